@@ -1,4 +1,4 @@
 """Annotation: projects, tasks, annotators, answers and labels.
 
-The rules are pure: no clock, no disk, no network. `service/` is what a peer does that serves annotators.
+The rules are pure: they use no clock, disk or network. `service/` has the code of a peer that serves annotators.
 """

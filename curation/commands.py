@@ -17,7 +17,7 @@ from protocol.errors import UserError
 
 SHORT = 8
 FORMATS = ("jsonl", "csv", "label-studio", "preferences")
-ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats than JSONL
+ENDINGS = {"csv": "csv", "label-studio": "json"}  # extensions of files in other formats than JSONL
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
 
@@ -127,7 +127,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
             exported = await asked.api.export_task_proofs(options.what, str(Path(folder).expanduser().absolute()))
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
         case "verify":
-            # it needs all of the ledger, and no peer
+            # This import loads the whole ledger, which no other command needs. Verification works without a peer.
             from curation.import_export.export_proofs import verification_table, verify_folder
 
             asked.show(verification_table(verify_folder(Path(options.what).expanduser(), options.chain_id), options.chain_id))
@@ -164,7 +164,7 @@ def _show_waiting(asked: CommandContext[CurationRpc], tasks: tuple[TaskInReviewV
 
 
 def _counted(texts: dict[str, int]) -> str:
-    """The most frequent first."""
+    """Return the counts as text, the most frequent first."""
     return ", ".join(f"{count} × {text}" for text, count in sorted(texts.items(), key=lambda entry: -entry[1]))
 
 
@@ -188,12 +188,12 @@ async def web(asked: CommandContext[CurationRpc]) -> None:
     else:
         token = await asked.api.create_web_token()
         asked.show(token)
-        if sys.stdout.isatty() and (address := await asked.api.web_address()):  # a program wants the token alone
+        if sys.stdout.isatty() and (address := await asked.api.web_address()):  # a program gets the token alone
             asked.show(f"{address}/admin#{token} signs you in")
 
 
 def _columns(text: str) -> dict[str, str]:
-    """Raises `UserError`."""
+    """Return the file's names of columns by ours. Raises `UserError` for a part that is not PART=NAME."""
     found: dict[str, str] = {}
     for part in _parts(text):
         ours, equals, theirs = map(str.strip, part.partition("="))

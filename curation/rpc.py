@@ -1,4 +1,4 @@
-"""Calls of curation: what people ask their own peer."""
+"""Calls of curation that people send to their own peer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """A project and its tasks, or more tasks for one."""
+    """Request for a new project with tasks, or for more tasks in an existing project."""
 
     file: str  # a path on the peer's machine: JSONL, CSV or Label Studio's JSON
     name: str  # of a new project; empty: the file's name
-    project: str  # beginning of the id of a project that gets more tasks; empty: a new one
+    project: str  # name or first digits of the id of a project that gets the tasks; empty: a new one
     kind: str  # label, rating, pair or ranking
     options: tuple[str, ...]
     many: bool
@@ -20,10 +20,10 @@ class ImportRequest:
     price: int
     guidelines: str  # a path; empty: none
     suggests_first: bool
-    columns: dict[str, str] = field(default_factory=dict)  # what the file calls some of `COLUMNS`
+    columns: dict[str, str] = field(default_factory=dict)  # the file's names of some of `COLUMNS`
     gold_from: str = ""  # the file's field with the right answers; empty: `gold`
     display: str = "plain"  # of a new project, see `curation.ledger.curation_state.TextFormat`
-    again: bool = False  # adds tasks that an earlier import of the same file has added, too
+    again: bool = False  # also adds tasks that an earlier import of the same file has added
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class ImportView:
     project: str
     name: str
     state: str
-    tasks: int  # of the project
-    notes: tuple[str, ...]  # a sentence each, for the person who imports
+    tasks: int  # number of tasks in the project
+    notes: tuple[str, ...]  # one sentence each, for the person who imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class TaskInReviewView:
     number: int
     text: str
     items: tuple[str, ...]
-    votes: dict[str, int]  # how many said which answer
-    skips: dict[str, int] = field(default_factory=dict)  # how many skipped it for which reason
+    votes: dict[str, int]  # number of votes by answer
+    skips: dict[str, int] = field(default_factory=dict)  # number of skips by reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,57 +76,60 @@ class KappaView:
     first_name: str
     second: str
     second_name: str
-    common: int  # answers to the same tasks
-    kappa: str  # a fraction; empty: both always said the same one thing
+    common: int  # units that both have answered, see `annotator_agreement`
+    kappa: str  # a fraction; empty: all answers of both are the same
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementView:
     project: str
     name: str
-    alpha: str  # Krippendorff's, a fraction; empty: nothing was said twice, or all is one answer
+    alpha: str  # Krippendorff's α, a fraction; empty: no task has two votes, or all votes are the same
     pairs: tuple[KappaView, ...]
 
 
 class CurationRpc(Protocol):
     async def projects(self) -> tuple[ProjectView, ...]:
-        """All projects, open ones first."""
+        """Return all projects, closed ones last."""
 
     async def agreement(self, project: str) -> AgreementView:
-        """How far a project's annotators agree."""
+        """Return the agreement of a project's annotators."""
 
     async def import_tasks(self, request: ImportRequest) -> ImportView:
-        """The project with its new tasks, once they are decided."""
+        """Import tasks and return their project, once the network has decided all of them."""
 
     async def set_project_phase(self, project: str, phase: str) -> ProjectView:
-        """Opens, pauses or closes it."""
+        """Open, pause or close a project."""
 
     async def vote_to_stop_project(self, project: str) -> str:
-        """Says as a voter that it be closed; what came of it."""
+        """Vote to close a project, as a voter. Returns a sentence with the result."""
 
     async def tasks_in_review(self, project: str) -> tuple[TaskInReviewView, ...]:
-        """The tasks of a project that wait for its author."""
+        """Return the tasks of a project that wait for its author."""
 
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
-        """The author's label of such a task: its id, or its project and number."""
+        """Set the label of a task that waits for its author. `task` is its id, or the project of the task with this number."""
 
     async def redact_task(self, task: str, number: int | None) -> str:
-        """Takes a task's text out, as its author or as a voter; what came of it. The task is named as for `review_task`."""
+        """Redact a task, given as in `review_task`, as its author, or vote for that as a voter.
+
+        Returns a sentence with the result.
+        """
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:
-        """Every settled task, in a file."""
+        """Write all settled tasks to a new file."""
 
     async def create_web_token(self) -> str:
-        """A token for an operator of this peer's HTTP API."""
+        """Return a new token for an operator of this peer's HTTP API."""
 
     async def web_address(self) -> str:
-        """Where this peer serves people; empty where it does not."""
+        """Return the address of this peer's web pages, or an empty string if it serves none."""
 
     async def revoke_operator_tokens(self) -> int:
-        """Takes back all such tokens; says how many there were."""
+        """Revoke all tokens of operators and return their number."""
 
     async def create_annotator_invitation(self) -> str:
-        """A code that enrols one annotator at this peer."""
+        """Return a new code that enrols one annotator at this peer."""
 
     async def export_task_proofs(self, project: str, directory: str) -> TaskExportView:
-        """The same in a new folder, with a proof of each line, for `tasks verify`."""
+        """Write all settled tasks to a new folder, with a proof of each line, for `tasks verify`."""

@@ -1,7 +1,7 @@
-"""The simulated people of `peer demo --annotate`, and their tasks: sentences of the built-in text, intact or shuffled.
+"""Simulated people of `peer demo --annotate`, and their tasks: sentences of the built-in text, intact or shuffled.
 
-A person speaks HTTP like any annotator's program. No daemon knows how often it is right. Its mistakes are spread evenly over its
-answers: a run of bad luck says nothing about how labels are made.
+A simulated person speaks HTTP like any annotator's program, and no daemon knows its accuracy. Its mistakes are spread evenly over
+its answers, because a run of bad luck would say nothing about the quality of labels.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from curation.tasks.answers import Answer, answer_commitment
 from protocol import codec
 from protocol.identity import Identity, signing_preimage
 
-INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # an answer is a place in it
-# Words alone, so that a shuffled sentence is words alone, too.
+INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # an answer is an index into it
+# Only words and commas, so that a shuffled sentence consists of words alone, too.
 SENTENCE = re.compile(r"(?<=\. )[A-Z][a-z]+(?:,? [a-z]+){7,15}\.(?= [A-Z]|$)")
-ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # how often a person is right; the people are spread evenly between
-CARELESS_ACCURACY = 0.5  # of one person, where there are enough others
+ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # share of right answers, spread evenly over the people
+CARELESS_ACCURACY = 0.5  # of one person, if there are at least CARELESS_FROM people
 CARELESS_FROM = 5  # people
 REPLY_SECONDS_MAX = 30.0
-PAUSE_SECONDS = 1.0  # after a reply that says no more than: not now
+PAUSE_SECONDS = 1.0  # after a reply without progress
 TASKS_AT_ONCE = 2  # with more of them, a task waits longer for its votes
 
 
@@ -39,7 +39,7 @@ TASKS_AT_ONCE = 2  # with more of them, a task waits longer for its votes
 
 
 def make_tasks(text: str, count: int, seed: int) -> dict[str, int]:
-    """Sentences of the text, each with the place of its right answer in `OPTIONS`; about half of them are shuffled."""
+    """Return sentences of the text with the index of their right answer in `OPTIONS`. Every other one is shuffled."""
     draw = random.Random(f"folkmoot/demo/tasks/{seed}")
     paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
     sentences = list(dict.fromkeys(found for part in paragraphs for found in SENTENCE.findall(f". {part}")))
@@ -48,7 +48,7 @@ def make_tasks(text: str, count: int, seed: int) -> dict[str, int]:
 
 
 def shuffle_sentence(sentence: str, draw: random.Random) -> str:
-    """The same words in another order, with a capital and a full stop where every sentence has them."""
+    """Return the same words in another order, with a capital and a full stop as in every sentence."""
     words = sentence.rstrip(".").replace(",", "").lower().split()
     order = list(words)
     while order == words:
@@ -60,7 +60,7 @@ def shuffle_sentence(sentence: str, draw: random.Random) -> str:
 
 
 def accuracies(people: int) -> list[float]:
-    """How often each of them is right."""
+    """Return the accuracy of each person."""
     careless = [CARELESS_ACCURACY] if people >= CARELESS_FROM else []
     others = people - len(careless)
     step = (ACCURACY_MAX - ACCURACY_MIN) / max(1, others - 1)
@@ -75,7 +75,7 @@ class HttpReply:
 
 @dataclass(frozen=True)
 class ServingPeerClient:
-    """A serving peer. Its calls wait for the reply, so that each runs in a thread."""
+    """HTTP client of a serving peer. Its calls block, so each runs in a thread."""
 
     host: str
     port: int
@@ -85,7 +85,10 @@ class ServingPeerClient:
         return f"http://{self.host}:{self.port}/"
 
     def send_request(self, method: str, path: str, body: Mapping[str, object] | None = None, token: str = "") -> HttpReply:
-        """Raises `OSError` or `http.client.HTTPException` if nobody answers, `ValueError` if the reply is no JSON."""
+        """Send a request.
+
+        Raises `OSError` or `http.client.HTTPException` without a reply, `ValueError` if the reply is no JSON.
+        """
         connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_SECONDS_MAX)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
@@ -103,17 +106,17 @@ class SimulatedAnnotator:
     identity: Identity
     accuracy: float
     site: ServingPeerClient
-    truth: Mapping[str, int]  # by text; the person finds it as often as it is right
-    mistakes: float  # mistakes so far; it begins between 0 and 1, and an answer is wrong where the next whole number is reached
+    truth: Mapping[str, int]  # index of the right answer, by text
+    mistakes: float  # expected mistakes, from a start between 0 and 1; an answer is wrong when it passes a whole number
     token: str = ""
     chain_id: bytes = b""
-    sent_answers: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)  # answer and salt of each assignment: said once
+    sent_answers: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)  # answer and salt by assignment, drawn once
 
     def sign_statement(self, statement: EnrolStatement | SessionStatement | AnnotationStatement) -> str:
         return self.identity.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement))).hex()
 
     async def take_part(self, limiter: trio.CapacityLimiter) -> None:
-        """Enrols and answers tasks, until it is cancelled."""
+        """Enrol and answer tasks, until cancelled."""
         while True:
             try:
                 wait = await trio.to_thread.run_sync(self.run_step, limiter=limiter, abandon_on_cancel=True)
@@ -122,7 +125,7 @@ class SimulatedAnnotator:
             await trio.sleep(wait)
 
     def run_step(self) -> float:
-        """One thing that this person does next, and how many seconds it rests then."""
+        """Do the next step of this person, and return the seconds until the one after it."""
         if not self.token:
             return self.sign_in()
         found = self.site.send_request("GET", f"/api/tasks?limit={TASKS_AT_ONCE}", token=self.token)
@@ -131,7 +134,7 @@ class SimulatedAnnotator:
         if found.status != 200:
             return PAUSE_SECONDS
         replies = [self.submit_answer(task["assignment"], task["text"]) for task in found.body["tasks"]]
-        # What is gone has gone to somebody else; what is refused for the moment waits for the next time.
+        # After 410, another annotator has the place. After any other refusal, the person tries again later.
         return 0.0 if all(reply.status in (200, 201, 202, 410) for reply in replies) else PAUSE_SECONDS
 
     def sign_in(self) -> float:
@@ -164,7 +167,7 @@ class SimulatedAnnotator:
 def make_annotators(
     people: int, sites: Sequence[ServingPeerClient], truth: Mapping[str, int], seed: int
 ) -> list[SimulatedAnnotator]:
-    """The crowd, in equal parts at all peers."""
+    """Return the simulated people, in equal parts at all peers."""
     return [
         SimulatedAnnotator(
             name=f"person {number + 1}",

@@ -1,4 +1,4 @@
-"""The aiohttp application: it reads requests as `web.routes` declares them, calls their handlers, and writes the replies."""
+"""The aiohttp application: it reads requests as `web.routes` declares them, calls their handlers and writes the replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
 
 VERSION = version("folkmoot")
-UPLOADS_MAX = 2  # files that are in memory at once
+UPLOADS_MAX = 2  # uploaded files in memory at once
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -34,9 +34,9 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-HSTS_HEADER = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
+HSTS_HEADER = "max-age=31536000"  # one year, during which a browser refuses plain HTTP to this peer
 
-TEMPLATES = Path(__file__).with_name("templates")  # that all features may extend and include
+TEMPLATES = Path(__file__).with_name("templates")  # templates that all features may extend and include
 VENDOR = Path(__file__).with_name("vendor")
 
 log = logging.getLogger("site")
@@ -51,10 +51,9 @@ def make_application(
     names: Collection[str] = (),
     proxies: Collection[str] = (),
 ) -> web.Application:
-    """The application that serves a site. `handlers` belong to the peer's thread: `call` alone runs them,
-    with arguments.
+    """Return the application that serves a site. `handlers` belong to the peer's thread: only `call` runs them, with arguments.
 
-    `names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask.
+    `names` are names of this host, in addition to its addresses. `proxies` are the addresses of trusted reverse proxies.
     """
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
@@ -88,7 +87,7 @@ def make_application(
     unknown, resolve = app.router.add_route("*", "/{path:.*}", _unknown, expect_handler=_expect), app.router.resolve
 
     async def resolved(request: web.Request) -> web.UrlMappingMatchInfo:
-        """What has no path, as CONNECT, is for an unknown one: the library fails over some headers of it."""
+        """Route requests without a known path, such as CONNECT, to `_unknown`: aiohttp's own handler fails on some headers."""
         found = await resolve(request)
         return found if found.http_exception is None else web.UrlMappingMatchInfo({"path": ""}, unknown)
 
@@ -97,14 +96,14 @@ def make_application(
 
 
 def _render_page(page: HtmlPage, page_set: PageSet, all_pages: Iterable[HtmlPage]) -> str:
-    """The HTML of a page, rendered once: what changes comes by HTTP calls. `all_pages`, of all features, are its navigation."""
+    """Return the HTML of a page, rendered once: changing data comes by HTTP calls. `all_pages` are its navigation."""
     loader = FileSystemLoader((page_set.folder / "templates", TEMPLATES))
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return templates.get_template(f"{page.name}.html").render(page=page, pages=tuple(all_pages), **page_set.values)
 
 
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:
-    """Headers of each reply, of streams too."""
+    """Set the headers of each reply, including streams."""
     response.headers["Server"] = connection_limits.SERVER_HEADER
     if header_trust.is_secure(request):
         response.headers["Strict-Transport-Security"] = HSTS_HEADER
@@ -127,7 +126,7 @@ def _answerer(
     clients: Collection[ClientClass],
     uploads: Counter[str],
 ) -> Handler:
-    """Reads requests of one route as it declares them, calls its handler, and writes the reply.
+    """Return a handler that reads requests as the route declares them, calls the route's method and writes the reply.
 
     `call` takes a token and the fields.
     """
@@ -171,7 +170,7 @@ def _answerer(
 
 
 def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
-    """The library sends a file piece by piece, and closes it; but not where the reply has no body."""
+    """Return the reply with a file. aiohttp streams and closes the file, except in a reply to HEAD, which has no body."""
     if request.method != "HEAD":
         connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
         return web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
@@ -181,7 +180,7 @@ def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
 
 
 def _guarded(names: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
-    told = list[str]()  # the first one
+    told = list[str]()  # the first such proxy, which is logged once
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -224,11 +223,11 @@ def _refusal(status: int, code: str, detail: str) -> web.Response:
 
 
 async def _expect(request: web.Request) -> None:
-    """The library's own handler fails over what is no text in UTF-8."""
+    """Answer an Expect header. aiohttp's own handler fails on values that are not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed(text="Expect: 100-continue is all that is expected here\n")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # of the reply, nothing is written
+    request.writer.output_size = 0  # no byte of the reply itself is written yet
 
 
 async def _unknown(request: web.Request) -> web.StreamResponse:
@@ -239,11 +238,14 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
     raise web.HTTPMethodNotAllowed(request.method, allowed) if allowed else web.HTTPNotFound()
 
 
-# Reading what strangers send ------------------------------------------------------------------------------------------
+# Bodies of requests -----------------------------------------------------------------------------------------------------
 
 
 async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
-    """A body in memory, of an operator: some of them at once, and one of each host."""
+    """Read an uploaded file into memory. At most UPLOADS_MAX are read at once, and one of each host.
+
+    Raises `HttpProblem` if others are being read, or if the file has more than FILE_BYTES_MAX bytes.
+    """
     host = header_trust.client_host(request)
     if uploads.total() >= UPLOADS_MAX or uploads[host]:
         raise HttpProblem("too-many", "another file is being read: try again", 2)
@@ -266,7 +268,7 @@ async def _body(request: web.Request, bytes_max: int) -> dict[str, Any]:
 
 
 async def _read(request: web.Request, bytes_max: int, limit: str) -> bytes:
-    """The body; raises `HttpProblem` with the text `limit` above that many bytes."""
+    """Return the body of a request. Raises `HttpProblem`, with the text `limit` if the body has more than `bytes_max` bytes."""
     data = bytearray()
     try:
         async for part in request.content.iter_chunked(1 << 16):

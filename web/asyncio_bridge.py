@@ -1,6 +1,6 @@
-"""Two event loops: aiohttp's asyncio in a thread of its own, and the peer's Trio. Here alone they meet.
+"""Bridge between two event loops: aiohttp's asyncio, in a thread of its own, and the peer's Trio. They meet only here.
 
-A handler awaits a call; Trio runs it and hands the result back. What the call raises arrives at the handler.
+A handler awaits a call. Trio runs the call, and its result or its problem returns to the handler.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from web.connection_limits import ConnectionSlots, LimitedRequestHandler
 from web.site import Site, SiteHandlers
 
 SHUTDOWN_SECONDS = 1.0
-HANDSHAKE_SECONDS = 10.0  # of TLS
-SWEEP_SECONDS = 1.0  # between looks for connections that are too late
+HANDSHAKE_SECONDS = 10.0  # of the TLS handshake
+SWEEP_SECONDS = 1.0  # between searches for overdue connections
 BACKLOG = 128  # connections that wait in the kernel
-ACCEPT_SECONDS = 0.002  # for each one: a flood takes a tenth of a processor, and 500 come in a second
-ACCEPT_RETRY_SECONDS = 0.1  # until the kernel is asked again that had no descriptor for another connection
+ACCEPT_SECONDS = 0.002  # after each connection: at most 500 a second, so that a flood takes a tenth of one core
+ACCEPT_RETRY_SECONDS = 0.1  # before the next attempt, for example while no file descriptor is free
 
 log = logging.getLogger("site")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """A stranger's malformed request, or one that it left, is no news: it would fill the log."""
+    """Return False for malformed and aborted requests, with which strangers could fill the log."""
     return not (
         record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError | ConnectionError)
     )
@@ -46,10 +46,10 @@ log.addFilter(_is_ours)
 
 
 class HttpAcceptor:
-    """Takes connections from the kernel at a bounded rate and gives each a place."""
+    """Accepts connections at a bounded rate and gives each of them a slot."""
 
     def __init__(self, server: web.Server, places: ConnectionSlots, tls: Callable[[], ssl.SSLContext | None]) -> None:
-        """`tls`: the context of the next connection."""
+        """`tls` returns the TLS context of the next connection, or None for plain HTTP."""
         self._server, self._places, self._tls = server, places, tls
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -69,7 +69,7 @@ class HttpAcceptor:
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # no descriptor is left, or the caller is gone
+            except OSError as error:  # no file descriptor is free, or the client has left
                 if not is_told:
                     log.error("cannot accept a connection: %s", error)
                 is_told = True
@@ -82,7 +82,7 @@ class HttpAcceptor:
             await asyncio.sleep(ACCEPT_SECONDS)
 
     async def _serve(self, connection: socket.socket, host: str) -> None:
-        """Returns once the library serves the connection, or it failed before."""
+        """Return once aiohttp serves the connection, or once the connection is closed after a failure."""
         task = asyncio.current_task()
         assert task is not None
         place = self._places.acquire_slot(host, task.cancel)
@@ -96,16 +96,16 @@ class HttpAcceptor:
                 ssl_handshake_timeout=timeout,
             )
             return
-        except (OSError, asyncio.CancelledError):  # of TLS, or it gave way
+        except (OSError, asyncio.CancelledError):  # TLS failed, or another connection took the slot
             pass
-        except Exception:  # a fault of ours costs this connection alone
+        except Exception:  # our own bug closes this connection alone
             log.exception("a connection could not be served")
         self._places.release_slot(place)
         connection.close()
 
 
 class AsyncioBridge:
-    """Serves a site on an address until `run` is cancelled."""
+    """Server of a site on one address."""
 
     def __init__(
         self,
@@ -118,18 +118,18 @@ class AsyncioBridge:
         tls: ssl.SSLContext | None = None,
         proxies: Collection[str] = (),
     ) -> None:
-        """`names`: of this host, beside its addresses. `proxies`: for `web.header_trust`. Without `tls` it speaks plain HTTP."""
+        """`names` are names of this host, in addition to its addresses. `proxies` are for `web.header_trust`."""
         self._site, self._handlers = site, handlers
         self._host, self._port, self._names = host, port, names
-        self._calls_max = connections_max  # one for each connection: the bounds of hosts hold there
-        self.tls = tls  # another context is for connections that come then
+        self._calls_max = connections_max  # one call for each connection; `ConnectionSlots` limits each host
+        self.tls = tls  # a new context is for later connections
         self._places, self._proxies = ConnectionSlots(connections_max, frozenset(map(host_subnet, proxies))), proxies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
 
     async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Starts with the address that it listens on. Raises `OSError` if it cannot listen there."""
+        """Serve until cancelled, and report the address as started. Raises `OSError` if the peer cannot listen there."""
         opened = await trio.open_tcp_listeners(self._port, host=self._host, backlog=BACKLOG)
         listeners = [socket.socket(fileno=listener.socket.detach()) for listener in opened]
         address = listeners[0].getsockname()[:2]
@@ -141,7 +141,7 @@ class AsyncioBridge:
                 error = await receive.receive()
                 if error is None:
                     task_status.started(address)
-                    error = await receive.receive()  # the thread ends before it is asked to
+                    error = await receive.receive()  # the thread ended without a request
             finally:
                 if self._loop is not None and not self._loop.is_closed():
                     self._loop.call_soon_threadsafe(self._end.set)
@@ -155,7 +155,7 @@ class AsyncioBridge:
     def _serve(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         try:
             asyncio.run(self._listen(listeners, send))
-        except Exception as error:  # a fault of ours: the service ends with it
+        except Exception as error:  # our own bug ends the service
             log.exception("the thread of the site ended")
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(send.send_nowait, error)
@@ -183,7 +183,7 @@ class AsyncioBridge:
             await runner.cleanup()
 
     async def call(self, do: Callable[..., Awaitable[Any]], /, *arguments: Any, **named: Any) -> Any:
-        """Runs a function in Trio's thread. Raises what it raises, or `HttpProblem` where the peer is busy or stops."""
+        """Run a function in Trio's thread. Raises its `HttpProblem`, or another one if the peer is busy or stops."""
         assert self._loop is not None
         if self._running >= self._calls_max:
             raise HttpProblem("too-many", "this peer answers others at the moment", 1)
@@ -196,28 +196,28 @@ class AsyncioBridge:
             raise HttpProblem("stopping", "this peer is stopping") from None
         finally:
             self._running -= 1
-            del answer  # its error holds this frame, and so what was asked, such as a file
+            del answer  # its exception refers to this frame, which would keep the request in memory
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         result: Any = None
-        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # where the call is cancelled
+        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # for a cancelled call
         try:
             result, error = await do(), None
         except HttpProblem as problem:
             error = problem
-        except Exception:  # a slip of ours over what one stranger asked: the peer goes on, and its log says what it was
+        except Exception:  # our own bug in one request: the peer goes on, and its log describes the bug
             log.exception("a call of the site failed")
             error = HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
         finally:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(_resolve_future, answer, result, error)
-            del do, answer, error  # the error holds this frame: cycles are looked for seldom
+            del do, answer, error  # the exception refers to this frame, and garbage collection of cycles is rare
 
 
 def _resolve_future(answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:
-    if answer.done():  # whoever asked is gone
+    if answer.done():  # the client has left
         return
     if error is not None:
         answer.set_exception(error)

@@ -1,8 +1,8 @@
-"""What a call of the HTTP API is sent, and what its handler returns or raises.
+"""Fields that a call of the HTTP API receives, and values that its handler returns or raises.
 
-A call is sent fields by name and kind. A kind reads a value, and says what it takes. A handler returns a JSON object, a status
-and such an object, a text or a file. It raises `HttpProblem` where a call is refused, as RFC 9457 says it: a status, a code for
-programs, and a sentence for people.
+Each field has a name and a type, which checks and converts its value. A handler returns a JSON object, a status with such an
+object, a text or a file. It raises `HttpProblem` to refuse a call, in the form of RFC 9457: a status, a code for programs, and
+a sentence for people.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple
 
 Json = dict[str, Any]
-REQUIRED: Final = object()  # in the place of a default: the field has to be there
+REQUIRED: Final = object()  # as a default: the field must be present
 
 
 class TextReply(NamedTuple):
@@ -22,13 +22,13 @@ class TextReply(NamedTuple):
 
 
 class FileReply(NamedTuple):
-    """Text in UTF-8, to be sent and closed."""
+    """Text in UTF-8. The server sends the file and closes it."""
 
     content_type: str
     body: IO[bytes]
 
 
-# Problem code -> HTTP status. A feature declares codes of its own in `web.routes.RouteSet.problem_statuses`.
+# HTTP status by problem code. Features declare codes of their own in `web.routes.RouteSet.problem_statuses`.
 STATUS_BY_CODE: Final = {
     "malformed": 400,
     "unauthorized": 401,
@@ -55,10 +55,10 @@ class HttpProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    description: str  # what it takes, after "is"
-    schema: Json  # the same, in JSON Schema
+    description: str  # of valid values, in the sentence "NAME is …"
+    schema: Json  # of valid values, in JSON Schema
     is_valid: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value  # of what fits
+    convert: Callable[[Any], Any] = lambda value: value  # applied to valid values
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class RequestField:
     default: Any = REQUIRED
 
     def parse_value(self, given: Any) -> Any:
-        """The value in a mapping, or the default. Raises `HttpProblem` for what is not of the kind."""
+        """Return the field's value in a mapping, or its default. Raises `HttpProblem` if the value is not of the field's type."""
         if self.name not in given and self.default is not REQUIRED:
             return self.default
         value = given.get(self.name)
@@ -92,7 +92,7 @@ def integer_type(low: int, high: int) -> FieldType:
 
 
 def query_integer_type(low: int, high: int) -> FieldType:
-    """The text of a URL."""
+    """Return the type of an integer that a query has as decimal digits."""
 
     def fits(value: Any) -> bool:
         return value.isascii() and value.isdecimal() and len(value) <= len(str(high)) and low <= int(value) <= high
@@ -130,7 +130,7 @@ LINE: Final = FieldType(
 TEXT: Final = FieldType(
     "text",
     {"type": "string"},
-    # JSON may write halves of characters: no text.
+    # JSON can contain unpaired surrogates, which are no characters.
     lambda value: isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value),
 )
 FLAG: Final = FieldType("true or false", {"type": "boolean"}, lambda value: isinstance(value, bool))
@@ -161,5 +161,5 @@ OBJECTS: Final = FieldType(
 
 
 def parse_fields(fields: Sequence[RequestField], given: Any) -> dict[str, Any]:
-    """Values by name, from a mapping; what it has beside them is passed over. Raises `HttpProblem`."""
+    """Return the values of the declared fields by name; other entries are ignored. Raises `HttpProblem` for an invalid value."""
     return {field.name: field.parse_value(given) for field in fields}

@@ -1,13 +1,13 @@
-"""Connections of the web port: how many are open at once, of all hosts and of each one, and how long a request may take.
+"""Limits on connections of the web port: how many are open, in total and for each host, and how long a request may take.
 
-| a connection comes              | and                                        | then                                           |
-|---------------------------------|--------------------------------------------|------------------------------------------------|
-| of a host at its bound          | it has one that waits for a request        | the oldest of those is closed                  |
-| of a host at its bound          | all of its connections have a request      | its oldest one is closed                       |
-| when as many are open as may be | some hosts have more than others           | the host with most closes one, as above        |
-| the same                        | proxies have three quarters of all at most | the host with most of the others closes one    |
+| reached by a new connection | condition                                 | consequence                                         |
+|-----------------------------|-------------------------------------------|-----------------------------------------------------|
+| limit of its host           | a connection of the host has no request   | the oldest such connection is closed                |
+| limit of its host           | all connections of the host have one      | the oldest of them is closed                        |
+| total limit                 | proxies have at most three quarters of it | the largest host, except proxies, loses one as above |
+| total limit                 | proxies have more                         | the largest host loses one as above                 |
 
-So a stranger that fills the port closes its own connections, and a visitor with few of them is served.
+A stranger that fills the port therefore closes its own connections, and a visitor with few connections is served.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
-HOST_SHARE_DIVISOR: Final = 4  # a host has a quarter of all connections at most: an office has one address
+HOST_SHARE_DIVISOR: Final = 4  # a host has at most a quarter of all connections; an office shares one address
 HEADER_SECONDS: Final = 15.0  # from the connection, or the last reply, to the next complete header
-REQUEST_SECONDS: Final = 60.0  # from the header until the reply is taken; the longest call waits 13 seconds
-FILE_SECONDS: Final = 600.0  # the same with a file of 16 MiB, over a link of a quarter of a megabit
+REQUEST_SECONDS: Final = 60.0  # from the header until the reply is sent; the longest call waits 13 seconds
+FILE_SECONDS: Final = 600.0  # the same for a file: 16 MiB over a link of 0.25 Mbit/s
 
-SERVER_HEADER: Final = "folkmoot"  # the header: a version in it would tell a stranger which faults to try
+SERVER_HEADER: Final = "folkmoot"  # without a version, which would tell strangers which bugs to try
 
 log = logging.getLogger("site")
 
 
 class ConnectionSlot:
-    """The place of one connection, from its acceptance to its end."""
+    """Slot of one connection, from its acceptance to its end."""
 
     def __init__(self, host: str, close: Callable[[], object], clock: Callable[[], float]) -> None:
         self.host, self.close, self._clock = host, close, clock
         self.finish_request()
 
     def begin_request(self, seconds: float) -> None:
-        """A request has come, and its reply may take so long."""
+        """Start the deadline of a reply, `seconds` from now."""
         self.waits, self.deadline = False, self._clock() + seconds
 
     def finish_request(self) -> None:
-        """It waits for the next header."""
+        """Start the deadline of the next header."""
         self.waits, self.deadline = True, self._clock() + HEADER_SECONDS
 
 
 class ConnectionSlots:
-    """`proxies`: hosts that bring the connections of many people, and may have all."""
+    """Slots of all open connections. `proxies` are hosts that forward connections of many people; they may have all slots."""
 
     def __init__(self, connections_max: int, proxies: Collection[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._proxies, self._clock = max(1, connections_max), proxies, clock
@@ -57,7 +57,7 @@ class ConnectionSlots:
         self._open: dict[ConnectionSlot, None] = {}  # the oldest first
 
     def acquire_slot(self, host: str, close: Callable[[], object]) -> ConnectionSlot:
-        """Another connection is closed where there are too many."""
+        """Return the slot of a new connection. At a limit, it closes another connection."""
         hosts = Counter(place.host for place in self._open)
         bound = self._most if host in self._proxies else self._of_host
         if hosts[host] >= bound:
@@ -90,7 +90,7 @@ class ConnectionSlots:
 
 
 class LimitedRequestHandler(web.RequestHandler):
-    """The library's protocol of one connection, with its place."""
+    """aiohttp's protocol of one connection, with the connection's slot."""
 
     __slots__ = ("_places", "place")
 
@@ -108,14 +108,14 @@ class LimitedRequestHandler(web.RequestHandler):
         super().connection_lost(exc)
 
     def handle_error(self, *arguments: Any, **more: Any) -> web.StreamResponse:
-        """The reply to bytes that are no request: it has not come by the application."""
+        """Return the reply to bytes that are no request. It does not pass through the application, which sets this header."""
         response = super().handle_error(*arguments, **more)
         response.headers["Server"] = SERVER_HEADER
         return response
 
 
 class _ReplyFinishedLogger(AbstractAccessLogger):
-    """The library calls it after each reply; nothing is logged."""
+    """Hook that aiohttp calls after each reply. It logs nothing."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         if isinstance(request.protocol, LimitedRequestHandler):
@@ -123,6 +123,6 @@ class _ReplyFinishedLogger(AbstractAccessLogger):
 
 
 def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
-    """The reply to this request may take so long."""
+    """Set the deadline of the reply to this request, `seconds` from now."""
     if isinstance(request.protocol, LimitedRequestHandler):
         request.protocol.place.begin_request(seconds)

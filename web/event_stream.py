@@ -1,4 +1,4 @@
-"""Server-sent events: one look at the peer for all who listen."""
+"""Server-sent events. All listeners share the same looks at the peer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from aiohttp import web
 from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
-LISTENERS_MAX: Final = 100  # each holds a connection; the host with most of them then loses its oldest
-LISTENERS_OF_HOST_MAX: Final = 20  # tabs of the people of one address
-LISTENER_QUEUE_MAX: Final = 32  # looks that a listener has not read yet: then it is dropped
-REPLAY_EVENTS_MAX: Final = 512  # events, for those who come again
-KEEPALIVE_SECONDS: Final = 15.0  # a comment is sent that often, so that nothing on the way takes the connection for dead
+LISTENERS_MAX: Final = 100  # each holds a connection; then the host with most listeners loses its oldest one
+LISTENERS_OF_HOST_MAX: Final = 20  # browser tabs of all people behind one address
+LISTENER_QUEUE_MAX: Final = 32  # unread looks of one listener, which is then disconnected
+REPLAY_EVENTS_MAX: Final = 512  # events that are kept for listeners that reconnect
+KEEPALIVE_SECONDS: Final = 15.0  # between comments, so that proxies on the way keep an idle connection open
 
 
 class _Event(NamedTuple):
     number: int
     is_live: bool  # only for listeners that ask for live events
-    text: str  # written once, however many hear it, and however often they come again
+    text: str  # encoded once for all listeners
 
     @classmethod
     def of(cls, number: int, is_live: bool, kind: str, data: Json) -> _Event:
@@ -52,25 +52,25 @@ class _Feed:
 
 class EventStreams:
     def __init__(self, feeds: Iterable[EventFeed], call: Callable[..., Awaitable[Any]], headers: Mapping[str, str]) -> None:
-        """`call` runs a function of a feed in the thread of the peer."""
+        """`call` runs a function of a feed in the peer's thread."""
         self._call = call
         self._headers = headers
         self._listeners: dict[asyncio.Task[Any], _Listener] = {}
-        self._number = time.time_ns() // 1_000_000  # so that events of a process that is started again have higher numbers
+        self._number = time.time_ns() // 1_000_000  # milliseconds, so that numbers grow when the process restarts
         self._kept: deque[_Event] = deque(maxlen=REPLAY_EVENTS_MAX)
         self._feeds = [_Feed(feed) for feed in feeds]
 
     async def stream_events(self, request: web.Request, is_live: bool, host: str = "") -> web.StreamResponse:
-        # A reverse proxy such as nginx keeps what it reads until a buffer is full, unless it is told not to.
+        # Without X-Accel-Buffering, a reverse proxy such as nginx sends nothing until its buffer is full.
         response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         if request.method == "HEAD":
             return response
         feeds = [feed for feed in self._feeds if is_live or not feed.declared.is_on_request]
         for feed in feeds:
             if feed.looking is None:
-                # Another may have begun to listen meanwhile.
+                # Other listeners may have registered during this call. They get its events, too.
                 self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, {})))
-        self._make_room(host)  # nothing is awaited from here until this one is counted
+        self._make_room(host)  # no await from here until this listener is registered
         me, mine = asyncio.current_task(), _Listener(host, is_live, asyncio.Queue(LISTENER_QUEUE_MAX))
         assert me is not None
         self._listeners[me] = mine
@@ -88,13 +88,16 @@ class EventStreams:
                 if said is None:
                     return response
                 await response.write(said.encode())
-        except ConnectionError:  # it is gone
+        except ConnectionError:  # the listener has left
             return response
         finally:
             self._listeners.pop(me, None)
 
     def _make_room(self, host: str) -> None:
-        """Raises `HttpProblem` where there are too many, and no host has more of them than this one would have."""
+        """Make room for a listener at this host. Above LISTENERS_MAX, the host with most listeners loses its oldest one.
+
+        Raises `HttpProblem` if this host is at its limit, or if no host has more listeners than this one would have.
+        """
         hosts = Counter(listener.host for listener in self._listeners.values())
         if hosts[host] >= LISTENERS_OF_HOST_MAX:
             raise HttpProblem("too-many", f"{LISTENERS_OF_HOST_MAX} others listen at this address already", 60)
@@ -107,8 +110,10 @@ class EventStreams:
             oldest.cancel()
 
     def _first(self, feeds: list[_Feed], mine: _Listener, last: str) -> str:
-        """Whoever comes again goes on behind the last event that it has seen. The newest state stands for all that came before:
-        for whoever comes for the first time, and where that event is not known any more."""
+        """Return the first text for a listener that reconnects after the event `last`: all later events.
+
+        If that event is unknown or no longer kept, the text is the newest state, which replaces all earlier events.
+        """
         number = int(last) if re.fullmatch(r"[0-9]{1,16}", last) else -1
         if self._kept and self._kept[0].number - 1 <= number <= self._number:
             return "".join(event.text for event in self._kept if event.number > number and mine.hears(event))
@@ -116,7 +121,7 @@ class EventStreams:
         return "".join(_Event.of(self._number, False, kind, data).text for kind, data in said)
 
     def _take(self, feed: _Feed, now: Json) -> list[_Event]:
-        """The events that lead to this look; none if a later one is known."""
+        """Store a look and return the events that lead to it. Without a newer look there are no events."""
         declared = feed.declared
         if feed.now and now[declared.order] <= feed.now[declared.order]:
             return []
@@ -132,7 +137,7 @@ class EventStreams:
         try:
             while any(listener.is_live or not feed.declared.is_on_request for listener in self._listeners.values()):
                 self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, feed.now)))
-        except HttpProblem:  # the peer is busy, or stops: whoever comes again goes on
+        except HttpProblem:  # the peer is busy or stops; listeners reconnect and continue
             self._drop()
         finally:
             feed.looking = None

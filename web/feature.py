@@ -28,7 +28,7 @@ def _proxies_problem(value: object) -> str | None:
 
 
 def _not_loopback(value: object) -> str | None:
-    """Why monitors cannot be served at this address. It says who is here and how this peer is, and asks for no password."""
+    """Return why metrics cannot be served at this address, or None. Metrics need no password, so only loopback is allowed."""
     if value == "":
         return None
     if problem := _address_problem(value):

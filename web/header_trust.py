@@ -1,6 +1,6 @@
-"""What the headers of a request are believed: which host asks, over TLS or not, for which name of this peer, from whose page.
+"""Trust in headers of requests: the client's host, its use of TLS, the name that it uses for this peer, and the page that asks.
 
-A foreign page, or a foreign name of this host, must not use the browser of somebody who is signed in here.
+A page of another site, or a foreign name of this host, must not use the browser session of a person who is signed in here.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from protocol.addresses import host_subnet, is_loopback
 from web.calls import HttpProblem
 from web.routes import ClientClass
 
-CSRF_HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first
+CSRF_HEADER: Final = "X-Folkmoot"  # forms cannot send it, and scripts of other origins need a CORS preflight for it
 HOST_PATTERN: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 PORT_MAX: Final = 65_535
-SECURE_COOKIE_PREFIX: Final = "__Host-"  # a cookie with this prefix is set over TLS alone, and by this very host
+SECURE_COOKIE_PREFIX: Final = "__Host-"  # browsers accept such a cookie only over TLS and from this very host
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 FORWARDED_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
-PROXIES = web.AppKey("proxies", Collection)  # of the settings
+PROXIES = web.AppKey("proxies", Collection)  # the setting `web_trusted_proxies`
 
 
 def require_host(request: web.Request, names: Collection[str]) -> None:
-    """Against DNS rebinding: a name that leads to this address for a moment, so that its page speaks to this peer as its own.
+    """Check that the Host header names this peer. Raises `HttpProblem` if it does not.
 
-    An address cannot be made to lead elsewhere. Of names, this machine's own counts, and those of the settings.
+    This prevents DNS rebinding: a foreign name resolves to this address for a moment, so that a foreign page has this peer's
+    origin. Addresses cannot be rebound. Names must be `localhost` or one of `names`.
     """
     said = request.headers.getall("Host", ())
     if len(said) != 1 or not (found := HOST_PATTERN.fullmatch(said[0])) or int(found["port"] or 0) > PORT_MAX:
@@ -38,7 +39,7 @@ def require_host(request: web.Request, names: Collection[str]) -> None:
         raise HttpProblem("misdirected", "the address in the Host header is none")
     if host != "localhost" and host not in names and not _is_address(host):
         raise HttpProblem("misdirected", "this peer does not have the name in the Host header: add it to `web_host_names`")
-    if request.host.lower() not in (host, said[0].lower()):  # of an absolute address, which goes before the header
+    if request.host.lower() not in (host, said[0].lower()):  # an absolute URL in the request line overrides the header
         raise HttpProblem("misdirected", "the address of the request is of another host than its Host header")
 
 
@@ -55,9 +56,11 @@ def cookie_name(request: web.Request, who: ClientClass) -> str:
 
 
 def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass]) -> str:
-    """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks.
+    """Return the token of the Authorization header, which programs set, or of the session cookie, which browsers send.
 
-    A browser without a session of this class shows that of another `known` class: its client is told that the call is for others.
+    A browser sends the cookie with requests of any page. A call that changes something with the cookie therefore needs
+    CSRF_HEADER and this peer's Origin. A browser without a session of this class sends one of another `known` class: its client
+    is then told that the call is for others. Raises `HttpProblem` if there is no token or the headers do not allow the call.
     """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -76,17 +79,17 @@ def read_token(request: web.Request, who: ClientClass, known: Collection[ClientC
 
 
 def require_own_origin(request: web.Request) -> None:
-    """Where a browser says which page asks, it is one of this peer's. The scheme may be another behind a proxy that ends TLS."""
+    """Raise `HttpProblem` if the Origin header names another site. Its scheme may differ behind a proxy that ends TLS."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         raise HttpProblem("forbidden", "this call comes from a page of another site")
 
 
 def client_host(request: web.Request) -> str:
-    """An address, or the network of 2^64 addresses that a subscriber has with IPv6.
+    """Return the address of the client; for IPv6 the /64 network, which one subscriber has.
 
-    `X-Forwarded-For` counts from a proxy of the settings alone, and there the last address that is no proxy: whatever stands
-    before it may be the client's own invention.
+    `X-Forwarded-For` counts only if it comes from a trusted proxy. The client is then the last address that is no proxy, because
+    the client may have invented the addresses before it.
     """
     host = _address(request.remote or "")
     said = [_address(part) for line in request.headers.getall("X-Forwarded-For", ()) for part in line.split(",")]
@@ -96,28 +99,28 @@ def client_host(request: web.Request) -> str:
 
 
 def find_unnamed_proxy(request: web.Request) -> str:
-    """The address of a proxy of this machine that the settings do not name; empty where none brought the request."""
+    """Return the address of a proxy on this machine that the settings do not name. The result is empty if there is none."""
     host = _address(request.remote or "")
     return host if "X-Forwarded-For" in request.headers and is_loopback(host) and host not in request.app[PROXIES] else ""
 
 
 def is_secure(request: web.Request) -> bool:
-    """True if the browser speaks TLS, with this peer or with a proxy of the settings."""
+    """Return whether the browser uses TLS, to this peer or to a trusted proxy."""
     is_proxied = _address(request.remote or "") in request.app[PROXIES]
     return request.secure or (is_proxied and request.headers.get("X-Forwarded-Proto", "").strip().lower() == "https")
 
 
 def is_local_request(request: web.BaseRequest) -> bool:
-    """True if a program of this machine asks for itself. A proxy of this machine asks for others, and mostly says so.
+    """Return whether a program of this machine asks for itself. A proxy of this machine asks for others.
 
-    nginx without any setting says nothing, but asks by HTTP/1.0.
+    Most proxies add one of FORWARDED_HEADERS. nginx without settings adds none, but asks by HTTP/1.0.
     """
     is_direct = request.version >= (1, 1) and not any(name in request.headers for name in FORWARDED_HEADERS)
     return is_direct and is_loopback(_address(request.remote or ""))
 
 
 def _address(text: str) -> str:
-    """As `ip_address` writes it, without port, brackets or interface; empty if it is none."""
+    """Return an address as `ip_address` writes it, without port, brackets or interface; empty if the text is none."""
     text = text.strip().partition("%")[0]
     if text.startswith("["):
         text = text[1:].partition("]")[0]

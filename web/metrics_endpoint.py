@@ -1,7 +1,7 @@
-"""The service `metrics`: `/healthz` and `/metrics` on loopback, for programs of this machine that watch the peer.
+"""The service `metrics`: `/healthz` and `/metrics` on loopback, for monitors on this machine.
 
-HTTP/1.1 as far as monitors need it: one GET, one answer, and the connection ends. It runs in Trio's loop without a library, so
-that every role can have it.
+It implements the part of HTTP/1.1 that monitors need: one GET, one reply, and the connection ends. It runs in Trio's loop without
+a library, so that peers of every role can have it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from protocol.prometheus_metrics import (
     why_unhealthy,
 )
 
-STATS_CACHE_SECONDS: Final = 1.0  # a look reads the store and /proc
-ADDRESS_FILE = "address"  # a file: where it is served, while it is
-REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
-REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
+STATS_CACHE_SECONDS: Final = 1.0  # statistics read the store and /proc
+ADDRESS_FILE = "address"  # a file with the address, while metrics are served
+REQUEST_BYTES_MAX: Final = 8_192  # monitors send a few hundred
+REQUEST_SECONDS_MAX: Final = 5.0  # from the connection until the reply is sent; monitors run on this machine
 CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
 log = logging.getLogger("metrics")
 
@@ -48,11 +48,11 @@ class StatsCache:
             return self._looked[1]
 
     async def find_health_problem(self) -> str:
-        """Why this peer does not work; empty if it does."""
+        """Return why this peer does not work, or an empty string if it does."""
         return why_unhealthy((await self.stats()).status)
 
     async def metrics(self) -> tuple[PrometheusMetric, ...]:
-        """Those of every peer, whatever features it serves."""
+        """Return the metrics that every peer has, independent of its features."""
         return tuple(peer_metrics(await self.stats(), len(self._desk.state.module_state(MembersState).members)))
 
 
@@ -69,7 +69,7 @@ class MetricsEndpoint:
         try:
             listeners = await trio.open_tcp_listeners(port, host=host)
         except OSError as error:
-            # A monitor is no reason to end a voter: `peer doctor` and the log say that it is missing.
+            # A voter must not end because of a monitor. `peer doctor` and the log report the missing endpoint.
             why = (error.strerror or str(error)).lower()
             self._desk.log_warning(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
             return
@@ -87,7 +87,7 @@ class MetricsEndpoint:
                 with trio.move_on_after(REQUEST_SECONDS_MAX):
                     await stream.send_all(await self._response(stream))
             except trio.BrokenResourceError:
-                pass  # the asker has gone
+                pass  # the monitor has left
             finally:
                 self._open -= 1
 
@@ -101,8 +101,8 @@ class MetricsEndpoint:
         except RemoteProtocolError as error:
             status, body = HTTPStatus.BAD_REQUEST, f"{error}\n".encode()
         except trio.BrokenResourceError:
-            raise  # the asker has gone
-        except Exception:  # an answer that fails is no reason to end a voter
+            raise  # the monitor has left
+        except Exception:  # a voter must not end because of a failed reply
             log.exception("the answer to a monitor failed")
             status, body = HTTPStatus.INTERNAL_SERVER_ERROR, b"the peer failed; its log says why\n"
         lines = (
@@ -137,7 +137,7 @@ class MetricsEndpoint:
 
 
 async def _head(stream: trio.abc.ReceiveStream) -> bytes:
-    """A request up to the empty line. Raises `RemoteProtocolError` if that does not come, or too late in the bytes."""
+    """Read a request up to its empty line. Raises `RemoteProtocolError` if it ends before, or exceeds REQUEST_BYTES_MAX."""
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > REQUEST_BYTES_MAX:
@@ -149,7 +149,7 @@ async def _head(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 def _asked(head: bytes) -> tuple[str, str]:
-    """Method and path."""
+    """Return the method and the path of a request. Raises `RemoteProtocolError` if it is no request of HTTP/1."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         raise RemoteProtocolError("malformed", "no request of HTTP/1")

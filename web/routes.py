@@ -1,4 +1,4 @@
-"""Declarations of HTTP routes and pages: what a feature names in `Feature.routes` and `Feature.pages`.
+"""Declarations of HTTP routes and pages, which features name in `Feature.routes` and `Feature.pages`.
 
 The application, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from them. This
 module imports no HTTP library.
@@ -23,12 +23,12 @@ TIME_TYPE: Final = integer_type(0, 2**53 - 1)
 
 @dataclass(frozen=True, slots=True)
 class ClientClass:
-    """A class of clients that show a token, such as operators. One feature authorizes them (`RouteHandlers.authorizers`)."""
+    """Class of clients with tokens, such as operators. One feature checks their tokens (`RouteHandlers.authorizers`)."""
 
     name: str  # of the security scheme in the OpenAPI document
-    cookie_name: str  # of a browser's session; one browser may have sessions of several classes
+    cookie_name: str  # of a browser's session; a browser may have sessions of several classes
     letter: str  # in the table of the documents
-    argument: str  # of the handler: the identity that the authorizer returns
+    argument: str  # name of the handler's argument that gets the identity from the authorizer
 
 
 OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "O", "operator")
@@ -36,10 +36,10 @@ OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "O", "operator")
 
 @dataclass(frozen=True, slots=True)
 class RouteReply:
-    field_names: str = ""  # fields of the JSON object, with blanks between them
+    field_names: str = ""  # fields of the JSON object, separated by spaces
     about: str = ""
     content_type: str = "application/json"
-    short_text: str = ""  # instead of the names, for people
+    short_text: str = ""  # text for people, which replaces the field names
 
     @property
     def text(self) -> str:
@@ -51,52 +51,52 @@ class RouteReply:
 class Route:
     # A method of a handler object. It takes the declared fields by name, and runs in Trio's thread.
     handler: Callable[..., Awaitable[Any]]
-    takes_request: bool = False  # the handler is the server's own: it takes aiohttp's request, in the thread of asyncio
-    operation_id: str = ""  # in the OpenAPI document, where several routes have one handler
+    takes_request: bool = False  # the handler is the server's own: it takes aiohttp's request, in asyncio's thread
+    operation_id: str = ""  # in the OpenAPI document; needed if several routes share a handler
     method: str
-    path: str  # fields stand in braces
+    path: str  # with the names of fields in braces
     about: str
-    client: ClientClass | None = None  # who may call it; None: everybody
+    client: ClientClass | None = None  # class of clients that may call it; None: everybody
     body_bytes_max: int = BODY_BYTES_MAX  # of a JSON body; a file has FILE_BYTES_MAX
     path_fields: tuple[RequestField, ...] = ()  # in the path
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()
-    sets_cookie: ClientClass | None = None  # whose session begins, with a cookie for the browser
-    ends_cookie: ClientClass | None = None  # whose session ends
-    by_host: bool = False  # the handler gets the address of the client, as the argument `host`
-    upload: bool = False  # a file is its body, and the argument `file`, where the query names a `format`
+    sets_cookie: ClientClass | None = None  # begins a session of this class, with a cookie for the browser
+    ends_cookie: ClientClass | None = None  # ends the session of this class
+    by_host: bool = False  # the handler gets the client's address as the argument `host`
+    upload: bool = False  # if the query has a `format`, the body is a file and becomes the argument `file`
     replies: Mapping[int, RouteReply]
-    problem_codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
+    problem_codes: Mapping[str, str] = field(default_factory=dict)  # the route's own problem codes, each with its condition
 
     @property
     def operation(self) -> str:
-        """The operation's name in the OpenAPI document."""
+        """Name of the operation in the OpenAPI document."""
         return self.operation_id or self.handler.__name__
 
     @property
     def status(self) -> int:
-        """The status of a reply, unless the handler returns another one."""
+        """Status of a reply, unless the handler returns another one."""
         return next(iter(self.replies))
 
 
 @dataclass(frozen=True, slots=True)
 class EventFeed:
-    """A source of server-sent events: looks at the peer, one after the other, as long as somebody listens."""
+    """Source of server-sent events. While there are listeners, it takes looks: JSON objects with the peer's state."""
 
-    # Takes the last look, {} at first. Returns a newer one, or the same after some seconds.
+    # Takes the last look, {} at first. Returns a newer look, or the same one after some seconds.
     wait_for_look: Callable[[Json], Awaitable[Json]]
     order: str  # the field that grows from one look to the next
-    # Takes two looks. Returns kind and data of the events that lead from the first to the second.
+    # Takes two looks. Returns the kinds and the data of the events that lead from the first to the second.
     events_between: Callable[[Json, Json], Iterator[tuple[str, Json]]]
-    is_on_request: bool = False  # only for listeners that ask for `live` events
+    is_on_request: bool = False  # sent only to listeners that ask for `live` events
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteHandlers:
-    """What answers the routes of one feature at a running peer."""
+    """Handlers of one feature's routes at a running peer."""
 
-    objects: tuple[object, ...]  # of the classes whose methods the routes name
-    # Takes a token, and returns the client's identity. Raises `HttpProblem` for any other token.
+    objects: tuple[object, ...]  # instances of the classes whose methods the routes name
+    # Takes a token and returns the client's identity. Raises `HttpProblem` for an unknown token.
     authorizers: Mapping[ClientClass, Callable[[str], object]] = field(default_factory=dict)
     metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # for `/metrics`
     event_feeds: tuple[EventFeed, ...] = ()
@@ -107,10 +107,10 @@ class RouteHandlers:
 class RouteSet:
     """The routes of one feature, as `Feature.routes` names them."""
 
-    prefixes: tuple[str, ...]  # each path is one of them or lies below one; no path of another feature does
+    prefixes: tuple[str, ...]  # each path is a prefix or lies below one; prefixes of features are disjoint
     routes: tuple[Route, ...]
     make_handlers: Callable[[ServiceContext], RouteHandlers]
-    problem_statuses: Mapping[str, int] = field(default_factory=dict)  # HTTP status of problem codes that are the feature's own
+    problem_statuses: Mapping[str, int] = field(default_factory=dict)  # HTTP status of the feature's own problem codes
 
     def __post_init__(self) -> None:
         for route in self.routes:
@@ -120,8 +120,8 @@ class RouteSet:
 @dataclass(frozen=True, slots=True)
 class HtmlPage:
     name: str  # of its path, its template, its script and its style sheet
-    title: str  # in the navigation, too
-    is_for_operators: bool = False  # other pages do not lead there
+    title: str  # of the page and in the navigation
+    is_for_operators: bool = False  # pages for other people do not link to it
 
     @property
     def path(self) -> str:
@@ -130,12 +130,12 @@ class HtmlPage:
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """The pages of one feature."""
+    """Pages of one feature."""
 
-    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` of each page. Files of `static` are under `/static/`.
+    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` for each page. `static` is served under `/static/`.
     folder: Path
     pages: tuple[HtmlPage, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)  # that the templates show
+    values: Mapping[str, Any] = field(default_factory=dict)  # variables of the templates
 
 
 def is_below(path: str, prefix: str) -> bool:
@@ -147,7 +147,7 @@ def key_path_field(name: str) -> tuple[RequestField, ...]:
 
 
 def openapi_document(version: str, routes: Collection[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
-    """`problem_statuses`: HTTP status of each problem code of these routes."""
+    """Return the OpenAPI document of these routes. `problem_statuses` has the HTTP status of each of their problem codes."""
     paths: dict[str, Any] = {}
     clients = {OPERATOR.name, *(route.client.name for route in routes if route.client)}
     for route in routes:
@@ -195,7 +195,7 @@ def _response(reply: RouteReply) -> dict[str, Any]:
 
 
 def _problems(route: Route, problem_statuses: Mapping[str, int]) -> dict[str, Any]:
-    """Its own by status; of all others, `default`."""
+    """Return the responses for the route's own problems, by status, and `default` for all others."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     by_status: dict[str, list[str]] = {"default": ["a problem"]}
     for code, when in route.problem_codes.items():

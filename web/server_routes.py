@@ -1,4 +1,4 @@
-"""The routes that every HTTP server has, and the handlers that answer them in the thread of asyncio."""
+"""Routes that every HTTP server has, with their handlers, which run in asyncio's thread."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1: `li
 class ServerHandlers:
     openapi_text: str
     pages: Mapping[str, str]  # HTML by path, in the order of the navigation
-    static_files: Mapping[str, Path]  # by name: a stranger names one of them, never a path
+    static_files: Mapping[str, Path]  # by name, so that a request cannot name any other path
     vendor_files: Mapping[str, Path]
-    statuses: Counter[int]  # of all replies
+    statuses: Counter[int]  # number of replies by status
     streams: EventStreams
     clients: Collection[ClientClass]
-    # Run in Trio's thread.
+    # These functions run in Trio's thread.
     find_health_problem: Callable[[], Awaitable[str]]
     read_metrics: Callable[[], Awaitable[tuple[PrometheusMetric, ...]]]
     authorize: Callable[[ClientClass, str], Awaitable[object]]
@@ -97,7 +97,7 @@ _FILE: Final[dict[str, Any]] = {
     "replies": {200: RouteReply("", "a file", "application/octet-stream")},
     "problem_codes": {"not-found": ""},
 }
-SERVER_PREFIXES: Final = ("/healthz", "/metrics", "/static", "/vendor")  # that no feature may have
+SERVER_PREFIXES: Final = ("/healthz", "/metrics", "/static", "/vendor")  # reserved: no feature has paths below them
 SERVER_ROUTES: Final = (
     _own_route(
         ServerHandlers.events, "/api/v1/events", "what happens, as it does", query_fields=QUERY_OF_EVENTS,

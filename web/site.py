@@ -1,4 +1,4 @@
-"""One HTTP server's routes and pages, of all features that it serves, and the objects that answer them."""
+"""Routes and pages of one HTTP server, from all features that it serves, with the objects that handle them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Site:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Those of the features, then the server's own, then the pages."""
+        """Routes of the features, then of the server itself, then of the pages."""
         of_features = (route for route_set in self.route_sets for route in route_set.routes)
         return (*of_features, *SERVER_ROUTES, *map(page_route, self.pages))
 
@@ -42,12 +42,12 @@ class Site:
 
     @property
     def static_files(self) -> dict[str, Path]:
-        """By name, the files under `/static/`."""
+        """Files under `/static/`, by name."""
         return {path.name: path for path in _static_files(self.page_sets)}
 
 
 def load_site(features: Iterable[Feature]) -> Site:
-    """Imports the routes and pages that these features name. Two features that bring the same path are our own bug."""
+    """Import the routes and pages of these features. Asserts that no path, operation, code, cookie or file is declared twice."""
     route_sets: list[RouteSet] = []
     page_sets: list[PageSet] = []
     taken = [("web", prefix) for prefix in SERVER_PREFIXES]
@@ -91,7 +91,7 @@ def _static_files(page_sets: Iterable[PageSet]) -> Iterator[Path]:
 
 
 class SiteHandlers:
-    """What answers the routes of a site at a running peer."""
+    """Handlers of a site's routes at a running peer."""
 
     def __init__(self, site: Site, desk: ServiceContext) -> None:
         self.stats = StatsCache(desk)
@@ -102,7 +102,7 @@ class SiteHandlers:
         self._authorizers = dict(authorizers)
 
     def bind(self, route: Route) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
-        """The function that answers a route, for a token and its fields: it authorizes the client first."""
+        """Return the function that handles a route. It takes a token and the fields, and authorizes the client first."""
         answer = bind_method(route.handler, self._objects)
 
         async def answer_authorized(token: str, fields: dict[str, Any]) -> Any:
@@ -113,7 +113,7 @@ class SiteHandlers:
         return answer_authorized
 
     async def authorize(self, client: ClientClass, token: str) -> object:
-        """The identity of the client with this token. Raises `HttpProblem` if it is none of this class."""
+        """Return the identity of the client with this token. Raises `HttpProblem` if no client of this class has it."""
         if client not in self._authorizers:
             raise HttpProblem("unauthorized", f"this peer knows no {client.name}: no feature that runs here authorizes one")
         return self._authorizers[client](token)
@@ -131,7 +131,7 @@ class SiteHandlers:
 
 
 def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[object]) -> Callable[..., Awaitable[Any]]:
-    """The function as a method of the object whose class declares it."""
+    """Return the function as a method of the object whose class declares it. One of the objects must be of that class."""
     for item in objects:
         if any(f"{kind.__qualname__}.{function.__name__}" == function.__qualname__ for kind in type(item).__mro__):
             return cast(Callable[..., Awaitable[Any]], getattr(item, function.__name__))

@@ -17,9 +17,9 @@ from protocol.addresses import parse_address
 if TYPE_CHECKING:
     from web.asyncio_bridge import AsyncioBridge
 
-ADDRESS_FILE = "address"  # a file: where people find this peer, while it serves them
+ADDRESS_FILE = "address"  # a file with the address for people, while pages are served
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-SERVED_AT_PREFIX = "web pages are served at "  # and the address
+SERVED_AT_PREFIX = "web pages are served at "  # the address follows
 
 
 @dataclass
@@ -32,8 +32,8 @@ class WebService:
         while not (features := [item for item in self.desk.running_features if item.routes or item.pages]):
             await self.desk.wait_for_block_above(self.desk.height)
         try:
-            # Only a peer that serves needs aiohttp, and pays for it.
-            import jinja2  # noqa: F401 - of pages, in another thread
+            # Only peers that serve need aiohttp, which takes time and memory to import.
+            import jinja2  # noqa: F401 - imported later in another thread; its absence is reported here
 
             from web.asyncio_bridge import AsyncioBridge
             from web.site import SiteHandlers, load_site
@@ -58,7 +58,7 @@ class WebService:
             try:
                 address = await nursery.start(bridge.run)
             except OSError as error:
-                # Most often a second peer of this machine: both have the default address. It goes on with all else.
+                # Usually a second peer on this machine has the same default address. This peer goes on without pages.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
                 self.desk.log_warning(
                     f"web pages are not served at {listen}: {why}; name another address with --web-listen, or port 0"
@@ -74,7 +74,7 @@ class WebService:
             self.desk.log_event(f"{SERVED_AT_PREFIX}{scheme}://{shown}:{address[1]}/")
 
     async def _follow_certificate(self, bridge: AsyncioBridge) -> None:
-        """After SIGHUP connections get the certificate that the files have then; where they have none, the one before."""
+        """Load the certificate again after each SIGHUP, for new connections. The old certificate stays if the files have none."""
         while True:
             await self.desk.wait_for_reload()
             try:
@@ -85,7 +85,10 @@ class WebService:
                 self.desk.log_event(f"the certificate was read again from {self.desk.get_setting('web_tls_cert')}")
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Raises `OSError` or `ValueError` for files that are no certificate and its key."""
+        """Return the TLS context, or None without a certificate.
+
+        Raises `OSError` or `ValueError` for an invalid pair of files.
+        """
         certificate, key = str(self.desk.get_setting("web_tls_cert")), str(self.desk.get_setting("web_tls_key"))
         if not certificate and not key:
             return None

@@ -1,7 +1,7 @@
-"""How far annotators agree beyond chance, as exact fractions.
+"""Agreement of annotators beyond chance, as exact fractions.
 
-Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section D: coincidences within units, whatever is missing.
-Cohen (1960): κ of two annotators. Both are 1 where all agree, and 0 where they agree as by chance.
+Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section D: α from coincidences within units, which may lack
+values. Cohen (1960): κ of two annotators. Both are 1 for full agreement, and 0 for agreement as by chance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from curation.estimation.online_dawid_skene import BINARY_CLASSES, class_count, 
 from curation.limits import VOTES_MAX
 from curation.tasks.answers import Answer, QuestionKind
 
-COINCIDENCE_UNIT: Final = lcm(*range(1, VOTES_MAX))  # a pair of m votes counts 1/(m-1): of these units, a whole number
+COINCIDENCE_UNIT: Final = lcm(*range(1, VOTES_MAX))  # a pair in a unit of m votes counts 1/(m−1): an integer in this unit
 
 
 class MeasurementLevel(enum.StrEnum):
@@ -32,7 +32,7 @@ def measurement_level(kind: QuestionKind) -> MeasurementLevel:
 
 
 def agreement_units(kind: QuestionKind, options: int, many: bool, answers: Sequence[Answer]) -> list[list[int]]:
-    """The units of one task: one unit, or one for each of many options, or one for each two items of a ranking."""
+    """Return the units of a task, with one value per answer: one unit, or one for each option, or for each two ranked items."""
     if many:
         return [list(said) for said in zip(*(tuple(option_flags(options, answer)) for answer in answers), strict=True)]
     if kind is not QuestionKind.RANKING:
@@ -42,12 +42,12 @@ def agreement_units(kind: QuestionKind, options: int, many: bool, answers: Seque
 
 
 def value_count(kind: QuestionKind, options: int, many: bool) -> int:
-    """How many values a unit may have: 0 and up, or of a rating 1 and up."""
+    """Return the number of values that a unit may have. The lowest value is 0, or 1 for a rating."""
     return BINARY_CLASSES if many or kind is QuestionKind.RANKING else class_count(kind, options)
 
 
 def add_coincidences(counts: Sequence[int], values: int, units: Sequence[Sequence[int]], lowest: int = 0) -> tuple[int, ...]:
-    """A table of coincidences, row by row, with those of more units. `counts` may be empty: there are none yet."""
+    """Return a table of coincidences, row by row, with those of more units added. `counts` may be empty before the first unit."""
     after = list(counts) or [0] * values**2
     for (a, b), more in count_coincidences(units).items():
         after[(a - lowest) * values + b - lowest] += more
@@ -55,12 +55,12 @@ def add_coincidences(counts: Sequence[int], values: int, units: Sequence[Sequenc
 
 
 def alpha_from_table(counts: Sequence[int], values: int, metric: MeasurementLevel) -> Fraction | None:
-    """α of such a table. It is the same whatever number the lowest value has."""
+    """Return α of a table of coincidences, or None. It does not depend on the number of the lowest value."""
     return alpha_from_coincidences({divmod(place, values): count for place, count in enumerate(counts) if count}, metric)
 
 
 def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:
-    """Counts pairs of values in the same unit. A unit has at most VOTES_MAX values; a single value makes no pair."""
+    """Count pairs of values in the same unit, in 1/COINCIDENCE_UNIT. A unit has at most VOTES_MAX values; one makes no pair."""
     found: Counter[tuple[int, int]] = Counter()
     for values in units:
         assert len(values) <= VOTES_MAX
@@ -74,7 +74,7 @@ def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int
 
 
 def alpha_from_coincidences(together: Mapping[tuple[int, int], int], metric: MeasurementLevel) -> Fraction | None:
-    """α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ². `together`: coincidences in units of 1/COINCIDENCE_UNIT, in both directions."""
+    """Return α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ², or None without two different values. `together`: in 1/COINCIDENCE_UNIT."""
     marginals: Counter[int] = Counter()
     for (value, _), count in together.items():
         marginals[value] += count
@@ -88,7 +88,7 @@ def alpha_from_coincidences(together: Mapping[tuple[int, int], int], metric: Mea
 
 
 def _difference(marginals: Counter[int], values: Sequence[int], a: int, b: int, metric: MeasurementLevel) -> int:
-    """δ² of two values, a < b; of the ordinal metric times 4 UNIT², which both sums have."""
+    """Return δ² of two values a < b. The ordinal δ² has the factor 4 COINCIDENCE_UNIT², which both sums of α share."""
     match metric:
         case MeasurementLevel.NOMINAL:
             return 1
@@ -100,7 +100,7 @@ def _difference(marginals: Counter[int], values: Sequence[int], a: int, b: int, 
 
 
 def cohen_kappa(both: Sequence[tuple[int, int]]) -> Fraction | None:
-    """Cohen's κ of two annotators, from what they said of the same tasks. None: of no task, or both always said one value."""
+    """Return Cohen's κ from two annotators' values of common units. None: there is no unit, or all values are the same."""
     count = len(both)
     first, second = Counter(a for a, _ in both), Counter(b for _, b in both)
     by_chance = sum(first[value] * second[value] for value in first)
@@ -112,10 +112,10 @@ def cohen_kappa(both: Sequence[tuple[int, int]]) -> Fraction | None:
 def pairwise_kappas(
     units: Iterable[Mapping[bytes, int]], least: int, most: int
 ) -> list[tuple[bytes, bytes, int, Fraction | None]]:
-    """Of each two annotators, the lower key first: in how many units both said something, and κ.
+    """Return pairs of annotators, the lower key first, with their number of common units and κ.
 
-    `units`: what each annotator said of one unit. Only those with at least `least` common units, and of these `most`, with the
-    most common ones first.
+    `units`: value by annotator, for each unit. At most `most` pairs are returned: those with most common units, each with at
+    least `least` of them.
     """
     both: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
     for said in units:

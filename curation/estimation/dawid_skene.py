@@ -1,17 +1,17 @@
-"""The estimate of a whole project: all votes at once, the confusion table of each annotator and the label of each task by turns.
+"""Estimate of a whole project from all its votes: annotators' confusion tables and tasks' labels, in alternation.
 
-Dawid and Skene (1979), section 3: expectation and maximisation, here of the posterior, with a Dirichlet prior on each row of a
-confusion table. Three departures keep the estimate from being worse than a plain majority where the likelihood alone is:
+Dawid and Skene (1979), section 3: expectation maximisation, here of the posterior, with a Dirichlet prior on each row of a
+confusion table. Three changes prevent estimates that are worse than a plain majority:
 
 - The prior of a class is the square root of its frequency. With the frequency itself, tasks of a rare class go to a common one.
   With equal priors, tasks of the common class go to the rare one.
-- The first labels are shares of the votes, without annotators that gold contradicts. Turns find a maximum near their start. A
-  start from gold alone trusts annotators that are right on gold and on nothing else.
-- A solution and its contrary explain the votes equally well. Turn `REVIEW_ITERATION` takes the one with which most annotators
-agree.
+- The first labels are shares of the votes, without annotators that gold contradicts. Iterations find a maximum near their start.
+  A start from gold alone trusts annotators that are right on gold and on nothing else.
+- A solution and its contrary explain the votes equally well. Iteration `REVIEW_ITERATION` takes the one with which most
+  annotators agree.
 
-The number of turns is fixed. Probabilities, counts and logarithms are integers (`fixed_point`), so sums have one value
-in any order.
+The number of iterations is fixed. Probabilities, counts and logarithms are integers (`fixed_point`), so sums have one value in
+any order.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from curation.estimation.fixed_point import ONE, Ints, log2, normalize_scores
 from curation.estimation.online_dawid_skene import PRIOR_WRONG
 
 # The Dirichlet prior of a row: PRIOR_RIGHT tasks answered rightly, PRIOR_WRONG wrongly. With 6, tasks of a common class go to a
-# rare one. With 12, tables of liars stay near those of strangers: decision 110.
+# rare one. With 12, tables of liars stay near those of unknown annotators (decision 110).
 PRIOR_RIGHT: Final = 8
-ITERATIONS: Final = 30  # 60 more change one label of 67,500: five seeds of all crowds of `benchmarks.labels`
-REVIEW_ITERATION: Final = 20  # the ten turns after it suffice for the contrary solution
+ITERATIONS: Final = 30  # 60 more change one of 67,500 labels (five seeds of all crowds of `benchmarks.labels`)
+REVIEW_ITERATION: Final = 20  # the ten iterations after it suffice to reach the contrary solution
 NO_GOLD: Final[Ints] = np.zeros((0, 2), dtype=np.int64)
-CLASS_PRIOR_TASKS: Final = 1  # tasks of each class before the first one
+CLASS_PRIOR_TASKS: Final = 1  # prior number of tasks of each class
 
 
 class ConfusionTables:
-    """The confusion table of each annotator, from votes in any order.
+    """Confusion tables of all annotators, from votes in any order.
 
-    `annotator`, `said`: of each vote. `counts`: (cells, classes), in units of 1/ONE. A cell is an annotator with an answer: a
-    column of its confusion table. Only cells with votes are kept.
+    `annotator`, `said`: annotator and class of each vote. `counts`: (cells, classes), in units of 1/ONE. A cell is an annotator
+    with an answer: a column of its confusion table. Only cells with votes are stored.
     """
 
     def __init__(self, classes: int, annotators: int, annotator: Ints, said: Ints, prior_right: int) -> None:
@@ -51,11 +51,11 @@ class ConfusionTables:
         self.counts = np.zeros((len(cells), classes), dtype=np.int64)
 
     def update_counts(self, label: Ints) -> None:
-        """From (votes, classes): how likely each class is where this vote was cast, in units of 1/ONE."""
+        """Set the counts from `label` (votes, classes): the class probabilities of each vote's task, in units of 1/ONE."""
         self.counts = self._by_cell.sum_rows(label)
 
     def log_likelihoods(self) -> Ints:
-        """(votes, classes): log₂ of how likely such a vote is where the label is that class, in units of 2⁻²⁴."""
+        """Return (votes, classes): log₂ of the probability of each vote if its task has that class, in units of 2⁻²⁴."""
         rows = self._by_annotator.sum_rows(self.counts)
         seen = log2(self.counts * self._others + self._prior)
         of = log2((rows + self._prior_tasks) * self._others)
@@ -63,11 +63,11 @@ class ConfusionTables:
 
 
 class DawidSkene:
-    """One question with `classes` answers. `run_iteration` improves the estimate, which begins with shares of the votes.
+    """Estimate of one question with `classes` answers. It begins with shares of the votes, and `run_iteration` improves it.
 
-    `votes` has a row for each vote: task, annotator, class; both numbers from 0 on, no two rows of one task and annotator. A task
-    or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class. 16 classes and a
-    million votes take 128 MB for each array of `run_iteration`.
+    `votes` has a row for each vote: task, annotator, class. Tasks and annotators count from 0, and an annotator has at most one
+    vote on a task. A task or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class.
+    16 classes and a million votes take 128 MB for each array of `run_iteration`.
     """
 
     def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> None:
@@ -87,7 +87,7 @@ class DawidSkene:
         self._learn(self._shares(self._trusted))
 
     def run_iteration(self) -> None:
-        """Computes all labels from the confusions, then all confusions from the labels."""
+        """Compute all labels from the confusions, then all confusions from the labels."""
         label = self.posterior()
         self._turned += 1
         if self._turned == REVIEW_ITERATION:
@@ -95,7 +95,7 @@ class DawidSkene:
         self._learn(label)
 
     def _reviewed(self, label: Ints) -> Ints:
-        """`label`, or the shares of votes of contradicted annotators, if these cast most votes of the trusted ones.
+        """Return `label`, or the shares of votes of contradicted annotators, if these cast most votes of the trusted ones.
 
         An annotator is contradicted if its votes are right less often than a guess. Tasks with gold do not count: annotators may
         recognise them.
@@ -108,14 +108,14 @@ class DawidSkene:
         return self._shares(contradicted) if 2 * votes[contradicted].sum() > votes[self._trusted].sum() else label
 
     def _shares(self, chosen: NDArray[np.bool_]) -> Ints:
-        """(tasks, classes): shares of the votes of these annotators, in units of 1/ONE. Without such votes: zeros."""
+        """Return (tasks, classes): shares of the votes of these annotators, in units of 1/ONE; zeros without such votes."""
         rows = np.flatnonzero(chosen[self._annotator])
         cells = self._task[rows] * self.classes + self._said[rows]
         counts = np.bincount(cells, minlength=self.tasks * self.classes).reshape(self.tasks, self.classes)
         return pin_gold_classes(counts * ONE // np.maximum(counts.sum(axis=1, keepdims=True), 1), self._gold)
 
     def _votes_by_annotator(self, chosen: NDArray[np.bool_]) -> Ints:
-        """Number of chosen votes of each annotator."""
+        """Return the number of chosen votes of each annotator."""
         return np.bincount(self._annotator[chosen], minlength=self.annotators)
 
     def _learn(self, label: Ints) -> None:
@@ -123,22 +123,22 @@ class DawidSkene:
         self._common = label[self._by_task.present].sum(axis=0)  # tasks of each class, in units of 1/ONE
 
     def posterior(self) -> Ints:
-        """(tasks, classes): how likely each class is, in units of 1/ONE. Without votes: how common it is."""
+        """Return (tasks, classes): the probability of each class, in units of 1/ONE. Without votes it is the class's prior."""
         return pin_gold_classes(normalize_scores(self._scores(self._confusions.log_likelihoods())), self._gold)
 
     def leave_one_out_posterior(self) -> Ints:
-        """(votes, classes): the same of the task of each vote of `votes`, if that vote had not been cast."""
+        """Return (votes, classes): for each row of `votes`, the posterior of its task without this vote."""
         evidence = self._confusions.log_likelihoods()
         return pin_gold_classes(normalize_scores(self._scores(evidence)[self._task] - evidence), self.gold_of_votes)
 
     @property
     def gold_of_votes(self) -> Ints:
-        """The right class of the task of each vote of `votes`; −1 where it is no gold."""
+        """Right class of the task of each row of `votes`; −1 if the task is not gold."""
         return cast(Ints, self._gold[self._task])
 
     @property
     def checkable_votes(self) -> NDArray[np.bool_]:
-        """Which rows of `votes` can be held against something: the task is gold, or somebody else voted, too."""
+        """Rows of `votes` that can be compared with others: the task is gold, or has another vote."""
         return cast(
             NDArray[np.bool_], (np.bincount(self._task, minlength=self.tasks)[self._task] > 1) | (self.gold_of_votes >= 0)
         )
@@ -148,7 +148,7 @@ class DawidSkene:
 
 
 def pin_gold_classes(chance: Ints, gold: Ints) -> Ints:
-    """`chance`, but where `gold` has a class, and not −1, that class is certain. It changes `chance`."""
+    """Make the classes of `gold` certain in `chance`, in place, and return it. Rows with −1 in `gold` do not change."""
     rows = np.flatnonzero(gold >= 0)
     chance[rows] = 0
     chance[rows, gold[rows]] = ONE
@@ -156,12 +156,12 @@ def pin_gold_classes(chance: Ints, gold: Ints) -> Ints:
 
 
 def likeliest_classes(posterior: Ints) -> Ints:
-    """The likeliest class of each row, the lowest of equally likely ones."""
+    """Return the most likely class of each row, the lowest of equally likely ones."""
     return cast(Ints, posterior.argmax(axis=1))
 
 
 class GroupSums:
-    """Which group each row is of; made once, since sorting takes longer than summing."""
+    """Sums of rows by group. The rows' groups are sorted once, since sorting takes longer than summing."""
 
     def __init__(self, group: Ints, groups: int) -> None:
         self.groups = groups
@@ -171,7 +171,7 @@ class GroupSums:
         self.present = ordered[self._firsts]
 
     def sum_rows(self, rows: Ints) -> Ints:
-        """(groups, columns): of each group's rows; zeros where it has none."""
+        """Return (groups, columns): the sum of each group's rows; zeros for a group without rows."""
         found = np.zeros((self.groups, rows.shape[1]), dtype=np.int64)
         if len(rows):
             found[self.present] = np.add.reduceat(rows if self._order is None else rows[self._order], self._firsts, axis=0)

@@ -1,6 +1,6 @@
-"""Logarithms and powers of two in integers, so that every machine finds the same bits. No float is in it, not even in a table.
+"""Logarithms and powers of two in integers, so that every machine computes the same bits. Not even the tables use floats.
 
-Both are read from tables of 4,096 steps and drawn straight between two of them: they are right to 2⁻²² or better.
+Both interpolate linearly in tables of 4,096 steps, with an error of at most 2⁻²².
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-ONE: Final = 1 << 20  # a chance of 1; a million tasks of them are 2⁴⁰, and times 16 options 2⁴⁴: far below 2⁶³
-LOG_BITS: Final = 24  # of a logarithm, behind the point
+ONE: Final = 1 << 20  # a probability of 1; a million tasks sum up to 2⁴⁰, times 16 options to 2⁴⁴: far below 2⁶³
+LOG_BITS: Final = 24  # fractional bits of a logarithm
 LOG_ONE: Final = 1 << LOG_BITS
-POWER_BITS: Final = 30  # of a power, behind the point: times ONE it is 2⁵⁰, and a sum of 16 of them 2⁵⁴
+POWER_BITS: Final = 30  # fractional bits of a power; times ONE it is 2⁵⁰, and a sum of 16 of them 2⁵⁴
 STEP_BITS: Final = 12  # a table has 2¹² steps
-REST_BITS: Final = 28  # of a mantissa, behind those that choose the step
+REST_BITS: Final = 28  # bits of a mantissa after those that choose the step
 MANTISSA_BITS: Final = STEP_BITS + REST_BITS
 
 
 def log2(numbers: Ints) -> Ints:
-    """The binary logarithm of integers 1 ≤ n < 2⁶², in units of 2⁻²⁴."""
+    """Return the binary logarithms of integers 1 ≤ n < 2⁶², in units of 2⁻²⁴."""
     exponents, left = np.zeros_like(numbers), numbers.copy()
     for bits in (32, 16, 8, 4, 2, 1):
         high = left >> bits
@@ -37,7 +37,7 @@ def log2(numbers: Ints) -> Ints:
 
 
 def negative_power_of_two(falls: Ints) -> Ints:
-    """2 to the power of −n, n ≥ 0 in units of 2⁻²⁴; the result in units of 2⁻³⁰."""
+    """Return 2 to the power of −n in units of 2⁻³⁰, for n ≥ 0 in units of 2⁻²⁴."""
     rest_bits = LOG_BITS - STEP_BITS
     whole, parts = np.minimum(falls >> LOG_BITS, POWER_BITS + 1), falls & (LOG_ONE - 1)
     steps, rests = parts >> rest_bits, parts & ((1 << rest_bits) - 1)
@@ -46,13 +46,16 @@ def negative_power_of_two(falls: Ints) -> Ints:
 
 
 def normalize_scores(scores: Ints) -> Ints:
-    """Rows of logarithms, in units of 2⁻²⁴, as rows of chances, in units of 1/ONE. A row's sum is ONE, or its length less."""
+    """Return rows of probabilities in 1/ONE, from logarithms in units of 2⁻²⁴.
+
+    Rounding takes less than a row's length from its sum.
+    """
     weights = negative_power_of_two(scores.max(axis=1, keepdims=True) - scores)
     return cast(Ints, weights * ONE // weights.sum(axis=1, keepdims=True))
 
 
 def _logs() -> Ints:
-    """log₂(1 + i ∕ 4096), bit by bit: the number is squared, and the bit says whether the square is above 2."""
+    """Return log₂(1 + i ∕ 4096), bit by bit: the number is squared, and the bit is 1 if the square is at least 2."""
     bits = 30
     numbers = (1 << bits) + (np.arange(1 << STEP_BITS, dtype=np.int64) << (bits - STEP_BITS))
     found = np.zeros_like(numbers)
@@ -65,7 +68,7 @@ def _logs() -> Ints:
 
 
 def _powers() -> Ints:
-    """2 to the power of −i ∕ 4096: the product of square roots, of square roots, … of a half."""
+    """Return 2 to the power of −i ∕ 4096 in units of 2⁻³⁰, as products of repeated square roots of a half."""
     bits = 60
     roots = [1 << (bits - 1)]
     for _ in range(STEP_BITS):

@@ -1,15 +1,14 @@
-"""From votes to a label: how likely each class is, by how often labels and these annotators' votes came together before.
+"""Labels from votes: the probability of each class, by how often labels and these annotators' votes coincided before.
 
-Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: as if it had answered
-eight tasks of the class before, six of them rightly. Every number is a fraction of integers, so that all peers find the same
-label. This is the running estimate: a task is decided once, by what was decided before it. `dawid_skene` estimates a whole
-project.
+Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: eight tasks of the class,
+six of them answered rightly. Every number is a fraction of integers, so that all peers find the same label. This is the running
+estimate: each task is decided once, from earlier tasks. `dawid_skene` estimates a whole project.
 
-| kind | what a class is | what `counts` has |
+| kind | class | `counts` |
 |---|---|---|
-| label, rating, pair | an answer | classes × classes: how often the label was this and the vote that |
-| label, many | of each option by itself: off or on | options × 2 × 2 |
-| ranking | of each two items: which of them is the better one | nothing: everybody is a stranger, see `rank_aggregation` |
+| label, rating, pair | an answer | classes × classes: tasks by label and vote |
+| label, many | of each option: off or on | options × 2 × 2 |
+| ranking | of each two items: the better one | none: all annotators count alike, see `rank_aggregation` |
 """
 
 from __future__ import annotations
@@ -22,33 +21,34 @@ from typing import Final
 from curation.estimation.rank_aggregation import order_confidence, ranked_pairs_order
 from curation.tasks.answers import PAIR_ANSWERS, Answer, QuestionKind
 
-# Tasks answered rightly, as it were, before the first one; and wrongly, shared by all other classes. Two strangers who agree are
-# just enough. With half as many, luck in the first tasks costs one label in 150; with twice as many, so does every third liar.
+# Prior number of tasks answered rightly, and of tasks answered wrongly, which all other classes share. Two unknown annotators who
+# agree are just enough for a label. With half of both numbers, luck in the first tasks costs one label in 150. With twice both,
+# every third liar costs as many labels.
 PRIOR_RIGHT: Final = 6
 PRIOR_WRONG: Final = 2
-LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # of a label: no further vote is asked for
-BINARY_CLASSES: Final = 2  # classes of one option where an answer has many: off and on
+LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # probability at which a label needs no further vote
+BINARY_CLASSES: Final = 2  # classes of one option of an answer with many: off and on
 
 Counts = Sequence[int]
 
 
 def class_count(kind: QuestionKind, options: int) -> int:
-    """How many answers there are to choose one from; 0 where answers are no choice of one."""
+    """Return the number of classes of a question; 0 for a ranking, which is not the choice of one answer."""
     return {QuestionKind.PAIR: len(PAIR_ANSWERS), QuestionKind.RANKING: 0}.get(kind, options)
 
 
 def class_of(kind: QuestionKind, answer: Answer) -> int:
-    """The class of an answer that chooses one option."""
+    """Return the class of an answer that chooses one option."""
     return answer[0] - (kind is QuestionKind.RATING)
 
 
 def answer_of(kind: QuestionKind, found: int) -> Answer:
-    """The answer of that class."""
+    """Return the answer of a class."""
     return (found + (kind is QuestionKind.RATING),)
 
 
 def option_flags(options: int, answer: Answer) -> Iterator[int]:
-    """For each option: whether an answer of many has it."""
+    """Return for each option 1 if the answer contains it, else 0."""
     return (int(option in answer) for option in range(options))
 
 
@@ -58,9 +58,10 @@ def option_flags(options: int, answer: Answer) -> Iterator[int]:
 def estimate_label(
     kind: QuestionKind, options: int, many: bool, votes: Sequence[tuple[Counts, Answer]]
 ) -> tuple[Answer, Fraction]:
-    """The likeliest label of a task after these votes, and how likely it is; of many options, or a ranking, its weakest part.
+    """Return the most likely label of a task and its probability.
 
-    `votes`: of one task, each annotator's counts so far, and its answer.
+    `votes`: for each vote on the task, the annotator's counts so far and its answer. For many options or a ranking, the
+    probability is that of the weakest part.
     """
     if kind is QuestionKind.RANKING:
         order = ranked_pairs_order([answer for _, answer in votes])
@@ -78,7 +79,7 @@ def estimate_label(
 def updated_counts(
     kind: QuestionKind, options: int, many: bool, counts: Counts, label: Answer, answer: Answer
 ) -> tuple[int, ...]:
-    """An annotator's counts after one more task, which has this label. `counts` may be empty: it is the first."""
+    """Return an annotator's counts after one more task with this label. `counts` may be empty before the first task."""
     if kind is QuestionKind.RANKING:
         return ()
     if not many:
@@ -99,7 +100,7 @@ def _of_option(counts: Counts, option: int) -> Counts:
 
 
 def vote_likelihood(counts: Counts, classes: int, label: int, vote: int) -> tuple[int, int]:
-    """How likely this annotator votes so where the label is that one, as numerator and denominator. `counts` may be empty."""
+    """Return the probability of this vote if the task has this label, as numerator and denominator. `counts` may be empty."""
     row = counts[label * classes : (label + 1) * classes] if counts else [0] * classes
     others = classes - 1
     prior = PRIOR_RIGHT * others if vote == label else PRIOR_WRONG
@@ -107,14 +108,14 @@ def vote_likelihood(counts: Counts, classes: int, label: int, vote: int) -> tupl
 
 
 def likeliest_class(classes: int, votes: Sequence[tuple[Counts, int]]) -> tuple[int, Fraction]:
-    """The class, the lowest of equally likely ones, and how likely it is."""
+    """Return the most likely class, the lowest of equally likely ones, and its probability."""
     weights = class_weights(classes, votes)
     best = max(range(classes), key=lambda label: (weights[label], -label))
     return best, Fraction(weights[best], sum(weights))
 
 
 def class_weights(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[int]:
-    """Chances of all classes over one denominator: exact, and several times as fast as sums of fractions."""
+    """Return the likelihoods of all classes over one denominator: exact, and several times as fast as sums of fractions."""
     assert classes >= 2
     told = [[vote_likelihood(counts, classes, label, vote) for counts, vote in votes] for label in range(classes)]
     over = [prod(below for _, below in of) for of in told]

@@ -1,7 +1,7 @@
-"""From comparisons to an order: of the few items of a ranking, and of everything that a project's pairs compare.
+"""Orders from comparisons: of the few items of a ranking, and of all items that a project's pairs compare.
 
-Tideman (1987), ranked pairs. Bradley and Terry (1952), by Hunter's (2004) algorithm, section 2; a tie is half a win for each.
-Both are in integers.
+Tideman (1987), ranked pairs. Bradley and Terry (1952), by Hunter's (2004) algorithm, section 2; a tie is half a win for each
+item. Both are computed in integers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 from curation.tasks.answers import Answer
 
-STRENGTH_ONE: Final = 1 << 20  # the strength of an opponent whom everybody has met twice, with a win and a loss: all stay finite
-BRADLEY_TERRY_TURNS: Final = 200  # then no strength of 50 items changes by a thousandth any more
-FIRST, SECOND, TIE = 0, 1, 2  # answers to a pair; both bad compares nothing
+STRENGTH_ONE: Final = 1 << 20  # of a virtual opponent with a win and a loss against each item, so that all strengths are finite
+BRADLEY_TERRY_TURNS: Final = 200  # iterations, after which no strength of 50 items changes by a thousandth
+FIRST, SECOND, TIE = 0, 1, 2  # answers that compare the items of a pair; the fourth, "both bad", does not
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -25,15 +25,15 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def preference_margin(rankings: Sequence[Answer], better: int, worse: int) -> int:
-    """How many more rankings have the one before the other than behind it."""
+    """Return the number of rankings with `better` before `worse`, less the number of those with `worse` before `better`."""
     return sum(1 if ranking.index(better) < ranking.index(worse) else -1 for ranking in rankings)
 
 
 def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
-    """The best first. Pairs are locked by falling margins unless that closes a circle.
+    """Return the order of items, the best first. Pairs are locked by falling margins, except pairs that would close a cycle.
 
-    Among equal margins, and where there is no majority, it is the pair with the lower numbers first: of the better item, then of
-    the worse one. `rankings`: at least one, all of the same items 0..n-1.
+    Pairs with equal margins are ordered by the number of the better item, then of the worse one. Without a majority, the item
+    with the lower number is the better one. `rankings`: at least one, all of the same items 0..n−1.
     """
     items = range(len(rankings[0]))
     margins = {(a, b): preference_margin(rankings, a, b) for a, b in combinations(items, 2)}
@@ -50,7 +50,7 @@ def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
 
 
 def order_confidence(rankings: Sequence[Answer], order: Answer, odds: Fraction) -> Fraction:
-    """How likely the least clear two neighbours are in the right order, if a vote is right with these odds on each pair."""
+    """Return the probability that the least clear two neighbours are in order. `odds`: of one vote to order two items rightly."""
     least = min(preference_margin(rankings, better, worse) for better, worse in pairwise(order))
     weight = odds**least
     return weight / (weight + 1)
@@ -60,11 +60,11 @@ def order_confidence(rankings: Sequence[Answer], order: Answer, odds: Fraction) 
 
 
 def bradley_terry(games: Sequence[tuple[Item, Item, int]]) -> dict[Item, int]:
-    """Strengths in units of 1/STRENGTH_ONE: an item beats another with strength : sum of both.
+    """Return the items' strengths in units of 1/STRENGTH_ONE. An item beats another with probability strength ∕ sum of both.
 
-    `games`: first, second, and the answer to that pair. The same for any order of the games.
+    `games`: first item, second item and answer of each pair. The order of the games does not matter.
     """
-    wins: Counter[Item] = Counter()  # in halves
+    wins: Counter[Item] = Counter()  # in half wins
     met: Counter[tuple[Item, Item]] = Counter()
     for first, second, answer in games:
         if first == second or answer not in (FIRST, SECOND, TIE):

@@ -1,13 +1,13 @@
-"""The worth of an annotator's answers to a project, and how the project's points are divided.
+"""Weights of annotators in a project, and the division of the project's points.
 
-What somebody said is held against the task's gold, or else against what the *others* said of it, by the whole estimate: its own
-vote is left out. Only those of its votes count that were committed before the task's first opening: whoever can see an answer can
-repeat it.
+An annotator's votes are compared with gold, or else with the labels that the *others'* votes give in the whole estimate: its own
+vote is left out. A vote counts only if it was committed before the first opening of its task, because a visible answer can be
+copied.
 
-The others may be wrong. So an annotator's confusions are the likeliest ones, with the others' word as chances of each label:
-Dawid and Skene's turns once more, of one annotator's table each. And a task counts as much as the others are sure of it, see
-`certainty_of`: of two classes this is how much such a task tells of an accuracy. The weight is Wilson's (1927) lower bound of how
-often it was right, the mean over classes, less what chance gives.
+The others can be wrong. So an annotator's confusions are the most likely ones, given the others' probabilities of each label:
+Dawid and Skene's iterations, for the table of one annotator. A task counts in proportion to the others' certainty, see
+`certainty_of`. For two classes, this is the information that such a task gives about an accuracy. The weight is Wilson's (1927)
+lower bound of the accuracy, as the mean over classes, less the accuracy of a guess.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from curation.estimation.dawid_skene import ConfusionTables, DawidSkene, pin_gol
 from curation.estimation.fixed_point import ONE, Ints, log2, normalize_scores
 from curation.estimation.online_dawid_skene import PRIOR_WRONG
 
-# z² of the bound, z = 1.645: luck is above it once in twenty. With 1.28, once in ten, somebody who guesses gets a third of an
-# honest one's points in one of thirty projects of 40 answers each; with 1.96 hardly anybody earns there: benchmarks.labels.
+# z² of the bound, with z = 1.645: luck exceeds the bound in one of twenty cases. With 1.28 (one of ten), an annotator that
+# guesses gets a third of an honest one's points in one of thirty projects of 40 answers each. With 1.96, hardly any annotator
+# earns points there (`benchmarks.labels`).
 Z2_ABOVE, Z2_BELOW = 27_060, 10_000
-WEIGHT_ONE: Final = 1 << 20  # a weight of 1: nobody's
-# Tasks of a class answered rightly, as it were, with PRIOR_WRONG wrongly: half of them. Whom nobody knows is no good one yet.
+WEIGHT_ONE: Final = 1 << 20  # a weight of 1, which no estimate reaches
+# Prior number of right answers in each class, beside PRIOR_WRONG wrong ones: an unknown annotator is right half of the time.
 PRIOR_RIGHT: Final = PRIOR_WRONG
-ITERATIONS: Final = 20  # then no table changes by a thousandth of a task
+ITERATIONS: Final = 20  # after which no table changes by a thousandth of a task
 
 
 def certainty_of(chance: Ints) -> Ints:
-    """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. Σ p², scaled."""
+    """Return the certainty of each row of probabilities, in 1/ONE: Σ p², scaled to 0 for equal and ONE for certain classes."""
     classes = chance.shape[1]
     return cast(Ints, np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0))
 
 
 class Reputation:
-    """Everybody's confusions by what the others say. `run_iteration` improves them; `found` reads them.
+    """Confusions of all annotators, measured by gold and by the others' votes. `run_iteration` improves them.
 
-    `blind`: for each row of `dawid_skene.votes` 1 if it was committed before the first opening of its task, else 0.
+    `blind`: 1 for each row of `whole.votes` that was committed before the first opening of its task, else 0.
     """
 
     def __init__(self, whole: DawidSkene, blind: Ints) -> None:
@@ -54,14 +55,14 @@ class Reputation:
         self._tasks = others * self._counted // ONE
 
     def run_iteration(self) -> None:
-        """The annotator's confusions, and then which classes its tasks are of."""
+        """Update the annotators' confusions, then the class probabilities of the tasks."""
         self._own.update_counts(self._tasks)
         self._tasks = (
             pin_gold_classes(normalize_scores(self._spoken + self._own.log_likelihoods()), self._gold) * self._counted // ONE
         )
 
     def confusion_counts(self) -> Ints:
-        """(annotators, classes, 2), in units of 1/ONE: tasks that were of the class, and those of them that it answered so."""
+        """Return (annotators, classes, 2) in units of 1/ONE: tasks of the class, and those of them with the right answer."""
         found = np.zeros((self._annotators, self._classes, 2), dtype=np.int64)
         np.add.at(found[:, :, 0], self._annotator, self._tasks)
         np.add.at(found[:, :, 1], (self._annotator, self._said), self._tasks[np.arange(len(self._said)), self._said])
@@ -69,7 +70,7 @@ class Reputation:
 
 
 def lower_bound(right: int, seen: int) -> int:
-    """Wilson's lower bound of a chance, in units of 1/WEIGHT_ONE, after so many trials, in units of 1/ONE. 0 after none."""
+    """Return Wilson's lower bound of a probability, in units of 1/WEIGHT_ONE; 0 without trials. Trials are in units of 1/ONE."""
     if seen == 0:
         return 0
     z2 = Z2_ABOVE * ONE // Z2_BELOW
@@ -78,9 +79,9 @@ def lower_bound(right: int, seen: int) -> int:
 
 
 def annotator_weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
-    """An annotator's weight in units of 1/WEIGHT_ONE. `questions`: for each question and class, tasks seen and right.
+    """Return an annotator's weight in units of 1/WEIGHT_ONE. `questions`: tasks (seen, right) for each question and class.
 
-    A project asks one question, or one of each option where an answer has many.
+    A project has one question, or one for each option if an answer has many.
     """
     if not questions:
         return 0
@@ -92,9 +93,9 @@ def annotator_weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
 
 
 def divide_points(points: int, shares: Mapping[bytes, int]) -> dict[bytes, int]:
-    """So many points among annotators by their shares, none lost or made. Nobody has any if all shares are 0.
+    """Divide points among annotators by their shares, so that the sum is exact. Nobody gets points if all shares are 0.
 
-    Everybody has the whole points of its share. Those left go to the largest remainders, of equal ones to the lowest key.
+    Each annotator gets the whole part of its share. Points that are left go to the largest remainders, then to the lowest keys.
     """
     total = sum(shares.values())
     if not total:

@@ -1,6 +1,6 @@
-"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height.
+"""Formats of exports. Each is made from the lines of `jsonl`, so that all peers at one height write the same file.
 
-A line is a settled task with every vote.
+A line is a settled task with all its votes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from protocol.errors import UserError
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
 Line = dict[str, Any]
-Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
+Lines = Callable[[], Iterable[Line]]  # each call iterates over all lines again, which may not fit into memory
 
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
     content_type: str
-    write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` where the project is of another kind
+    write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` if the project is of another kind
 
 
 def label_record(asked: ProjectSpec, row: TaskRow, text: AnnotationTask | None, votes: Iterable[Assignment | None]) -> Line:
-    """A settled task. `text` is None where the page is not here. `votes` are the assignments of all that ever had the task."""
+    """Return the line of a settled task. `text` is None if its page is not here. `votes` are all assignments of the task."""
     assert row.label is not None
     line: Line = {
         "task": task_id(row.project, row.number).hex(),
@@ -70,7 +70,7 @@ def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """A row a task, for spreadsheets: its label in words, how many voted, and how many of them as the label."""
+    """Yield a row for each task, for spreadsheets: its label in words, its number of votes, and how many are for the label."""
     places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
     yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task", "time"])
     for line in lines():
@@ -82,13 +82,13 @@ def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def _as_iso(time_ms: int) -> str:
-    """Such as 2026-11-28T13:06:25.000Z, which spreadsheets and Label Studio read."""
+    """Return a time as spreadsheets and Label Studio read it, such as 2026-11-28T13:06:25.000Z."""
     time = EPOCH + timedelta(milliseconds=min(time_ms, ISO_MS_MAX))
     return time.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _row(cells: list[Any]) -> str:
-    # The writer quotes the characters of its own line end: a carriage return within a cell needs it too.
+    # The writer quotes cells with characters of its line end. With CRLF, it also quotes a carriage return in a cell.
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator="\r\n").writerow(quote_cell(cell) if isinstance(cell, str) else cell for cell in cells)
     return written.getvalue().removesuffix("\r\n") + "\n"
@@ -98,7 +98,7 @@ def _row(cells: list[Any]) -> str:
 
 
 def _label_studio(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """One annotation a task: its label. A task whose text is not here is left out."""
+    """Yield an annotation for each task: its label. Tasks without their text are left out."""
     number = -1
     for number, line in enumerate(line for line in lines() if "text" in line):
         names = ("task", "number", "height", "time_ms", "text", "items")
@@ -132,7 +132,7 @@ def _tag(name: str, to: str, kind: str, value: Any, field: str = "") -> Line:
 
 
 def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """A line a pair. Left out: where both are bad, and where the text is not here."""
+    """Yield a line for each pair, except pairs with the label "both bad" and pairs without their text."""
     if asked.kind is not QuestionKind.PAIR:
         raise UserError(f"preferences come of pairs; this project asks for a {asked.kind}: export it as jsonl")
 
@@ -154,15 +154,15 @@ def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def preference_share(chosen: int, votes: Sequence[int]) -> Fraction:
-    """The share of the votes that prefer it; a tie is half of one. At least 1/2: the label has weighed the votes."""
+    """Return the share of votes for `chosen`, at least 1/2: the label has weighed the votes. A tie is half a vote."""
     compared = [vote for vote in votes if vote in (FIRST, SECOND, TIE)]
     if not compared:
-        return Fraction(1)  # its author reviewed it
+        return Fraction(1)  # the author decided without such votes
     return max(Fraction(1, 2), Fraction(2 * compared.count(chosen) + compared.count(TIE), 2 * len(compared)))
 
 
 def _scores(lines: Lines) -> dict[tuple[str, str], float]:
-    """Bradley–Terry strengths of items that several pairs of one prompt compare; 1 is that of an unknown one."""
+    """Return Bradley–Terry strengths of items that several pairs of one prompt compare. An unknown item has 1."""
     met = Counter((line["text"], item) for line in lines() for item in line["items"])
     games = [
         ((line["text"], line["items"][0]), (line["text"], line["items"][1]), line["label"][0])

@@ -1,14 +1,14 @@
-"""An export of labels that anybody can check: every line with proofs of its rows, under a state root that a quorum has signed.
+"""Exports of labels that everybody can verify: each line has proofs of its rows, under a state root that a quorum has signed.
 
-A folder holds `labels.jsonl`, as any export writes it, and beside it what shows that each line is decided:
+A folder has `labels.jsonl`, as any export writes it, and the proofs that each of its lines is decided:
 
-project.proof   the row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables
-pages.proof     the rows of its pages: encodings of `RowWithProof`, each behind its length (u32)
-labels.proof    for each line the rows behind it: encodings of `LineProof`, each behind its length
-pages/N         the page with the number N: its tasks are those under the root in its row
+project.proof   row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables
+pages.proof     rows of its pages: encodings of `RowWithProof`, each behind its length (u32)
+labels.proof    rows behind each line: encodings of `LineProof`, each behind its length
+pages/N         page number N, with the tasks under the root in its row
 
-Every line follows from these rows alone: the checker makes it again and compares the two. No line is missing if there are as many
-as settled tasks in the project's row, and their numbers ascend.
+Each line follows from these rows alone: the verifier computes it again and compares the two. The export is complete if its number
+of lines equals the number of settled tasks in the project's row, and task numbers ascend.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LABELS_PROOF: Final = "labels.proof"
 PAGES_PROOF: Final = "pages.proof"
 PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
-PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of one line: its task, and who ever had it
+PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of a line: its task and the task's assignments
 
 
 R = TypeVar("R")
@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class RowWithProof:
-    """A row and its proof. The key is not said: the checker knows which row it wants."""
+    """Row with its proof. It has no key, because the verifier knows which row it needs."""
 
     value: RowValue
     proof: KeyProof
@@ -63,12 +63,12 @@ class RowWithProof:
 @dataclass(frozen=True, slots=True)
 class LineProof:
     task: RowWithProof
-    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]  # of all that ever had the task, in the order of its row
+    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]  # all assignments of the task, in the order of its row
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedExport:
-    """What a folder proves to somebody who trusts the genesis of its chain."""
+    """Content of a folder, proven to readers who trust the genesis of its chain."""
 
     row: VerifiedRow  # of the project
     project: Project
@@ -87,7 +87,7 @@ def iter_page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
 def iter_proven_lines(
     state: CurationState, key: bytes, page: Callable[[TaskPageRow], TaskPageBlob | None]
 ) -> Iterator[tuple[str, bytes]]:
-    """Each line of the export, and what stands for it in `labels.proof`. Reading rows may raise `StorageError`."""
+    """Yield each line of the export with its entry of `labels.proof`. Reading rows may raise `StorageError`."""
     project = state.projects[key]
     for number in range(project.pages):
         entry = state.pages[page_key(key, number)]
@@ -118,9 +118,9 @@ def _framed(data: bytes) -> bytes:
 
 
 class LabelProofVerifier:
-    """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong.
+    """Verifier of a folder. Raises `RemoteProtocolError`, which names the file, the line and the fault.
 
-    `read` takes the name of a small file of the folder. It returns nothing for a page that the folder lacks.
+    `read` takes the name of a small file of the folder. It returns no bytes for a page that the folder lacks.
     """
 
     def __init__(self, read: Callable[[str], bytes]) -> None:
@@ -131,7 +131,7 @@ class LabelProofVerifier:
         self._project, self._key = self.row.record, self.row.key
 
     def verify_lines(self, lines: Iterable[str], proofs: Iterator[bytes]) -> VerifiedExport:
-        """`proofs` reads `labels.proof`, see `iter_frames`."""
+        """Verify all lines of the export. `proofs` are the entries of `labels.proof`, see `iter_frames`."""
         pages = self._pages()
         before, count, without_text = -1, 0, 0
         for count, line in enumerate(lines, 1):
@@ -158,7 +158,7 @@ class LabelProofVerifier:
         return VerifiedExport(self.row, self._project, count, without_text)
 
     def _pages(self) -> list[tuple[int, int, TaskPageBlob | None]]:
-        """The numbers of each page's tasks, and the page, if the folder has it."""
+        """Return for each page its range of task numbers, and the page if the folder has it."""
         found = list[tuple[int, int, TaskPageBlob | None]]()
         proofs = iter_frames(io.BytesIO(self._read(PAGES_PROOF)))
         for number in range(self._project.pages):
@@ -221,7 +221,7 @@ def _bad(detail: str) -> RemoteProtocolError:
 
 
 def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
-    """Raises `UserError`, which names the file, the line and what does not fit. `chain_id` is in hex; empty: any chain."""
+    """Verify a folder. Raises `UserError` with the file, the line and the fault. `chain_id` is in hex; empty: any chain."""
     if chain_id and not re.fullmatch("[0-9a-fA-F]{64}", chain_id):
         raise UserError(f"--chain-id {chain_id!r} is no chain id, which has 64 hexadecimal digits")
 

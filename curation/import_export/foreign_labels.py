@@ -1,6 +1,6 @@
 """Rows and labels of other programs, and of our own exports.
 
-Rows get the names that a row of ours has. Some labels become suggestions or gold, the others are counted with a reason.
+Rows get our names of fields. Some labels become suggestions or gold, and all others are counted with a reason.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree"
 _EXPORTED_LINE: Final = frozenset(("task", "number", "label", "label_text", "height", "votes"))
 _EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # of a task for Label Studio
 _EVEN: Final = 0.5  # the `p` of a tie, and of a pair whose votes were equal
-_REFUSED: Final = ("reject", "ignore")  # Prodigy's `answer` where the label is none
-# The likeliest first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
+_REFUSED: Final = ("reject", "ignore")  # values of Prodigy's `answer` that reject the label
+# The most likely first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
 LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
 EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 class UnusableLabel(str):
-    """In the place of a label that is no answer: the reason."""
+    """Reason why a label is no answer. It replaces the label."""
 
 
 class AmbiguousLabel(UnusableLabel):
-    """In the place of a label that may be either of two answers."""
+    """Reason why a label may be either of two answers. It replaces the label."""
 
 
 def standard_fields(fields: Fields, question: AnswerSchema) -> Fields | None:
-    """The same row with our names. None for a line of an export whose text is redacted or was not at the exporting peer."""
+    """Return the row with our names, or None for an exported line without its text, which was redacted or missing."""
     fields = {name: value if name == "text" else _choices(value, question) for name, value in fields.items()}
     if isinstance(fields.get("data"), dict) and "text" not in fields:
         return _of_label_studio(fields, question)
@@ -54,7 +54,7 @@ def standard_fields(fields: Fields, question: AnswerSchema) -> Fields | None:
 
 
 def _choices(value: Any, question: AnswerSchema) -> Any:
-    """The value, unless it is choices as Label Studio writes them in CSV."""
+    """Return the value, or the texts of its options if Label Studio wrote it as choices in CSV."""
     if isinstance(value, str) and value.startswith('{"choices"'):
         try:
             value = json.loads(value)
@@ -81,11 +81,11 @@ def _of_export(fields: Fields, question: AnswerSchema) -> Fields | None:
 
 
 def _texts(said: Any, question: AnswerSchema) -> Any:
-    """Texts of options; of a ranking they are numbers."""
+    """Return the texts of options as `OptionText`. A ranking has numbers instead."""
     if question.kind is QuestionKind.RANKING or not isinstance(said, list):
         return said
     if not said and question.many:
-        return OptionText(NONE_OF_THEM)  # an empty list of another program is no label
+        return OptionText(NONE_OF_THEM)  # an empty list would count as no label
     return [OptionText(part) if isinstance(part, str) else part for part in said]
 
 
@@ -121,7 +121,7 @@ def _only(answers: Fields) -> Any:
 
 
 def _answers(fields: Fields, name: str, question: AnswerSchema, is_ours: bool) -> Fields:
-    """By the name of each control, the answer on which all annotations agree, or those that are marked as the truth."""
+    """Return the answer by the name of each control. All annotations agree on it, or all that are marked as the truth."""
     given = [one for one in _objects(fields.get(name)) if not one.get("was_cancelled")]
     given = [one for one in given if one.get("ground_truth") is True] or given
     found: dict[str, list[Any]] = {}
@@ -162,7 +162,7 @@ def _of_result(value: Any, data: Fields, question: AnswerSchema, is_ours: bool) 
 
 
 def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
-    """Label Studio counts stars from 1. An option's text may be another number."""
+    """Return the answer for Label Studio's stars, which count from 1. The text of an option may be another number."""
     if question.kind is not QuestionKind.RATING or not 1 <= stars <= len(question.options):
         return stars
     counted = OptionText(question.options[stars - 1])
@@ -173,7 +173,7 @@ def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
 
 
 class ForeignLabels:
-    """Of one file. `taken`: fields that have another use there."""
+    """Labels of one file. `taken`: fields that have another use in it."""
 
     def __init__(self, question: AnswerSchema, gold_from: str, taken: Collection[str]) -> None:
         self._question, self._gold_from = question, gold_from
@@ -183,7 +183,7 @@ class ForeignLabels:
         self._reasons: dict[str, str] = {}
 
     def gold_answer(self, where: str, fields: Fields, items: int) -> Answer | None:
-        """The right answer. Raises `UserError` where the field has another value."""
+        """Return the right answer, or None without one. Raises `UserError` if the field is no answer."""
         said = fields.get("gold")
         if not self._gold_from or self._gold_from == "gold":
             return self.parse_label(where, "gold", said, items)
@@ -193,7 +193,7 @@ class ForeignLabels:
         return None if said in EMPTY else self.parse_label(where, self._gold_from, said, items)
 
     def parse_label(self, where: str, name: str, said: Any, items: int) -> Answer | None:
-        """An answer that a person asked for. A label that another program has refused is none, and counted."""
+        """Return the answer in a field that a person named. A label that another program has rejected is None, and is counted."""
         if isinstance(said, AmbiguousLabel):
             raise UserError(f"{where}: {name} {said}")
         if isinstance(said, UnusableLabel):
@@ -202,7 +202,7 @@ class ForeignLabels:
         return self._question.parse_answer(where, name, said, items)
 
     def find_suggestion(self, where: str, fields: Fields, items: int) -> tuple[str, Answer] | None:
-        """The first label that is an answer, with its field. All others are counted."""
+        """Return the first label that is an answer, with its field. All other labels are counted."""
         found: tuple[str, Answer] | None = None
         for name in self._fields:
             said = fields.get(name)

@@ -1,4 +1,7 @@
-"""Tasks from files of people: JSONL, CSV, or Label Studio's JSON. Lines that are none are named, and then nothing is imported."""
+"""Tasks from people's files: JSONL, CSV, or Label Studio's JSON.
+
+A file with invalid lines is not imported; an error names them.
+"""
 
 from __future__ import annotations
 
@@ -18,45 +21,45 @@ from protocol import codec
 from protocol.errors import UserError
 from storage.foreign_text import ENDINGS, decode_text, describe_columns, open_csv
 
-SPARE_BYTES: Final = 64  # of an entry beside its task
-MISFITS_MAX: Final = 20  # lines of a file that are named; then nobody reads on
+SPARE_BYTES: Final = 64  # of an entry, in addition to its task
+MISFITS_MAX: Final = 20  # invalid lines that an error names; reading ends there
 TASKS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX
-NAMES: Final = ("text", "items", "suggestion", "gold")  # of what a task may have
-SHOWN: Final = 64  # characters of a name that is none of these
-NAMES_SHOWN: Final = 200  # characters of the names that a row has
+NAMES: Final = ("text", "items", "suggestion", "gold")  # fields of a task
+SHOWN: Final = 64  # characters of an unknown name in an error
+NAMES_SHOWN: Final = 200  # characters of a row's names in an error
 JSON_ENDINGS: Final = (".json", ".jsonl", ".ndjson")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# Names that are known in any case.
+# Names that are recognized in any letter case.
 _KNOWN: Final = frozenset((*NAMES, *COLUMNS, *LABEL_FIELDS, *EXPORTED_COLUMNS, "data", "prompt", "chosen", "rejected"))
 
 
 class TaskWithGold(NamedTuple):
     task: AnnotationTask
-    gold: tuple[int, ...] | None  # the right answer, where it is known
+    gold: tuple[int, ...] | None  # the right answer, if it is known
 
 
 class ParsedTasks(NamedTuple):
     tasks: list[TaskWithGold]
-    notes: tuple[str, ...]  # a sentence each, for the person who imports
+    notes: tuple[str, ...]  # one sentence each, for the person who imports
 
 
 class InvalidTasks(UserError):
-    """Each problem names its line, or the number of the task in Label Studio's JSON, counted from 1."""
+    """Problems of a file. Each names its line, or its task in Label Studio's JSON, counted from 1."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
 
 
-Row = Fields | UserError  # the fields of a line, or the reason that it is no task
+Row = Fields | UserError  # fields of a line, or the reason why it is no task
 
 
 class FieldNameMap(NamedTuple):
-    """Names of fields that are known in any case and with spaces around them."""
+    """Names of fields that are recognized in any letter case and with spaces around them."""
 
     columns: Mapping[str, str]  # names that a person gave, by ours
     gold_from: str
-    known: Mapping[str, str]  # by the same name in lower case
+    known: Mapping[str, str]  # our names, by the same name in lower case
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, str], gold_from: str) -> FieldNameMap:
@@ -66,12 +69,12 @@ class FieldNameMap(NamedTuple):
         return cls(given, gold, ours | {name.casefold(): name for name in (*given.values(), gold) if name})
 
     def to_our_names(self, where: str, theirs: list[str]) -> list[str]:
-        """The same names, the known ones as we write them. Raises `UserError` where two of them are one known name."""
+        """Return the names, with recognized ones as we write them. Raises `UserError` if two of them mean the same."""
         meant = [self.known.get(name.strip().casefold(), name) for name in theirs]
         for name in meant:
             if meant.count(name) == 1 or self.known.get(name.casefold()) != name:
                 continue
-            # A name as we write it goes before others in another case, unless a person has named it.
+            # A name as we write it has priority over other spellings, unless a person has given it.
             if theirs.count(name) != 1 or name in (*self.columns.values(), self.gold_from):
                 twice = ", ".join(repr(other) for other, one in zip(theirs, meant, strict=True) if one == name)
                 raise UserError(f"{where}: {meant.count(name)} fields are named {name!r}: {twice[:NAMES_SHOWN]}")
@@ -88,9 +91,9 @@ def read_tasks(
     columns: Mapping[str, str] = MappingProxyType({}),
     gold_from: str = "",
 ) -> ParsedTasks:
-    """`columns`: the file's names of some of `COLUMNS`. `gold_from`: its field with the right answers.
+    """Return the tasks of a file. `columns`: the file's names of some of `COLUMNS`. `gold_from`: its field with right answers.
 
-    Raises `InvalidTasks` for lines that are no task, and `UserError` for a file of another kind.
+    Raises `InvalidTasks` for lines that are no tasks, and `UserError` for a file of another kind.
     """
     text, note = decode_text(name, data)
     names = FieldNameMap.from_columns(columns, gold_from)
@@ -100,7 +103,7 @@ def read_tasks(
 
 
 def is_table(name: str, text: str) -> bool:
-    """Whether it is CSV, by its ending. The beginning of the text decides for other endings than those of CSV and JSON."""
+    """Return whether a file is CSV, by its ending. If that is neither CSV's nor JSON's, the beginning of the text decides."""
     ending = name.lower()
     return ending.endswith(ENDINGS) or not (ending.endswith(JSON_ENDINGS) or re.match(r"\s*([\[{]|$)", text))
 
@@ -115,11 +118,11 @@ def parse_tasks(
     columns: Mapping[str, str] = MappingProxyType({}),
     gold_from: str = "",
 ) -> ParsedTasks:
-    """`rows`: the place and the fields of each line of JSONL. Raises as `read_tasks`."""
+    """Return the tasks of rows, each with its place and its fields. Other parameters and errors are those of `read_tasks`."""
     question, names = AnswerSchema(kind, tuple(options), many), FieldNameMap.from_columns(columns, gold_from)
     labels = ForeignLabels(question, names.gold_from, names.columns.values())
     tasks: list[TaskWithGold] = []
-    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # of each task: place, field and answer of a label
+    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # for each task: place, field and answer of a label
     problems: list[str] = []
     seen, without_text = set[str](), 0
     for where, row in rows:
@@ -157,7 +160,7 @@ def parse_tasks(
 def _with_suggestions(
     tasks: list[TaskWithGold], offered: list[tuple[str, str, tuple[int, ...]] | None], labels: ForeignLabels
 ) -> list[TaskWithGold]:
-    """Labels become suggestions, unless there is gold: a suggestion beside it, or its absence, could give the gold away."""
+    """Make labels suggestions, unless there is gold: a suggestion beside it, or its absence, could give the gold away."""
     has_gold = any(given.gold is not None for given in tasks)
     found = []
     for given, label in zip(tasks, offered, strict=True):
@@ -175,14 +178,14 @@ def _with_suggestions(
 
 
 def _named(where: str, row: Fields, names: FieldNameMap) -> Fields:
-    """The row with our names, and items of their own fields as one list."""
+    """Return the row with our names. Items in fields of their own become one list."""
     found = dict(zip(names.to_our_names(where, list(row)), row.values(), strict=True))
     items = [found[item] for item in ITEMS if item in found]
     return {"items": items, **found} if items else found
 
 
 def _renamed(where: str, row: Fields, columns: Mapping[str, str]) -> Fields:
-    """As if the file had our names. A part that the row does not have stays out."""
+    """Return the row with the names of `columns` replaced by ours. Fields without a value are left out."""
     if not columns:
         return row
     _require(where, row, columns)
@@ -192,7 +195,7 @@ def _renamed(where: str, row: Fields, columns: Mapping[str, str]) -> Fields:
 
 
 def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> None:
-    """`UserError` unless all that the columns are called is there."""
+    """Raise `UserError` if a name of `columns` is missing."""
     known = list(names)
     missing = [theirs for theirs in columns.values() if theirs not in known]
     if missing:
@@ -256,7 +259,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> Fields:
 
 
 def _asked(where: str, row: Fields, kind: QuestionKind) -> tuple[str, tuple[str, ...]]:
-    """The text and the items of a task."""
+    """Return the text and the items of a task. Raises `UserError` if the row is no task of this kind."""
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` is text, `items` a list of texts")
@@ -272,7 +275,7 @@ def _asked(where: str, row: Fields, kind: QuestionKind) -> tuple[str, tuple[str,
 
 
 def split_into_pages(tasks: list[TaskWithGold]) -> Iterator[list[TaskWithGold]]:
-    """As many to a page as it holds."""
+    """Split tasks into pages, each as large as a page may be."""
     page: list[TaskWithGold] = []
     size = 0
     for task in tasks:

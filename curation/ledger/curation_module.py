@@ -1,19 +1,19 @@
 """The ledger module of curation.
 
-Nothing happens by time alone. The first batch of a block looks at what has expired, by the time of the parent block. Then the
-statements of each batch act. A statement that cannot is passed over and counted: another peer may have carried it before, or
-somebody else has the place.
+Time alone changes nothing. The first batch of a block handles expired entries, by the time of the parent block. Then the
+statements of each batch act. A statement that cannot act is passed over and counted: another peer may have carried it before, or
+another annotator may have the place.
 
-| a task is | and | then |
+| a task is | event | consequence |
 |---|---|---|
 | begun | an annotator gets a lease | one of its places is taken |
 | begun | a lease expires, is released or is skipped | its place is free; after four skips the task waits for its author |
-| begun | the last vote asked for is committed | the task is opening: each of its annotators has a minute to open |
-| opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
-| opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
+| begun | the last requested vote is committed | the task is opening: each of its annotators has a minute to open |
+| opening | the last requested vote is opened | the label is decided, or another vote is requested, or the author reviews |
+| opening | the minute is over | unopened votes are forfeited, their places are free, and the task is begun again |
 
-An annotator that has answered nothing ENROLMENT_MS after its enrolment loses its place, and may enrol again.
-A project that is closed gives out no tasks and takes no votes. A minute later its close begins, see `project_close`.
+An annotator without an answer ENROLMENT_MS after its enrolment loses its place, and may enrol again. A closed project gives out
+no tasks and takes no commitments. A minute later its close begins, see `project_close`.
 """
 
 from __future__ import annotations
@@ -120,24 +120,24 @@ if TYPE_CHECKING:
     from curation.ledger.project_close import ProjectCloser
 
 ANNOTATOR_ROLE: Final = "annotator"  # the ledger role of a serving peer
-DRAWS_FOR_COST: Final = 3  # that cost as much as a signature check
-LOOKS_FOR_COST: Final = 6  # at begun tasks that the annotator has had
-ANSWERS_FOR_COST: Final = 4  # of gold, each with a proof of eight hashes
-OPENING_COST: Final = 4  # in signature checks: the last opening of a task finds its label, and what its annotators are worth
-CHANGES_MAX: Final = 16  # remembered of one height: each serving peer has a batch on its way
+DRAWS_FOR_COST: Final = 3  # draws that cost as much as a signature check
+LOOKS_FOR_COST: Final = 6  # begun tasks that a draw tries at the same cost
+ANSWERS_FOR_COST: Final = 4  # gold answers at the same cost, each with a proof of eight hashes
+OPENING_COST: Final = 4  # in signature checks: the last opening of a task computes its label and its annotators' skills
+CHANGES_MAX: Final = 16  # cached changes of one height: each serving peer may have a pending batch
 
 
 COST_OF_STATEMENT_MAX: Final = max(1 + -(-LEASES_MAX // DRAWS_FOR_COST), OPENING_COST)
-COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # of a batch with leases; LOOKS_FOR_DRAW is in the cost of a draw
+COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # of a batch with leases; the cost of a draw includes LOOKS_FOR_DRAW
 assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX + COST_OF_LOOKS <= COST_PER_BLOCK_MAX, "any batch fits into a block"
 
 
 class InapplicableStatement(Exception):
-    """This statement does not act; the text says why. The rest of the batch does."""
+    """Reason why a statement does not act. The rest of its batch still acts."""
 
 
 def signed_statement(carrier: bytes, part: EnrolmentEntry | LeaseRequest | AnswerCommitment) -> EmbeddedStatement:
-    """The annotator's signed statement in a part of a batch by this carrier."""
+    """Return the statement that the annotator signed for this part of the carrier's batch."""
     match part:
         case EnrolmentEntry():
             said: EnrolStatement | SessionStatement | AnnotationStatement = EnrolStatement(part.name, carrier, part.custodial)
@@ -149,17 +149,17 @@ def signed_statement(carrier: bytes, part: EnrolmentEntry | LeaseRequest | Answe
 
 
 def project_id(author: bytes, nonce: int) -> bytes:
-    """The id of the project that this author's transaction founds."""
+    """Return the id of the project that an author creates by a transaction with this nonce."""
     return hashlib.sha256(b"folkmoot/project\x00" + author + nonce.to_bytes(8, "big")).digest()
 
 
 def runs_curation(view: StateReader) -> bool:
-    """Whether this network has the module. One that was founded before there was curation has it after an upgrade."""
+    """Return whether this network runs the module. Networks that were founded without it can add it by an upgrade."""
     return any(module.name == CurationModule.name for module in view.module_state(NetworkState).modules)
 
 
 def serving_peers(members: MembersState) -> tuple[bytes, ...]:
-    """Members that serve annotators, ascending."""
+    """Return the keys of members that serve annotators, ascending."""
     return tuple(
         sorted(key for key, member in members.members.items() if ANNOTATOR_ROLE in member.roles and members.is_current_key(key))
     )
@@ -213,7 +213,7 @@ class CurationModule(Module[CurationState]):
     def apply_transaction(
         self, state: CurationState, said: DecodedTransaction, view: StateReader, context: BlockContext
     ) -> StateChange:
-        """A peer applies a transaction some four times until it is decided, mostly to the very same state: it acts once."""
+        """Apply a transaction. Changes are cached, because a peer does so about four times, mostly to the same state."""
         members = view.module_state(MembersState)
         given = (said.author, said.transaction, members, replace(context, facts=()))  # facts of the block change nothing here
         for before, of, change in self._changes:
@@ -240,12 +240,12 @@ class CurationModule(Module[CurationState]):
             case StatementBatch():
                 self._batch(work, said, members, context)
         change = StateChange(work.new_state())
-        of_height = [known for known in self._changes if known[1][-1].height == context.height]  # others are over
+        of_height = [known for known in self._changes if known[1][-1].height == context.height]  # others are obsolete
         self._changes = [*of_height, (state, given, change)][-CHANGES_MAX:]
         return change
 
     def follow_key_rotations(self, state: CurationState, current: Callable[[bytes], bytes]) -> CurationState:
-        """Places of a serving peer go on with it. Rows that name a peer stay: whoever reads them asks for its key of now."""
+        """Move the places of a serving peer to its new key. Rows that name a peer stay, since readers ask for its current key."""
         rows: dict[bytes, PeerAnnotators | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
@@ -257,7 +257,7 @@ class CurationModule(Module[CurationState]):
         return [page_replacement(state, place) for place in range(since, state.redacted)]
 
     def lingers(self, content: object) -> bool:
-        """Serving peers send batches at the same time, and closings of rounds carry them."""
+        """Return True for a batch. Serving peers send batches at the same time, and blocks that close rounds can carry them."""
         return isinstance(content, StatementBatch)
 
     # Batches ---------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class CurationModule(Module[CurationState]):
             raise Refused(f"only members with the role {ANNOTATOR_ROLE!r} carry what annotators say")
         if batch.size > BATCH_MAX:
             raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
-        if work.state.expired_height != context.height:  # once a block, however many batches it has
+        if work.state.expired_height != context.height:  # once for each block
             work.changed_fields |= {"expired_height": context.height, "serving_count": len(serving_peers(members))}
             _expire(work, context.time_ms, members)
             if work.closing:
@@ -308,7 +308,10 @@ class CurationModule(Module[CurationState]):
         work.enqueue_expiry("enrolments", wish.annotator, context.time_ms + ENROLMENT_MS)
 
     def _lease(self, work: CurationChanges, wish: LeaseRequest, peer: bytes, context: BlockContext, wished: set[bytes]) -> None:
-        """`wished`: whose wishes this batch has had. One that finds nothing looks longest: it is not to be said 512 times."""
+        """Lease tasks for an annotator. A batch may have one request of each annotator; `wished` has those with an earlier one.
+
+        A request that finds no task is the most expensive one, and a batch has room for 512 of them.
+        """
         person = work.annotators.get_record(wish.annotator)
         if person is None:
             raise InapplicableStatement("not enrolled")
@@ -364,7 +367,7 @@ class CurationModule(Module[CurationState]):
 def _expire(work: CurationChanges, now_ms: int, members: MembersState) -> None:
     for assignment in work.pop_expired("leases", now_ms, EXPIRED_PER_BATCH_MAX):
         row = work.assignments[assignment]
-        # a task that was released may be leased again meanwhile
+        # A released task may have been leased again since then.
         if row.state is AssignmentState.LEASED and row.deadline_ms <= now_ms:
             work.release_place(assignment, AssignmentState.EXPIRED)
     for assignment in work.pop_expired("openings", now_ms, EXPIRED_PER_BATCH_MAX):
@@ -372,7 +375,7 @@ def _expire(work: CurationChanges, now_ms: int, members: MembersState) -> None:
         if row.state is AssignmentState.COMMITTED and row.deadline_ms <= now_ms:
             task = task_id(row.project, row.number)
             now = work.tasks[task]
-            stage = TaskStage.BEGUN if now.stage is TaskStage.OPENING else now.stage  # its author may have it by now
+            stage = TaskStage.BEGUN if now.stage is TaskStage.OPENING else now.stage  # the author may review it by now
             work.tasks[task] = replace(now, stage=stage)
             work.forfeit_vote(assignment)
     for annotator in work.pop_expired("enrolments", now_ms, EXPIRED_PER_BATCH_MAX):
@@ -381,7 +384,7 @@ def _expire(work: CurationChanges, now_ms: int, members: MembersState) -> None:
 
 
 def _unenrol(work: CurationChanges, annotator: bytes, members: MembersState) -> None:
-    """The key never answered: others may have its place at its peer, and its leases."""
+    """Remove an annotator that never answered, and free its leases and its place at its peer."""
     person = work.annotators[annotator]
     for assignment in person.leases:
         assert work.assignments[assignment].state is AssignmentState.LEASED, "a commitment is an answer"
@@ -389,7 +392,7 @@ def _unenrol(work: CurationChanges, annotator: bytes, members: MembersState) -> 
     work.annotators.delete_row(annotator)
     work.add_to_field("annotators_count", -1)
     peer = person.peer
-    while (share := work.shares.get_record(peer)) is None:  # its row goes on with each new key, at the end of the block
+    while (share := work.shares.get_record(peer)) is None:  # at the end of the block, the row moves to the peer's new key
         successor = members.members[peer].successor
         assert successor is not None, "the peer has a row with this place"
         peer = successor
@@ -430,7 +433,7 @@ def _open(work: CurationChanges, opening: AnswerOpening, peer: bytes, context: B
 
 
 def _decide(work: CurationChanges, task: bytes, asked: ProjectSpec, context: BlockContext) -> None:
-    """All votes asked for are opened: the task has a label, or needs another vote, or its author."""
+    """Settle a task whose requested votes are all opened, request one more vote, or send the task to its author."""
     row = work.tasks[task]
     answers = {key: work.assignments[assignment_id(task, key)].answer for key in row.annotators}
     label = _label(work, row, asked, [(key, tuple(answer)) for key, answer in answers.items() if answer is not None])
@@ -444,12 +447,13 @@ def _decide(work: CurationChanges, task: bytes, asked: ProjectSpec, context: Blo
 
 
 def _label(work: CurationChanges, row: TaskRow, asked: ProjectSpec, votes: list[tuple[bytes, Answer]]) -> Answer | None:
-    """None: not sure enough."""
+    """Return the label of a task, or None if it is not sure enough."""
     if asked.votes == 1:
         return votes[0][1]
     told = [(_counts(work, row.project, key), answer) for key, answer in votes]
     label, chance = estimate_label(asked.kind, len(asked.options), asked.many, told)
-    # Many items are seldom all in clear order. The order of ranked pairs is one that no majority is left to speak against.
+    # Many items are rarely all in clear order. After the last vote, the order of ranked pairs is the label: no remaining majority
+    # contradicts it.
     is_last_ranking = asked.kind is QuestionKind.RANKING and row.votes_asked >= asked.votes
     return label if chance >= LABEL_CONFIDENCE_MIN or is_last_ranking else None
 
@@ -488,7 +492,7 @@ def _settle(work: CurationChanges, task: bytes, asked: ProjectSpec, label: Answe
 
 
 def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
-    """Krippendorff's α over the settled tasks of a project. None: there is none, see `annotator_agreement`."""
+    """Return Krippendorff's α over the settled tasks of a project, or None, see `annotator_agreement`."""
     row, agreed = state.projects.get_record(project), state.agreements.get_record(project)
     if row is None or agreed is None:
         return None
@@ -532,7 +536,7 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
     )
     if open_count >= PROJECTS_OPEN_MAX:
         raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
-    if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # else a member that founds and closes fills the queue of closes
+    if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # a member that creates and closes projects must not fill the queue
         raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or being closed: a close takes a minute")
     if len(work.open) + len(work.closing) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
@@ -551,13 +555,13 @@ def _own(work: CurationChanges, said: DecodedTransaction, members: MembersState,
 
 
 def is_closed_for_votes(of: CurationChanges | CurationState, key: bytes, now_ms: int) -> bool:
-    """The project is closed, and so were its last openings: nothing of it changes any more but by its close."""
+    """Return whether a project is closed and the time for its last openings is over. Then only its close changes it."""
     project, closing = of.projects.get_record(key), of.closings.get_record(key)
     return project is not None and project.phase is ProjectPhase.CLOSED and (closing is None or closing.start_ms <= now_ms)
 
 
 def reviews_left(state: CurationState, key: bytes, now_ms: int) -> int:
-    """Tasks that wait for their author; once the project is over, nobody can decide them any more."""
+    """Return the number of tasks that wait for their author. It is 0 once the project is over, when none can be decided."""
     project = state.projects.get_record(key)
     return 0 if project is None or is_closed_for_votes(state, key, now_ms) else project.review
 
@@ -576,7 +580,7 @@ def _add_page(work: CurationChanges, said: DecodedTransaction, members: MembersS
 
 
 def _say_gold(work: CurationChanges, said: DecodedTransaction, members: MembersState, now_ms: int) -> None:
-    """All of them, or none: each stands where the page's root of gold has it, is said once, and answers such a task."""
+    """Record right answers, all or none. Each must be under the page's root of gold, be new, and fit the task."""
     content: RevealGold = said.content
     project, page = _own(work, said, members, content.project), work.pages.get_record(page_key(content.project, content.page))
     if page is None or page.gold is None:
@@ -618,7 +622,7 @@ def _close(work: CurationChanges, key: bytes, now_ms: int) -> None:
 
 
 def _stop(work: CurationChanges, said: DecodedTransaction, members: MembersState, key: bytes, now_ms: int) -> None:
-    """Wishes of those that do not vote any more are dropped, as with jobs."""
+    """Record a voter's vote to stop a project. A quorum of present voters closes it, as with jobs."""
     project = work.projects.get_record(key)
     if project is None or project.phase is ProjectPhase.CLOSED:
         raise Refused("no such project is open or paused")

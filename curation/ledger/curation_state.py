@@ -1,21 +1,21 @@
-"""The decided state of curation. Rows of tables cost a block only what it changes; what has no row yet is as its project says.
+"""The decided state of curation. A block changes only some rows. A task without a row is not begun.
 
-| table         | key                            | row                                                              |
-|---------------|--------------------------------|------------------------------------------------------------------|
-| `projects`    | project                        | what is asked, and how far it is                                 |
-| `pages`       | project ‖ page (u32)           | digest of the blob with the tasks, and their Merkle root         |
-| `tasks`       | task                           | a task that was begun: who has it, how many votes, the label     |
-| `places`      | project ‖ list ‖ place (u32)   | an element of a list of task numbers, see `state_changes`        |
-| `annotators`  | annotator's key                | name, serving peer, leases, counts                               |
-| `assignments` | assignment                     | one annotator's lease of one task, and its vote                  |
-| `skills`      | project ‖ annotator's key      | how often labels and this annotator's votes came together        |
-| `shares`      | serving peer's key             | how many annotators have places of it                            |
-| `due`         | queue ‖ place (u64)            | what is looked at when its time has come: `curation_module`      |
-| `closings`    | project                        | how far its close is, until it is done: see `project_close`      |
-| `agreements`  | project                        | how often values were said together, of its settled tasks        |
-| `golds`       | task                           | the right answer, which its author knew before: after it said so |
-| `redactions`  | place (u64)                    | tasks whose text is taken out, in the order in which they were   |
-| `wishes`      | voter's key                    | the redaction that a voter wants, until enough of them do        |
+| table         | key                            | row                                                          |
+|---------------|--------------------------------|--------------------------------------------------------------|
+| `projects`    | project                        | its question and its progress                                |
+| `pages`       | project ‖ page (u32)           | digest of the blob with the tasks, and their Merkle root     |
+| `tasks`       | task                           | a begun task: its annotators, its number of votes, its label |
+| `places`      | project ‖ list ‖ place (u32)   | an element of a list of task numbers, see `state_changes`    |
+| `annotators`  | annotator's key                | name, serving peer, leases, counts                           |
+| `assignments` | assignment                     | one annotator's lease of one task, and its vote              |
+| `skills`      | project ‖ annotator's key      | number of tasks by label and this annotator's vote           |
+| `shares`      | serving peer's key             | number of annotators that have its places                    |
+| `due`         | queue ‖ place (u64)            | an entry that expires at a given time, see `curation_module` |
+| `closings`    | project                        | progress of its close, until it is done, see `project_close` |
+| `agreements`  | project                        | how often values coincide in its settled tasks               |
+| `golds`       | task                           | the right answer, after its author has revealed it           |
+| `redactions`  | place (u64)                    | redacted tasks, in the order of their redactions             |
+| `wishes`      | voter's key                    | the redaction that a voter wants, until enough voters do     |
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Seals = Annotated[tuple[Annotated[bytes, Length(0, SEAL_BYTES_MAX)], ...], Lengt
 
 
 class TextFormat(enum.StrEnum):
-    """How pages show the texts of tasks and their items."""
+    """Form in which pages show the texts of tasks and of their items."""
 
     PLAIN = "plain"
     MARKDOWN = "markdown"
@@ -67,15 +67,15 @@ class TextFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProjectSpec:
-    """The question of a project, as its author wrote it."""
+    """Question of a project, as its author wrote it."""
 
     name: Name
     kind: QuestionKind
     options: Options
     many: bool
-    items: Annotated[int, Between(0, RANKED_MAX)]  # of each task: 2 of a pair, 3 to 9 of a ranking, else none
-    guidelines: Digest | None  # of a blob: text in UTF-8, at most GUIDELINES_BYTES_MAX
-    votes: Votes  # of a task at most; more than one: at least two
+    items: Annotated[int, Between(0, RANKED_MAX)]  # of each task: 2 for a pair, 3 to 9 for a ranking, 0 for others
+    guidelines: Digest | None  # of a blob with text in UTF-8, at most GUIDELINES_BYTES_MAX
+    votes: Votes  # maximum for a task; if it is above 1, a task has at least two
     price: Price  # points for each settled task
     suggests_first: bool  # a suggestion is shown with the task, not after the answer
     display: TextFormat = TextFormat.PLAIN
@@ -94,11 +94,11 @@ class Project:
     phase: ProjectPhase
     pages: Annotated[int, Between(0, PAGES_MAX)] = 0
     tasks: Count = 0
-    fresh_drawn: Count = 0  # tasks that were taken out of the fresh ones
-    begun: Count = 0  # begun tasks that have a free place: the length of their list
+    fresh_drawn: Count = 0  # tasks that were drawn from the list of fresh ones
+    begun: Count = 0  # begun tasks with a free place: the length of their list
     settled: Count = 0
     review: Count = 0  # tasks that wait for their author
-    golds: Count = 0  # tasks of which the author has said the right answer
+    golds: Count = 0  # tasks whose right answer is revealed
     paid: Count = 0  # points that its annotators got at the close
     stop_requests: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that want it closed
 
@@ -107,18 +107,18 @@ class Project:
 class TaskPageRow:
     digest: Digest  # of the blob
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
-    root: Digest  # over the tasks
+    root: Digest  # Merkle root over the tasks
     first: Count  # number of its first task
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
-    gold: Digest | None = None  # root over a leaf for each task, of which only the author knows which are gold
+    gold: Digest | None = None  # Merkle root over a leaf for each task; only the author knows which tasks are gold
 
 
 class TaskStage(enum.StrEnum):
     BEGUN = "begun"  # votes are missing
-    OPENING = "opening"  # all votes asked for are committed
+    OPENING = "opening"  # all requested votes are committed
     SETTLED = "settled"
     REVIEW = "review"  # its author decides
-    REDACTED = "redacted"  # nobody is asked any more; one that was settled before stays so
+    REDACTED = "redacted"  # no annotator gets it; a task that was settled before stays settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +126,28 @@ class TaskRow:
     project: Digest
     number: Count
     stage: TaskStage
-    votes_asked: Votes  # votes asked for so far
-    places_taken: Annotated[int, Between(0, ASSIGNED_MAX)]  # leases and votes that have a place
+    votes_asked: Votes  # votes requested so far
+    places_taken: Annotated[int, Between(0, ASSIGNED_MAX)]  # leases and votes that hold a place
     committed: Annotated[int, Between(0, VOTES_MAX)]
     opened: Annotated[int, Between(0, VOTES_MAX)]
     skipped: Annotated[int, Between(0, ASSIGNED_MAX)]
-    index_slot: Count | None  # in the list of begun tasks with a free place
-    annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, as they came
+    index_slot: Count | None  # place in the list of begun tasks with a free place
+    annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, in order
     label: Choices | None = None
     height: Count = 0  # of the block that settled it
-    time_ms: Count = 0  # the network's time then: that of the block before it
-    is_reviewed: bool = False  # the author said the label, and no estimate changes it
-    is_redacted: bool = False  # its text is taken out
+    time_ms: Count = 0  # the network's time then: that of the block before
+    is_reviewed: bool = False  # the author set the label, and no estimate changes it
+    is_redacted: bool = False  # its text is deleted
 
 
 class AssignmentState(enum.StrEnum):
     LEASED = "leased"
-    EXPIRED = "expired"  # it counts until somebody has its place
-    RELEASED = "released"  # as expired, and the annotator may get the task again
+    EXPIRED = "expired"  # an answer still counts while the place is free
+    RELEASED = "released"  # like expired, and the annotator may get the task again
     SKIPPED = "skipped"
     COMMITTED = "committed"
     OPENED = "opened"
-    FORFEITED = "forfeited"  # committed, and not opened in time
+    FORFEITED = "forfeited"  # committed, but not opened in time
     SETTLED = "settled"
 
 
@@ -156,14 +156,14 @@ class Assignment:
     project: Digest
     number: Count  # of the task
     annotator: Key
-    peer: Key  # that took the lease, and then the one that carried the commitment
-    deadline_ms: Count  # of the lease, and then of the opening
+    peer: Key  # the peer that took the lease, and later the one that carried the commitment
+    deadline_ms: Count  # of the lease, and later of the opening
     state: AssignmentState
     commitment: Digest | None = None
     answer: Choices | None = None
     height: Count = 0  # of the block that committed it
-    time_ms: Count = 0  # the network's time then: that of the block before it
-    is_blind: bool = False  # committed before anybody's answer to the task could be seen
+    time_ms: Count = 0  # the network's time then: that of the block before
+    is_blind: bool = False  # committed before any answer to the task could be seen
     seals: Seals = ()  # of the commitment, until it is opened or forfeited
     reason: Annotated[str, Length(0, REASON_CHARACTERS_MAX)] = ""  # of a skip
 
@@ -171,18 +171,21 @@ class Assignment:
 @dataclass(frozen=True, slots=True)
 class Annotator:
     name: Pseudonym
-    peer: Key  # that enrolled it
+    peer: Key  # the peer that enrolled it
     custodial: bool
     height: Count
     leases: Annotated[tuple[Digest, ...], Length(0, LEASES_MAX)] = ()  # assignments that wait for an answer
-    annotations: Count = 0  # committed
-    accepted: Count = 0  # opened, and as the label says
+    annotations: Count = 0  # committed answers
+    accepted: Count = 0  # opened answers that equal the label
     points: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorSkill:
-    """counts[label × classes + vote], over settled tasks; where an answer is of many options: of each option, off and on."""
+    """Settled tasks by label and vote: counts[label × classes + vote].
+
+    With `many`, each option has four counts, of off and on.
+    """
 
     counts: Annotated[tuple[Count, ...], Length(0, OPTIONS_MAX * OPTIONS_MAX)]
     weight: Count = 0  # of its answers at the project's close, in units of 1/WEIGHT_ONE, see `reputation`
@@ -190,23 +193,23 @@ class AnnotatorSkill:
 
 class CloseStep(enum.StrEnum):
     READING = "reading"  # tasks and their votes
-    TURNING = "turning"  # the whole estimate
+    TURNING = "turning"  # iterations of the whole estimate
     LABELLING = "labelling"  # tasks whose label the whole estimate changes
     PAYING = "paying"  # annotators
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectCloseProgress:
-    """How far a project's close is."""
+    """Progress of a project's close."""
 
-    start_ms: Count  # from then on nothing is opened any more, and it begins
+    start_ms: Count  # start of the close, after which no vote is opened
     step: CloseStep = CloseStep.READING
-    next_number: Count = 0  # of that step: the number of the first task, turn or annotator that is still to be done
+    next_number: Count = 0  # of that step: the first task, iteration or annotator that is not done
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementCounts:
-    """counts[a × values + b]: how often one annotator said a and another b of one unit, in units of 1/agreement.UNIT."""
+    """Coincidences: counts[a × values + b] is how often two annotators gave a and b to one unit, in 1/COINCIDENCE_UNIT."""
 
     counts: Annotated[tuple[Count, ...], Length(1, OPTIONS_MAX * OPTIONS_MAX)]
 
@@ -218,13 +221,13 @@ class GoldRow:
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """Another page in the place of one of a project's: the same, but that one entry has its leaf alone."""
+    """Replacement of a project's page by another one, in which one entry is only its leaf."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
     index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the entry
-    old: Digest  # of the page as it was
-    digest: Digest  # of the page as it is then
+    old: Digest  # of the page before
+    digest: Digest  # of the page after
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
 
 
@@ -246,7 +249,7 @@ class ExpiryEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryQueue:
-    """The places of `due` from `first` on, up to before `last`. Times ascend, since every entry waits equally long."""
+    """Entries of `due` at places from `first` to `last` − 1. Times ascend, since all entries of a queue wait equally long."""
 
     first: Count = 0
     last: Count = 0
@@ -254,15 +257,15 @@ class ExpiryQueue:
 
 @dataclass(frozen=True, slots=True)
 class CurationState:
-    open: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects, as they came
+    open: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects, in the order of their creation
     annotators_count: Annotated[int, Between(0, ANNOTATORS_MAX)] = 0
-    annotations: Count = 0  # committed
+    annotations: Count = 0  # committed answers
     settled: Count = 0
-    passed_over: Count = 0  # statements that did not apply
-    redacted: Count = 0  # tasks
+    passed_over: Count = 0  # statements that did not act
+    redacted: Count = 0  # redacted tasks
     leases: ExpiryQueue = ExpiryQueue()
     openings: ExpiryQueue = ExpiryQueue()
-    closing: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects whose close is not done, as they came
+    closing: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects whose close is not done, in order
     enrolments: ExpiryQueue = ExpiryQueue()  # annotators that lose their places unless they answer
     projects: Table[Project] = field(default_factory=lambda: Table(Project))
     pages: Table[TaskPageRow] = field(default_factory=lambda: Table(TaskPageRow))
@@ -278,8 +281,8 @@ class CurationState:
     golds: Table[GoldRow] = field(default_factory=lambda: Table(GoldRow))
     redactions: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
     wishes: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
-    expired_height: Count = 0  # height of the last block whose batches have seen what expires, and gone on with a close
-    serving_count: Count = 0  # members that served annotators when the first batch of that block acted
+    expired_height: Count = 0  # last height at which a batch removed expired entries and continued a close
+    serving_count: Count = 0  # members that served annotators at the first batch of that height
 
 
 def page_key(project: bytes, page: int) -> bytes:

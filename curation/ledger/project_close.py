@@ -1,9 +1,10 @@
-"""The close of a project, a slice with each batch: labels by the whole estimate, everybody's weight, and the points.
+"""The close of a project, in slices: labels by the whole estimate, annotators' weights, and points.
 
-A minute after it was closed no vote can be opened any more, and all that a close depends on stands still. From then on each batch
-reads some of its tasks; then batches make turns of the estimate; then they change labels; then they pay annotators. The state
-says only how far that is. What was read and estimated stays in the memory of each peer. A peer that has it not, since it started
-again or came later, makes it anew from the same rows: the results are the same, and only its first slice takes longer.
+The first batch of each block executes one slice. A minute after a project was closed, no vote can be opened any more, and the
+input of the close is fixed. From then on, slices read its tasks, then iterate the estimate, then change labels, then pay
+annotators. The state has only the progress. Each peer keeps votes and estimates in memory. A peer without them, because it
+restarted or joined later, computes them again from the same rows: the results are the same, and only its first slice takes
+longer.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from curation.tasks.task_pages import assignment_id, task_id
 
 ROWS_OF_TASK: Final = 4  # a task and its votes, on average
 ITERATIONS: Final = dawid_skene.ITERATIONS + reputation.ITERATIONS
-RANKING_ITEM_BITS: Final = 4  # of an item's number in the code of a ranking, and of nothing else
+RANKING_ITEM_BITS: Final = 4  # of an item's number in the code of a ranking
 
 
 class ProjectCloser:
-    """Closes the projects of one ledger. It keeps the project at hand in memory; the result depends on the state alone."""
+    """Closes the projects of one ledger. It caches the current project in memory; the result depends on the state alone."""
 
     def __init__(self) -> None:
-        self._of: tuple[bytes, bytes] | None = None  # chain and project: a project is closed once, and stands still
+        self._of: tuple[bytes, bytes] | None = None  # chain and project of the cache; the votes of a closed project do not change
         self._votes = ProjectVotes()
         self._estimate: ProjectEstimate | None = None
 
     def advance_close(self, work: CurationChanges, chain: bytes, now_ms: int) -> None:
-        """A slice of the close that is first in line, if its time has come."""
+        """Advance the first close in the queue by a slice, if its start has passed."""
         project = work.closing[0]
         closing = work.closings[project]
         if closing.start_ms > now_ms:
@@ -67,7 +68,7 @@ class ProjectCloser:
     def _slice(
         self, work: CurationChanges, project: bytes, closing: ProjectCloseProgress, most: int
     ) -> tuple[ProjectCloseProgress | None, int]:
-        """How far it is after so many rows at most, or None if it is done; and how many it took."""
+        """Return the progress after about `most` rows, or None if the close is done, and the number of rows that it took."""
         row = work.projects[project]
         if closing.step is CloseStep.READING:
             upto = min(row.tasks, closing.next_number + -(-most // ROWS_OF_TASK))
@@ -130,7 +131,7 @@ def _after(closing: ProjectCloseProgress, done: int, all_of_it: int, following: 
 
 
 def _relabel(work: CurationChanges, task: bytes, label: Answer | None, is_gold: bool) -> None:
-    """A settled task has this label, unless its author reviewed it and it is no gold; None: the one that it has."""
+    """Give a settled task this label, unless it is None. Only gold changes a label that the author has set."""
     row = work.tasks[task]
     if label is None or (row.is_reviewed and not is_gold) or row.label is None or row.label == label:
         return
@@ -147,19 +148,19 @@ def _relabel(work: CurationChanges, task: bytes, label: Answer | None, is_gold: 
 
 
 class ProjectVotes:
-    """The votes on a project's settled tasks, as far as they were read: four integers each, 32 bytes."""
+    """Votes on a project's settled tasks, as far as they are read: four integers each, 32 bytes."""
 
     def __init__(self) -> None:
         self.tasks: list[int] = []  # numbers of settled tasks, ascending
-        self.people: dict[bytes, int] = {}  # annotator → its place
+        self.people: dict[bytes, int] = {}  # place by annotator
         self.count = 0
-        self.golds: dict[int, Answer] = {}  # place of a task → its right answer
-        self.tell = False  # whether anybody's vote can be held against another's, or against gold
+        self.golds: dict[int, Answer] = {}  # right answer by place of the task
+        self.tell = False  # True if a vote can be compared with another annotator's, or with gold
         self._read = 0
         self._parts: list[Ints] = []
 
     def read_votes(self, work: CurationChanges, project: bytes, upto: int) -> None:
-        """Tasks up to this number, unless they were."""
+        """Read the tasks below this number that are not read yet."""
         asked, rows = work.projects[project].spec, list[tuple[int, int, int, int]]()
         has_gold = work.projects[project].golds > 0
         for number in range(self._read, upto):
@@ -184,17 +185,17 @@ class ProjectVotes:
         self._read = max(self._read, upto)
 
     def gold_rows(self, asked: ProjectSpec) -> Ints:
-        """As `rows`, of the tasks that are gold: whose answer it is stays 0."""
+        """Return the right answers as rows like those of `rows`, with 0 in place of the annotator."""
         return np.array([(task, 0, _code(asked, answer), 1) for task, answer in self.golds.items()], np.int64).reshape(-1, 4)
 
     @property
     def rows(self) -> Ints:
-        """(votes, 4): place of the task, place of the annotator, code of the answer, and 1 if it was committed blind."""
+        """Array (votes, 4): place of the task, place of the annotator, code of the answer, and 1 if it was committed blind."""
         return np.concatenate(self._parts) if self._parts else np.zeros((0, 4), dtype=np.int64)
 
 
 def _code(asked: ProjectSpec, answer: Answer) -> int:
-    """One integer below 2⁶³: the class; a bit for each of many options; or four bits for each item of a ranking."""
+    """Return one integer below 2⁶³: the class, or a bit for each of many options, or four bits for each item of a ranking."""
     if asked.kind is QuestionKind.RANKING:
         return sum(item << (RANKING_ITEM_BITS * place) for place, item in enumerate(answer))
     if asked.many:
@@ -206,7 +207,7 @@ def _code(asked: ProjectSpec, answer: Answer) -> int:
 
 
 class ProjectEstimate:
-    """The estimate of one project: a question for each that its kind asks, with labels and then everybody's confusions."""
+    """Estimate of one project, whose kind asks one or more questions. It finds labels first, then annotators' confusions."""
 
     def __init__(self, asked: ProjectSpec, votes: ProjectVotes) -> None:
         self._asked, self.tasks, self._tell, self.golds = asked, votes.tasks, votes.tell, votes.golds
@@ -214,7 +215,7 @@ class ProjectEstimate:
         self.people: Sequence[bytes] = sorted(votes.people)
         rows, tasks, people = votes.rows, len(votes.tasks), len(votes.people)
         self._answers = np.bincount(rows[:, 1], minlength=people)
-        self._parts = asked.items if asked.kind is QuestionKind.RANKING else 1  # of one question, that a task has
+        self._parts = asked.items if asked.kind is QuestionKind.RANKING else 1  # neighbours in a ranking; 1 for other kinds
         asks = list(zip(_questions(asked, rows), _questions(asked, votes.gold_rows(asked)), strict=True))
         classes = (
             BINARY_CLASSES if asked.many or asked.kind is QuestionKind.RANKING else class_count(asked.kind, len(asked.options))
@@ -226,7 +227,7 @@ class ProjectEstimate:
         self._points: dict[bytes, int] = {}
 
     def run_iterations(self, upto: int) -> None:
-        """So many turns in all, unless they were made. Where no vote tells anything of another, no turn is made."""
+        """Run iterations until `upto` of them are done. They are left out if no two votes can be compared."""
         if not self._tell:
             return
         for turn in range(self._turned, upto):
@@ -235,7 +236,7 @@ class ProjectEstimate:
         self._turned = max(self._turned, upto)
 
     def task_label(self, place: int) -> Answer | None:
-        """The label of a settled task after all turns. None: one vote was asked for, or a ranking has no whole estimate."""
+        """Return the label of a settled task after all iterations. None: the project asks for one vote or for rankings."""
         if place in self.golds:
             return self.golds[place]
         if self._asked.votes == 1 or self._asked.kind is QuestionKind.RANKING:
@@ -246,7 +247,7 @@ class ProjectEstimate:
         return answer_of(self._asked.kind, found[0])
 
     def divide_points(self, points: int) -> dict[bytes, int]:
-        """Everybody's, after all turns. All answers are paid alike where nobody's weight is known: so little was asked."""
+        """Return each annotator's points after all iterations. If all weights are 0, all answers are paid alike."""
         if not self.weights:
             tables = [
                 question.reputation.confusion_counts() // self._parts for question in self._questions if question.reputation
@@ -261,7 +262,7 @@ class ProjectEstimate:
 
 class _LabelQuestion:
     def __init__(self, classes: int, tasks: int, people: int, rows: Ints, gold: Ints) -> None:
-        # `DawidSkene` has its votes in this order, too.
+        # This is also the order of votes in `DawidSkene`.
         rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
         self._blind = rows[:, 3]
         self._whole = DawidSkene(classes, tasks, people, rows[:, :3], gold[:, [0, 2]])
@@ -283,7 +284,7 @@ class _LabelQuestion:
 
 
 def _questions(asked: ProjectSpec, rows: Ints) -> list[Ints]:
-    """The rows of each question that a kind asks, with the class of its own in the place of the code."""
+    """Return the rows of each question that a kind asks, with the question's class instead of the code."""
     if asked.kind is QuestionKind.RANKING:
         return [_neighbours(rows, asked.items)]
     if asked.many:
@@ -292,7 +293,7 @@ def _questions(asked: ProjectSpec, rows: Ints) -> list[Ints]:
 
 
 def _neighbours(rows: Ints, items: int) -> Ints:
-    """For each ranking and item: whether the item stands before the next one by number. The first is next to the last."""
+    """Return for each ranking and item whether the item is before the next one by number. The last one's next is the first."""
     places = np.zeros((len(rows), items), dtype=np.int64)
     for place in range(items):
         places[np.arange(len(rows)), (rows[:, 2] >> (RANKING_ITEM_BITS * place)) & ((1 << RANKING_ITEM_BITS) - 1)] = place

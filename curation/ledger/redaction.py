@@ -1,6 +1,6 @@
-"""A task's text is taken out: its page makes room for another one, in which that task has its leaf alone.
+"""Redaction of a task: its page is replaced by another one, in which the task is only its leaf.
 
-Everybody who has the old page can make the new one, and the Merkle root stays. Whoever has the old one deletes it then.
+Every peer with the old page can make the new one, and then deletes the old one. The Merkle root stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.errors import RemoteProtocolError
 
 
 def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: MembersState) -> None:
-    """The author alone, or as many voters as one honest one is among, each with the same wish. A voter has one at a time."""
+    """Apply the author's redaction, or that of more than f voters with the same wish. A voter has one wish at a time."""
     wish: Redaction = said.content
     page, project = work.pages.get_record(page_key(wish.project, wish.page)), work.projects.get_record(wish.project)
     if project is None or page is None or wish.index >= page.count:
@@ -45,7 +45,7 @@ def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: Me
 
 
 def page_replacement(state: CurationState, place: int) -> BlobReplacement:
-    """What a decided redaction does to blobs."""
+    """Return the replacement of blobs by a decided redaction."""
     said = state.redactions[redaction_key(place)]
     page = state.pages[page_key(said.project, said.page)]
 
@@ -57,9 +57,9 @@ def page_replacement(state: CurationState, place: int) -> BlobReplacement:
 
 
 def find_replaced_page(state: CurationState, page: TaskPageRow, digest: bytes, data: bytes) -> TaskPageBlob | None:
-    """The page in a blob that had this row's place; None if this blob stays.
+    """Return the page in a blob, if a redaction replaced it; None if the blob stays.
 
-    A project may name any blob as its page. So only a page of these very tasks goes, and none that any row names now.
+    A project may name any blob as its page. Therefore only a page of exactly these tasks is deleted, unless a row still names it.
     """
     try:
         found = codec.decode(TaskPageBlob, data, PAGE_BYTES_MAX)

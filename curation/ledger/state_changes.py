@@ -1,4 +1,4 @@
-"""A transaction's changes to the tables of curation, gathered in dictionaries: each table takes them once, at the end."""
+"""Changes of a transaction to the tables of curation, collected in dictionaries. Each table takes them once, at the end."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ from curation.tasks.task_pages import assignment_id, task_id
 from ledger.tables import Table
 
 R = TypeVar("R")
-# Two lists of task numbers of each project, from which tasks are drawn: an element goes and comes at the cost of two rows.
-# The list of fresh tasks is every number from `Project.drawn` on, except where a row says otherwise: the first element takes the
-# place of the one that was drawn. The list of begun tasks with a free place is dense: the last element takes the place of the one
-# that goes.
+# Each project has two lists of task numbers, from which tasks are drawn. Adding or removing an element changes two rows. The list
+# of fresh tasks has every number from `Project.fresh_drawn` on, except where a row says otherwise: the first element takes the
+# place of the drawn one. The list of begun tasks with a free place is dense: the last element takes the place of the removed one.
 FRESH_LIST: Final = b"f"
 BEGUN_LIST: Final = b"b"
 
@@ -48,7 +47,7 @@ def index_slot_key(project: bytes, which: bytes, place: int) -> bytes:
 
 
 class TableChanges(Generic[R]):
-    """A table and what has changed in it since."""
+    """Table with the changes of a transaction."""
 
     def __init__(self, table: Table[R]) -> None:
         self._table = table
@@ -71,12 +70,12 @@ class TableChanges(Generic[R]):
 
 @dataclass
 class CurationChanges:
-    """The state while a transaction is applied. `new_state` gives the state after it."""
+    """State while a transaction is applied. `new_state` returns the state after it."""
 
     state: CurationState
-    root: bytes  # a recent state root, which draws depend on
-    looks_left: float = math.inf  # tasks that draws may still look at
-    changed_fields: dict[str, Any] = field(default_factory=dict)  # fields of the state that are no tables
+    root: bytes  # a recent state root, on which draws depend
+    looks_left: float = math.inf  # begun tasks that draws may still try
+    changed_fields: dict[str, Any] = field(default_factory=dict)  # changed fields that are no tables
 
     def __post_init__(self) -> None:
         state = self.state
@@ -122,7 +121,7 @@ class CurationChanges:
         self.changed_fields[name] = replace(queue, last=queue.last + 1)
 
     def pop_expired(self, name: str, now_ms: int, most: int) -> Iterator[bytes]:
-        """Takes the assignments whose time has come out of the queue, at most so many."""
+        """Remove at most `most` expired entries from a queue, and yield their assignments."""
         for _ in range(most):
             queue = self.expiry_queue(name)
             if queue.first == queue.last:
@@ -136,12 +135,12 @@ class CurationChanges:
             yield entry.assignment
 
     def queue_entries(self, name: str, first: int) -> Iterator[ExpiryEntry]:
-        """The entries of a queue from this place on."""
+        """Return the entries of a queue from this place on."""
         queue = self.expiry_queue(name)
         return (self.due[_due_key(name, place)] for place in range(max(first, queue.first), queue.last))
 
     def next_expiry_ms(self) -> int | None:
-        """From what time on a batch has something to do by itself; None: there is nothing that could expire or be closed."""
+        """Return the time at which a batch has something to do by itself. None: nothing can expire, and no close is left."""
         entries = [
             entry.due_ms for name in ("leases", "openings", "enrolments") for entry in islice(self.queue_entries(name, 0), 1)
         ]
@@ -162,7 +161,10 @@ class CurationChanges:
         self.tasks[task] = replace(self.tasks[task], index_slot=place)
 
     def update_task_index(self, task: bytes) -> None:
-        """The task is in the list of begun tasks exactly if it can be drawn; it is put there, or taken out."""
+        """Put the task into the list of begun tasks if it can be drawn; if not, take it out.
+
+        A task that lacks votes after SKIPS_MAX skips or ASSIGNED_MAX annotators goes to its author.
+        """
         row = self.tasks[task]
         is_full = len(row.annotators) >= ASSIGNED_MAX
         if row.stage is TaskStage.BEGUN and row.places_taken < row.votes_asked and (is_full or row.skipped >= SKIPS_MAX):
@@ -189,7 +191,7 @@ class CurationChanges:
         self.projects[row.project] = replace(project, begun=last)
 
     def send_to_review(self, task: bytes) -> None:
-        """The author decides. Votes that nobody can open any more are free for their annotators."""
+        """Leave the task to its author. Votes that can no longer be opened are forfeited."""
         self.tasks[task] = row = replace(self.tasks[task], stage=TaskStage.REVIEW)
         for annotator in row.annotators:
             assignment = assignment_id(task, annotator)
@@ -199,7 +201,7 @@ class CurationChanges:
         self.projects[row.project] = replace(project, review=project.review + 1)
 
     def redact_task(self, project: bytes, number: int) -> None:
-        """Nobody gets the task any more. Whoever has it gives it back, and votes that are not settled are free."""
+        """Stop a task. Its leases expire, and its committed votes are forfeited. A settled task is only marked."""
         task = task_id(project, number)
         row = self.tasks.get_record(task) or self.new_task_row(project, number)
         if row.stage is TaskStage.SETTLED:
@@ -222,9 +224,9 @@ class CurationChanges:
     def draw_task(
         self, annotator: bytes, without: Sequence[bytes] = (), project: bytes | None = None
     ) -> tuple[bytes, bytes] | None:
-        """Draw a task that this annotator never had: (project, task), or None if there is none.
+        """Draw a task that this annotator never had or has released: (project, task), or None if there is none.
 
-        `without` names projects to leave out. With `project`, the task is of this one.
+        `without`: projects to leave out. `project`: the only project to draw from.
         """
         keys = self._looked_at(annotator) if project is None else (project,) if project in self.open else ()
         rows = [(key, self.projects[key]) for key in keys if key not in without]
@@ -239,7 +241,7 @@ class CurationChanges:
         return None
 
     def _looked_at(self, annotator: bytes) -> tuple[bytes, ...]:
-        """Open projects from a place on that this annotator's draws begin at now."""
+        """Return the open projects that a draw tries, from a start that depends on the annotator and the root."""
         keys = self.open
         if len(keys) <= DRAW_PROJECTS_MAX:
             return keys
@@ -263,20 +265,20 @@ class CurationChanges:
         return assignment is not None and assignment.state is AssignmentState.RELEASED
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
-        """Takes fresh tasks out of the list, up to the first that is not redacted, or CANDIDATES of them."""
+        """Take fresh tasks out of the list, up to the first that is not redacted, or DRAW_CANDIDATES_MAX of them."""
         for _ in range(DRAW_CANDIDATES_MAX):
             row = self.projects[project]
             if row.fresh_drawn == row.tasks:
                 return None
             number = self._fresh(project, row, annotator)
             task = task_id(project, number)
-            if self.tasks.get_record(task) is None:  # else it was redacted before anybody had it
+            if self.tasks.get_record(task) is None:  # otherwise it was redacted before any lease
                 self.tasks[task] = self.new_task_row(project, number)
                 return task
         return None
 
     def has_task_to_draw(self, annotator: bytes, without: Sequence[bytes] = (), project: bytes | None = None) -> bool:
-        """Whether a wish of this annotator would do something: lease a task, or take redacted ones out of a list."""
+        """Return whether a lease request would change the state: lease a task, or take redacted ones out of a list."""
         return self.draw_task(annotator, without, project) is not None or bool(self.projects.changes)
 
     def new_task_row(self, project: bytes, number: int) -> TaskRow:
@@ -284,7 +286,7 @@ class CurationChanges:
         return TaskRow(project, number, TaskStage.BEGUN, asked, 0, 0, 0, 0, None, ())
 
     def _fresh(self, project: bytes, row: Project, annotator: bytes) -> int:
-        """Takes a task out of the list of fresh ones; its number."""
+        """Take a task out of the list of fresh ones and return its number."""
         drawn = int.from_bytes(_hash(self.root, project, annotator, row.fresh_drawn.to_bytes(8, "big"))[:8], "big")
         place = row.fresh_drawn + drawn % (row.tasks - row.fresh_drawn)
         number, first = self._number_at(project, FRESH_LIST, place), self._number_at(project, FRESH_LIST, row.fresh_drawn)
@@ -297,7 +299,7 @@ class CurationChanges:
     # Places in a task ------------------------------------------------------------------------------------------------
 
     def lease_task(self, peer: bytes, until_ms: int, wish: LeaseRequest) -> bool:
-        """Whether there was a task."""
+        """Draw a task and lease it to the annotator. Return False if there is none."""
         annotator = wish.annotator
         drawn = self.draw_task(annotator, wish.excluded_projects, wish.project)
         if drawn is None:
@@ -314,7 +316,7 @@ class CurationChanges:
         return True
 
     def release_place(self, assignment: bytes, state: AssignmentState) -> None:
-        """The assignment's place in its task is free again."""
+        """Free the assignment's place in its task."""
         row = self.assignments[assignment]
         task = task_id(row.project, row.number)
         assert row.state in (AssignmentState.LEASED, AssignmentState.COMMITTED)
@@ -325,7 +327,7 @@ class CurationChanges:
         self.remove_lease(row.annotator, assignment)
 
     def forfeit_vote(self, assignment: bytes) -> None:
-        """The vote was committed, and is not opened."""
+        """Forfeit a committed vote that is not opened."""
         row = self.assignments[assignment]
         task = task_id(row.project, row.number)
         now = self.tasks[task]

@@ -1,7 +1,7 @@
-"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said.
+"""Transactions of curation. Members create projects and add tasks; serving peers carry the statements of annotators.
 
-Whoever carries a commitment seals its answer for two more serving peers, which open it if the carrier is gone. They are drawn by
-hash, so that everybody knows whose turn it is. Nothing decided looks into a seal.
+The carrier of a commitment seals the answer for two other serving peers, which open it if the carrier is gone. They are drawn by
+hash, so that everybody knows whose turn it is. No decision depends on the content of a seal.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ Nonce = Annotated[bytes, Length(16, 16)]
 
 # Signed statements -----------------------------------------------------------------------------------------------------
 
-# Annotators sign these with their own keys. Serving peers carry them; nobody else can make one.
+# Annotators sign these statements with their own keys, and serving peers carry them.
 
 
 @dataclass(frozen=True, slots=True)
 class EnrolStatement:
-    """I want to annotate in this network under this name, and begin at this peer."""
+    """Wish to annotate in this network under a name, beginning at this peer."""
 
     TAG: ClassVar[str] = "enrol"
     name: Pseudonym
     peer: Key
-    custodial: bool  # the peer keeps the key for me, and could sign in my place
+    custodial: bool  # the peer keeps the annotator's key, and could sign in its place
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStatement:
-    """This peer may take leases of tasks for me until then."""
+    """Permission for a peer to take leases for the annotator until `expires_ms`."""
 
     TAG: ClassVar[str] = "session"
     peer: Key
-    nonce: Nonce  # that the peer gave me
+    nonce: Nonce  # drawn by the peer
     expires_ms: Count
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotationStatement:
-    """My answer to the assignment is the one that this commits to, see `answers.answer_commitment`."""
+    """The annotator's answer to an assignment, as a commitment, see `answers.answer_commitment`."""
 
     TAG: ClassVar[str] = "annotation"
     assignment: Digest
@@ -67,14 +67,14 @@ class AnnotationStatement:
 
 @dataclass(frozen=True, slots=True)
 class CreateProject:
-    """`curation/create-project`, by any member: a project. Its id is `project_id`."""
+    """`curation/create-project`, by any member: creates a project, with the id `project_id`."""
 
     spec: ProjectSpec
 
 
 @dataclass(frozen=True, slots=True)
 class AddTaskPage:
-    """`curation/add-page`, by the project's author: tasks, which follow those that it has."""
+    """`curation/add-page`, by the project's author: adds tasks, whose numbers follow those of the project's earlier tasks."""
 
     project: Digest
     digest: Digest
@@ -86,7 +86,7 @@ class AddTaskPage:
 
 @dataclass(frozen=True, slots=True)
 class GoldAnswerProof:
-    """The leaf of a task, and that it is under the page's root of gold."""
+    """Right answer of a task, with a proof that its leaf is under the page's root of gold."""
 
     index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the task in its page
     answer: Choices
@@ -96,7 +96,7 @@ class GoldAnswerProof:
 
 @dataclass(frozen=True, slots=True)
 class RevealGold:
-    """`curation/reveal-gold`, by the project's author: the right answers of some tasks of a page, before the close begins."""
+    """`curation/reveal-gold`, by the project's author before the close begins: reveals right answers of some tasks of a page."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
@@ -105,7 +105,7 @@ class RevealGold:
 
 @dataclass(frozen=True, slots=True)
 class SetProjectPhase:
-    """`curation/set-phase`, by the project's author: pause it, go on, or close it for ever."""
+    """`curation/set-phase`, by the project's author: pauses the project, opens it again, or closes it for ever."""
 
     project: Digest
     phase: ProjectPhase
@@ -113,14 +113,14 @@ class SetProjectPhase:
 
 @dataclass(frozen=True, slots=True)
 class VoteToStopProject:
-    """`curation/vote-to-stop`, by a voter: the project closes once a quorum of the voters has said so."""
+    """`curation/vote-to-stop`, by a voter: the project closes once a quorum of the voters has sent it."""
 
     project: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewTask:
-    """`curation/review-task`, by the project's author: the label of a task that waits for one."""
+    """`curation/review-task`, by the project's author: sets the label of a task that waits for its author."""
 
     task: Digest
     label: Choices
@@ -136,7 +136,7 @@ class EnrolmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """So many more tasks for this annotator, of one project or of all, except those `without`: the peer lacks tasks of these."""
+    """Request for `count` more tasks, of one project or of all. It excludes projects whose tasks the peer lacks."""
 
     annotator: Key
     nonce: Nonce
@@ -151,10 +151,10 @@ class LeaseRequest:
 @dataclass(frozen=True, slots=True)
 class AnswerCommitment:
     assignment: Digest
-    annotator: Key  # whose the assignment is: the signature can be verified without the state
+    annotator: Key  # owner of the assignment; with it, the signature can be verified without the state
     commitment: Digest
     signature: SignatureBytes  # by the annotator, over `AnnotationStatement`
-    seals: Seals = ()  # the answer for each of `seal_recipients`; nothing decided depends on what is in them
+    seals: Seals = ()  # the answer, sealed for each of `seal_recipients`; no decision depends on their content
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class AnswerOpening:
 
 @dataclass(frozen=True, slots=True)
 class SkipAssignment:
-    """By the peer that took the lease."""
+    """Skip of a leased task, by the peer that took the lease."""
 
     assignment: Digest
     reason: Reason
@@ -174,15 +174,16 @@ class SkipAssignment:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAssignment:
-    """By the peer that took the lease: nobody looks at the task any more."""
+    """Release of a leased task that nobody works on, by the peer that took the lease."""
 
     assignment: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class StatementBatch:
-    """`curation/statements`, by a serving peer: at most BATCH_MAX statements in all. They act in this order; any that cannot is
-    passed over.
+    """`curation/statements`, by a serving peer: at most BATCH_MAX statements.
+
+    They act in this order. A statement that cannot act is passed over.
     """
 
     enrolments: Annotated[tuple[EnrolmentEntry, ...], Length(0, BATCH_MAX)] = ()
@@ -199,13 +200,13 @@ class StatementBatch:
 
 @dataclass(frozen=True, slots=True)
 class OpeningSecret:
-    """What opens a commitment."""
+    """Salt and answer, which open a commitment."""
 
     salt: Salt
     answer: Choices
 
 
 def seal_recipients(serving: Iterable[bytes], assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
-    """The serving peers that this answer is sealed for, in the order in which they open it."""
+    """Return the serving peers for which this answer is sealed, in the order in which they open it."""
     others = (key for key in serving if key != carrier)
     return tuple(sorted(others, key=lambda key: hashlib.sha256(b"folkmoot/seal\x00" + assignment + key).digest())[:SEALS_MAX])

@@ -1,4 +1,4 @@
-"""The pages that a peer serves to annotators, to its operators, and to everybody who watches."""
+"""Pages that a peer serves to annotators, operators and viewers."""
 
 from __future__ import annotations
 

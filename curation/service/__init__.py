@@ -1,1 +1,1 @@
-"""What a peer that serves annotators does: sites and calls for annotators, operators and programs."""
+"""Service of a peer for annotators: pages and calls for annotators, operators and programs."""

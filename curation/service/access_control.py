@@ -1,8 +1,7 @@
-"""Who may come in at this peer: operators with a token, annotators with an invitation; and which annotators may not any more.
-And what operators did by HTTP, in a durable list.
+"""Access to a serving peer: operators' tokens, annotators' invitations, refused annotators, and a log of operators' actions.
 
-Tokens and invitations are random and kept as hashes, in a file that nobody but this peer's user reads. A code that enrolled
-somebody is used up. An operator's browser has a session: another secret, which ends with the token that began it.
+Tokens and invitations are random. Their hashes are in a file that only this peer's user can read. A code that enrolled an
+annotator is used up. An operator's browser has a session with a secret of its own, which ends with the token that began it.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from web.routes import ClientClass
 ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "T", "session")
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
-OPERATOR_TOKEN_MS: Final = 86_400_000  # a token is valid that long
-SESSIONS_MAX: Final = 32  # of one token; the oldest goes
-OPERATOR_ID_DIGITS: Final = 8  # of the hash of a token: they name the operator, and open nothing
+OPERATOR_TOKEN_MS: Final = 86_400_000  # lifetime of a token
+SESSIONS_MAX: Final = 32  # of one token; then the oldest ends
+OPERATOR_ID_DIGITS: Final = 8  # of the hash of a token: they name the operator, and give no access
 NO_INVITATION_NEEDED: Final = (
     "nobody needs an invitation here: sign_up is open; a peer that runs with `--sign-up invited` asks for one"
 )
 T = TypeVar("T")
-DECISION_WAIT_SECONDS: Final = 10.0  # a call waits that long for a decision
-ENTRIES_MAX: Final = 10_000  # of the list; the oldest goes
-STRANGER: Final = "nobody"  # who has signed in without a token
+DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
+ENTRIES_MAX: Final = 10_000  # of the log; then the oldest is deleted
+STRANGER: Final = "nobody"  # the log's name for clients that sign in without a valid token
 ABOUT_CHARACTERS_MAX: Final = 200
 
 
@@ -55,14 +54,14 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return token
 
     def find_operator(self, secret: str) -> str:
-        """Which operator has this token or session, in OPERATOR_ID_DIGITS digits; empty if nobody has, or it is over."""
+        """Return the operator with this token or session, as OPERATOR_ID_DIGITS digits; empty if it is unknown or over."""
         known = "token = ? OR token = (SELECT operator FROM sessions WHERE session = ?)"
         query, digest = f"SELECT token FROM operators WHERE until_ms > ? AND ({known})", _hash(secret)
         found = self._database.execute(query, (unix_time_ms(), digest, digest)).fetchone()
         return found[0].hex()[:OPERATOR_ID_DIGITS] if found else ""
 
     def begin_operator_session(self, token: str) -> tuple[str, int] | None:
-        """A session for whoever has the token, and its milliseconds; None if nobody has."""
+        """Return a session for a token and its lifetime in milliseconds, or None if no operator has the token."""
         digest, now_ms = _hash(token), unix_time_ms()
         query = "SELECT until_ms FROM operators WHERE token = ? AND until_ms > ?"
         found = self._database.execute(query, (digest, now_ms)).fetchone()
@@ -79,7 +78,7 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         self._database.execute("DELETE FROM sessions WHERE session = ?", (_hash(session),))
 
     def revoke_operators(self) -> int:
-        """How many tokens there were. Sessions end with them."""
+        """Revoke all tokens with their sessions, and return the number of tokens."""
         self._database.execute("DELETE FROM sessions")
         return self._database.execute("DELETE FROM operators").rowcount
 
@@ -89,18 +88,18 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return code
 
     def redeem_invitation(self, code: str, annotator: bytes, codes: tuple[str, ...]) -> bool:
-        """Whether this annotator comes in with the code, which is used then; `codes`: those of the settings."""
+        """Use a code for an annotator. Return False if it is unknown or another's. `codes` are those of the settings."""
         if code in codes:
             self._database.execute("INSERT OR IGNORE INTO codes VALUES (?, NULL)", (_hash(code),))
         used = "UPDATE codes SET annotator = ? WHERE code = ? AND (annotator IS NULL OR annotator = ?)"
         return self._database.execute(used, (annotator, _hash(code), annotator)).rowcount == 1
 
     def restore_invitation(self, annotator: bytes) -> None:
-        """The network did not enrol it: its code admits somebody else."""
+        """Free the code of an annotator that the network did not enrol."""
         self._database.execute("UPDATE codes SET annotator = NULL WHERE annotator = ?", (annotator,))
 
     def refuse_annotator(self, annotator: bytes) -> None:
-        """This peer gives it no tasks any more."""
+        """Give this annotator no more tasks at this peer."""
         self._database.execute("INSERT OR IGNORE INTO refused VALUES (?)", (annotator,))
 
     def allow_annotator(self, annotator: bytes) -> None:
@@ -126,12 +125,12 @@ class Operators(ServiceDatabase):
     )
 
     def __init__(self, folder: Path, doors: AccessControl, annotates: Callable[[str], bool]) -> None:
-        """`annotates`: whether a token is an annotator's."""
+        """`annotates` returns whether a token is an annotator's."""
         super().__init__(folder)
         self._doors, self._annotates = doors, annotates
 
     def require_operator(self, token: str) -> str:
-        """The operator, as the list names it. Raises `HttpProblem` if it is none."""
+        """Return the operator's name in the log. Raises `HttpProblem` if no operator has the token."""
         if operator := self._doors.find_operator(token):
             return operator
         if self._annotates(token):
@@ -141,14 +140,14 @@ class Operators(ServiceDatabase):
         )
 
     async def log_stranger(self) -> None:
-        """A sign-in without a token. Many in a row are one entry, so that no stranger fills the list."""
+        """Log a sign-in without a valid token. Several in a row are one entry, so that strangers cannot fill the log."""
         if [entry["operator"] for entry in await trio.to_thread.run_sync(self.list_entries, 0, 1)] != [STRANGER]:
             await trio.to_thread.run_sync(self._note, STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
 
     @asynccontextmanager
     async def log_action(self, operator: str, action: str, about: str) -> AsyncIterator[None]:
-        """Notes what the operator did, and what came of it: also where it was refused."""
-        result = "cut off"  # or a slip of ours: whether it was done, nobody knows
+        """Log an operator's action with its result, even if it is refused."""
+        result = "cut off"  # cancelled, or our own bug: the action may have been done
         try:
             yield
             result = "done"
@@ -165,14 +164,14 @@ class Operators(ServiceDatabase):
         self._database.execute("DELETE FROM log WHERE number <= (SELECT max(number) FROM log) - ?", (ENTRIES_MAX,))
 
     def list_entries(self, before: int, limit: int) -> list[dict[str, Any]]:
-        """The newest first, below that number; 0: all."""
+        """Return entries below the number `before`, the newest first. 0: from the newest one on."""
         names = ("number", "at_ms", "operator", "action", "about", "result")
         query = f"SELECT {', '.join(names)} FROM log WHERE ? = 0 OR number < ? ORDER BY number DESC LIMIT ?"
         return [dict(zip(names, row, strict=True)) for row in self._database.execute(query, (before, before, limit))]
 
 
 async def wait_for_decision(work: Awaitable[T]) -> T:
-    """What is not decided in time may be decided later."""
+    """Return the result of a transaction. Raises `HttpProblem` if it is refused or late; it may still be decided later."""
     try:
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             return await work

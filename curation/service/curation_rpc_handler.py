@@ -1,4 +1,4 @@
-"""Answers calls about projects: import, export, pause, close."""
+"""Handler of calls about projects: import, export, pause, close."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class CurationRpcHandler(CurationRpc):
         return await self._founding.redact_task(project, number)
 
     def _find_task(self, text: str, number: int | None) -> tuple[bytes, int]:
-        """Project and number of a task."""
+        """Return the project and the number of a task. Raises `UserError` if there is no such task."""
         if number is not None:
             key, row = self._find(text)
             if number >= row.tasks:
@@ -243,7 +243,7 @@ class CurationRpcHandler(CurationRpc):
 
 
 def resolve_project(text: str, state: CurationState) -> tuple[bytes, Project]:
-    """By its name, or how its id begins. Raises `UserError`."""
+    """Return the project with this name, or with an id that begins so. Raises `UserError` unless there is exactly one."""
     wanted = text.lower()
     found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.spec.name == text]
     if not wanted or len(found) != 1:

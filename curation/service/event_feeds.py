@@ -1,4 +1,4 @@
-"""Events of this peer: of each block, and of what the page `/live` shows."""
+"""Events of this peer: of each block, and of the data on the page `/live`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from protocol.prometheus_metrics import PrometheusMetric
 from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
-BLOCK_WAIT_SECONDS: Final = 10.0  # a call waits that long for a block
-CHANGE_WAIT_SECONDS: Final = 10.0  # a call waits that long for a change
+BLOCK_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a block
+CHANGE_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a change
 LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # between two looks at one height
-LOOK_INTERVAL_SECONDS: Final = 1.0  # between two looks when nothing is told
+LOOK_INTERVAL_SECONDS: Final = 1.0  # between two looks without an event
 MINUTE_MS: Final = 60_000
-ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
-# Addresses, paths and processes are nobody's business, nor alerts that say what only this machine's operator mends.
+ROUNDS, VOTES, BLOCKS = 200, 6, 10  # shown at most
+# Strangers see no addresses, paths or processes, and no alerts that only this machine's operator can fix.
 OPERATOR_ONLY_CAUSES: Final = (AlertCause.DISK_LOW, AlertCause.NO_ROOM, AlertCause.WORKER_GONE)
 STATUS_FIELDS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
@@ -44,7 +44,7 @@ BLOCK_FIELDS: Final = "height digest time_ms proposer view signers voters_count 
 
 
 class BlockFeed:
-    """What machines watch: counts of curation for monitors, and the events of each block."""
+    """Feed for programs: counts of curation for monitors, and the events of each block."""
 
     def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
         self._desk, self._gatherer = desk, gatherer
@@ -63,7 +63,7 @@ class BlockFeed:
         return tuple(PrometheusMetric(name, about, {"": count}) for name, about, count in counts)
 
     async def _wait_for_look(self, last: Json) -> Json:
-        """The newest state, once there is a block above the last look, or after some seconds."""
+        """Return the newest state, once there is a block above the last look, or after BLOCK_WAIT_SECONDS."""
         with trio.move_on_after(BLOCK_WAIT_SECONDS):
             await self._desk.wait_for_block_above(last.get("height", -1))
         desk, state = self._desk, self._desk.state.module_state(CurationState)
@@ -92,15 +92,15 @@ def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
 
 
 class LiveFeed:
-    """One look at the peer for all who watch, without what is only its operator's."""
+    """Feed of the page `/live`. All viewers share its looks, which leave out the operator's private data."""
 
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
         self._looking, self._reading = trio.Lock(), trio.Lock()
-        self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
+        self._looked, self._seen, self._height = -math.inf, 0, -1  # time, last event and height of the newest look
         self._number, self._now = 0, Json()
         self.event_feed = EventFeed(self._wait_for_change, "number", _live_events, is_on_request=True)
-        self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
+        self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of a block, answers up to this block
 
     async def run_label_counter(self) -> None:
         while True:
@@ -112,7 +112,7 @@ class LiveFeed:
             await self._desk.wait_for_block_above(height)
 
     async def block_proof(self, height: int) -> Json:
-        """For strangers one at a time: each takes a thread, and the votes need some, too."""
+        """Return a block's header with its certificate, one call at a time: each takes a thread, and votes need some, too."""
         try:
             async with self._reading:
                 return _only("height header certificate voters", await self._desk.api.block(height))
@@ -126,14 +126,14 @@ class LiveFeed:
             return self._now
 
     async def _wait_for_change(self, last: Json) -> Json:
-        """The newest look and its `number`, once that is above the last one's, or after some seconds."""
+        """Return the newest look with its `number`, once it is above the last one's, or after CHANGE_WAIT_SECONDS."""
         after = last.get("number", -1)
         if after < 0:
             await self.live_snapshot()
         with trio.move_on_after(CHANGE_WAIT_SECONDS):
             while self._number <= after:
                 async with self._looking:
-                    # A new block is looked at at once, all else a moment later.
+                    # A new block causes a look at once, any other event a moment later.
                     await self._desk.api.events(self._seen, LOOK_INTERVAL_SECONDS)
                     with trio.move_on_at(self._looked + LOOK_INTERVAL_SECONDS_MIN):
                         await self._desk.wait_for_block_above(self._height)
@@ -141,7 +141,7 @@ class LiveFeed:
         return {"number": self._number, **self._now}
 
     async def _look(self) -> None:
-        """A look that fails, or that is cancelled, has seen nothing: the next one looks at the same again."""
+        """Take a look at the peer. A look that fails or is cancelled changes nothing, so the next one sees the same events."""
         api, was, height = self._desk.api, self._now, self._desk.height
         events = await api.events(self._seen, 0.0)
         kinds = {event.kind for event in events}
@@ -168,12 +168,12 @@ class LiveFeed:
     async def _blocks(self, known: list[Json], height: int) -> list[Json]:
         first = max([1, height - BLOCKS + 1, *(view["height"] + 1 for view in known)])
         for number in range(first, height + 1):
-            with suppress(UserError):  # a snapshot was restored, and it is older
+            with suppress(UserError):  # the block is older than a restored snapshot
                 known = [*known, _only(BLOCK_FIELDS, await self._desk.api.block(number))]
         return known[-BLOCKS:]
 
     def _labels_a_minute(self) -> int | None:
-        """None: there is nothing to label."""
+        """Return the number of answers in the last minute, or None if there is nothing to label."""
         if not self._state.open or not self._labels:
             return None
         before = [labels for at, labels in self._labels if at < unix_time_ms() - MINUTE_MS] or [self._labels[0][1]]
@@ -185,7 +185,7 @@ class LiveFeed:
 
 
 def _live_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
-    """One event, of what differs from the last look. Of rounds and blocks, which come and stay, only those that differ."""
+    """Yield one event with all fields that differ from the last look. Rounds and blocks that did not change are left out."""
     changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
     for name in changed.keys() & {"rounds", "blocks"}:
         known = {_key(item): item for item in before.get(name, ())}

@@ -1,4 +1,4 @@
-"""The HTTP calls of annotators, operators and programs. Each names the method that answers it."""
+"""HTTP calls of annotators, operators and programs. Each names the method that handles it."""
 
 from __future__ import annotations
 

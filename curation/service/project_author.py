@@ -1,4 +1,4 @@
-"""Projects that this peer makes: whoever asks, by the control socket or by HTTP, it is done here."""
+"""Projects of this peer. The control socket and the HTTP API both create and change them here."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from protocol.codec import Count, Digest, Length
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
-FETCH_SECONDS: Final = 30.0  # for a page that is to be redacted, where this peer lacks it
+FETCH_SECONDS: Final = 30.0  # for a page that is to be redacted and is not here
 
 
 def digest_tasks(tasks: Iterable[TaskWithGold]) -> bytes:
-    """A digest over texts and items. Labels do not count: they may be used in another way the second time."""
+    """Return a digest of texts and items. Labels do not count, because a second import may use them differently."""
     found = hashlib.sha256()
     for task, _ in tasks:
         found.update(codec.encode(AnnotationTask(task.text, task.items)))
@@ -49,9 +49,9 @@ def already_imported_note(file: str, project: str, before: int, count: int, way_
 
 
 class ImportRecords(ServiceDatabase):
-    """Pages by the project and the digest of all tasks that were imported together.
+    """Imported pages, by the project and the digest of all tasks of one import.
 
-    The same file adds nothing twice, and one that was cut off goes on.
+    A second import of the same file adds nothing, and continues one that was interrupted.
     """
 
     file_name = "imported.sqlite"
@@ -65,7 +65,7 @@ class ImportRecords(ServiceDatabase):
         self._database.execute("DELETE FROM imported WHERE project = ? AND tasks = ?", (project, tasks))
 
     def imported_pages(self, project: bytes, tasks: bytes) -> list[tuple[int, int, bytes]]:
-        """Place of the first task, count and Merkle root of each page, in order."""
+        """Return the place of the first task, the count and the Merkle root of each page, in order."""
         query = "SELECT first, count, root FROM imported WHERE project = ? AND tasks = ? ORDER BY first"
         return self._database.execute(query, (project, tasks)).fetchall()
 
@@ -83,14 +83,14 @@ class KnownGold:
 
 @dataclass(frozen=True, slots=True)
 class GoldPage:
-    """Leaves of all tasks of a page. Those of tasks that are no gold are drawn: nobody can tell which."""
+    """Leaves of all tasks of a page. Leaves of other tasks than gold are random, so that nobody can tell them from gold."""
 
     leaves: Annotated[tuple[Digest, ...], Length(1, PAGE_TASKS_MAX)]
     known: Annotated[tuple[KnownGold, ...], Length(0, PAGE_TASKS_MAX)]
 
     @classmethod
     def make_page(cls, golds: Sequence[tuple[int, ...] | None]) -> GoldPage:
-        """`golds`: the right answer of each task, where it is known."""
+        """Return a page with random salts. `golds`: the right answer of each task, if it is known."""
         known = [KnownGold(index, secrets.token_bytes(SALT_BYTES), gold) for index, gold in enumerate(golds) if gold is not None]
         leaves = [secrets.token_bytes(32) for _ in golds]
         for gold in known:
@@ -106,9 +106,9 @@ class GoldPage:
 
 
 class GoldStore(ServiceDatabase):
-    """Pages with gold, by the roots that AddPage names.
+    """Pages with gold, by the roots in `AddTaskPage`.
 
-    Right answers that the author knows are durable here before their page is decided, and secret until it says them.
+    The author's right answers are durable here before their page is decided, and secret until the author reveals them.
     """
 
     file_name = "golds.sqlite"
@@ -124,7 +124,7 @@ class GoldStore(ServiceDatabase):
 
 @dataclass(frozen=True)
 class ProjectAuthor:
-    """Every method raises `UserError` for what cannot be, and for what the network refuses."""
+    """Author of this peer's projects. All methods raise `UserError` for invalid requests and for refused transactions."""
 
     desk: ServiceContext
 
@@ -141,14 +141,14 @@ class ProjectAuthor:
         )
 
     def project_views(self) -> tuple[ProjectView, ...]:
-        """All projects, those that are not closed first."""
+        """Return all projects, closed ones last."""
         rows = sorted(
             self._state.projects.items(), key=lambda item: (item[1].phase is ProjectPhase.CLOSED, item[1].spec.name, item[0])
         )
         return tuple(self.project_view(key) for key, _ in rows)
 
     async def create_project(self, asked: ProjectSpec, guidelines: bytes, tasks: list[TaskWithGold]) -> bytes:
-        """The id of the new project. `guidelines` of no bytes: none; they are not in `asked` yet."""
+        """Create a project with tasks and return its id. `guidelines` may be empty; `asked` does not have them yet."""
         if len(guidelines) > GUIDELINES_BYTES_MAX:
             raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
         require_equal_item_counts(tasks, asked.items)
@@ -159,12 +159,12 @@ class ProjectAuthor:
         return key
 
     async def add_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> None:
-        """Adds those that no earlier import of the same tasks has added."""
+        """Add the tasks that no earlier import of the same tasks has added."""
         require_equal_item_counts(tasks, self._state.projects[key].spec.items)
         await self._add(key, tasks)
 
     async def count_added_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> int:
-        """How many of these tasks, from the first one on, an earlier import of all of them has added."""
+        """Return how many of these tasks, from the first one on, an earlier import of all of them has added."""
         return await trio.to_thread.run_sync(self._already_added, self._state, key, tasks)
 
     def _already_added(self, state: CurationState, key: bytes, tasks: list[TaskWithGold]) -> int:
@@ -178,13 +178,13 @@ class ProjectAuthor:
         return count
 
     async def forget_import(self, key: bytes, tasks: list[TaskWithGold]) -> None:
-        """The next import of these tasks adds all of them."""
+        """Forget an import, so that the next import of these tasks adds all of them."""
         digest = await trio.to_thread.run_sync(digest_tasks, tasks)
         with self._imported() as imported:
             await trio.to_thread.run_sync(imported.delete_import, key, digest)
 
     async def find_projects_with(self, tasks: list[TaskWithGold]) -> dict[bytes, ProjectSpec]:
-        """Projects to which an import has added these tasks, or the first of them."""
+        """Return the projects to which an import has added these tasks, or the first of them."""
         state = self._state
 
         def find() -> dict[bytes, ProjectSpec]:
@@ -195,7 +195,7 @@ class ProjectAuthor:
         return await trio.to_thread.run_sync(find)
 
     async def _add(self, key: bytes, tasks: list[TaskWithGold]) -> None:
-        """Where any task that is added is gold, no page tells whether it has some."""
+        """Add tasks page by page. If any of them is gold, every page has a root of gold, so that none reveals if it has gold."""
         has_gold = any(given.gold is not None for given in tasks)
         digest, first = await trio.to_thread.run_sync(digest_tasks, tasks), await self.count_added_tasks(key, tasks)
         for part in split_into_pages(tasks[first:]):
@@ -215,7 +215,7 @@ class ProjectAuthor:
             first += len(part)
 
     async def redact_task(self, key: bytes, number: int) -> str:
-        """As the project's author or as a voter; what came of it."""
+        """Redact a task as the project's author, or vote for that as a voter. Return a sentence with the result."""
         state, members = self._state, self.desk.state.module_state(MembersState)
         row = state.projects[key]
         place, page = next(
@@ -244,10 +244,10 @@ class ProjectAuthor:
         return closing(ImportRecords(self.desk.folder))
 
     async def set_phase(self, key: bytes, phase: ProjectPhase) -> None:
-        """A close says all gold first."""
+        """Change the phase of a project. A close first reveals all gold."""
         row = self._state.projects[key]
         if phase is ProjectPhase.CLOSED:
-            await self._say_gold(key, row)  # also where voters have stopped it
+            await self._say_gold(key, row)  # also if voters have stopped the project
         if row.phase is not phase:
             await self.desk.submit_transaction("curation/set-phase", SetProjectPhase(key, phase))
 

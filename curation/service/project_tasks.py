@@ -1,6 +1,6 @@
-"""Tasks of projects at this peer: their pages, which it fetches from whoever has them, and exports of those that are settled.
+"""Tasks of projects at this peer: their pages, which it fetches from other peers, and exports of settled tasks.
 
-The HTTP API and `tasks export` write exports alike: each task with its label and every vote.
+The HTTP API and `tasks export` write the same exports: each task with its label and every vote.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from protocol.errors import FolkmootError, MissingBlobError, UserError
 from protocol.messages import LightBlock
 from web.calls import HttpProblem
 
-LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines that are written before the peer is asked whether it ends
-BlobReader = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here, or larger than that
+LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines that are written between two checks for cancellation
+BlobReader = Callable[[bytes, int], bytes]  # takes digest and maximal size; raises `FolkmootError` if there is no such blob
 
 
 def require_project(state: CurationState, key: bytes) -> Project:
-    """Raises `HttpProblem`."""
+    """Return a project. Raises `HttpProblem` if there is none with this id."""
     found = state.projects.get_record(key)
     if found is None:
         raise HttpProblem("not-found", "no such project")
@@ -52,13 +52,13 @@ def require_project(state: CurationState, key: bytes) -> Project:
 
 
 def project_pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPageRow]:
-    """A project's pages, in the order of their tasks."""
+    """Yield a project's pages, in the order of their tasks."""
     for number in range(project.pages):
         yield state.pages[page_key(key, number)]
 
 
 def read_task_page(project: Project, page: TaskPageRow, read: BlobReader) -> TaskPageBlob | None:
-    """The page's tasks; None if they are not here, or are none."""
+    """Return the tasks of a page, or None if its blob is missing or is no such page."""
     try:
         return decode_page(read(page.digest, PAGE_BYTES_MAX), project.spec.kind, page.root, page.count)
     except FolkmootError:
@@ -66,7 +66,7 @@ def read_task_page(project: Project, page: TaskPageRow, read: BlobReader) -> Tas
 
 
 def settled_rows(state: CurationState, key: bytes, page: TaskPageRow) -> Iterator[tuple[int, bytes, TaskRow]]:
-    """Settled tasks of a page: the place in it, the task, its row."""
+    """Yield the settled tasks of a page: index in the page, task id and row."""
     for index in range(page.count):
         task = task_id(key, page.first + index)
         row = state.tasks.get_record(task)
@@ -75,12 +75,12 @@ def settled_rows(state: CurationState, key: bytes, page: TaskPageRow) -> Iterato
 
 
 def task_votes(state: CurationState, task: bytes, row: TaskRow) -> Iterator[Assignment | None]:
-    """The assignments of all that ever had the task, as they came."""
+    """Return the assignments of all annotators that ever had the task, in order."""
     return (state.assignments.get_record(assignment_id(task, who)) for who in row.annotators)
 
 
 def settled_task_lines(state: CurationState, key: bytes, project: Project, read: BlobReader) -> Iterator[dict[str, Any]]:
-    """One line a task, ascending. A task whose text is not here has its label all the same."""
+    """Yield a line for each settled task, ascending. A task without its text here still has a line with its label."""
     for page in project_pages(state, key, project):
         shown = read_task_page(project, page, read)
         for index, task, row in settled_rows(state, key, page):
@@ -88,7 +88,7 @@ def settled_task_lines(state: CurationState, key: bytes, project: Project, read:
 
 
 def compute_agreement(state: CurationState, key: bytes, project: Project) -> AgreementView:
-    """α of all settled tasks; κ of the first KAPPA_TASKS_MAX."""
+    """Return α of all settled tasks, and κ from the first KAPPA_TASKS_MAX."""
     asked = project.spec
     kind, options, many = asked.kind, len(asked.options), asked.many
     rows = ((task, row) for page in project_pages(state, key, project) for _, task, row in settled_rows(state, key, page))
@@ -112,9 +112,9 @@ def compute_agreement(state: CurationState, key: bytes, project: Project) -> Agr
 
 
 def write_export(file: IO[bytes], state: CurationState, key: bytes, project: Project, read: BlobReader, format: str) -> None:
-    """Writes the file, in a thread of Trio's, which ends with the call. Blocks that are applied meanwhile change nothing of it.
+    """Write an export, in a Trio thread that ends if its caller is cancelled. Later blocks do not change the content.
 
-    Raises `UserError` for a format that is none of such a project.
+    Raises `UserError` if such a project has no export in this format.
     """
 
     def lines() -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ def write_export(file: IO[bytes], state: CurationState, key: bytes, project: Pro
 def write_label_proofs(
     folder: Path, genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], key: bytes, read: BlobReader
 ) -> int:
-    """Into a new folder; how many labels. `state` is the one that the last link certifies. Raises `UserError`."""
+    """Write an export with proofs to a new folder. Return its number of labels. `links` certify `state`. Raises `UserError`."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -157,7 +157,7 @@ def _write(
     (folder / export_proofs.PAGES_PROOF).write_bytes(b"".join(export_proofs.iter_page_proofs(curation, key)))
     (folder / export_proofs.PAGES).mkdir()
     for number, page in enumerate(project_pages(curation, key, project)):
-        if read_task_page(project, page, read) is not None:  # else its lines have no text
+        if read_task_page(project, page, read) is not None:  # otherwise its lines have no text
             (folder / export_proofs.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))
     count = 0
     with (
@@ -175,11 +175,11 @@ class PageFetcher:
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
         self._asked: set[bytes] = set()
-        self._lacks: set[bytes] = set()  # keys of pages on their way
+        self._lacks: set[bytes] = set()  # keys of pages that are not here yet
 
     @property
     def projects_without_pages(self) -> tuple[bytes, ...]:
-        """Projects of which tasks are not here, as many as a wish for leases may name: they could not be shown."""
+        """Projects whose tasks could not be shown, because pages are missing: at most EXCLUDED_PROJECTS_MAX."""
         return tuple(sorted({page[:32] for page in self._lacks}))[:EXCLUDED_PROJECTS_MAX]
 
     async def run(self) -> None:
@@ -191,7 +191,7 @@ class PageFetcher:
                 await self._desk.wait_for_block_above(height)
 
     def _fetch_project(self, nursery: trio.Nursery, state: CurationState, key: bytes) -> None:
-        """Asks for its pages and guidelines, each once."""
+        """Fetch the project's pages and guidelines, each once."""
         project = state.projects[key]
         author = self._desk.state.module_state(MembersState).current_key(project.author)
         for name in (page_key(key, number) for number in range(project.pages)):
@@ -211,13 +211,13 @@ class PageFetcher:
 
 
 async def fetch_task_page(desk: ServiceContext, key: bytes, page: TaskPageRow, author: bytes) -> bool:
-    """Returns when the page is here. False: another one has its place by now, and this one is gone."""
+    """Fetch a page. Return False if a redaction has replaced it in the meantime; then the page is not kept."""
     await desk.fetch_blob(page.digest, page.bytes, (author,))
     state = desk.state.module_state(CurationState)
     now = state.pages[key]
     if now.digest == page.digest:
         return True
-    with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already
+    with suppress(MissingBlobError):  # the page was redacted during the fetch, and may be deleted already
         if find_replaced_page(state, now, page.digest, desk.read_blob(page.digest, PAGE_BYTES_MAX)) is not None:
             desk.delete_blob(page.digest)
     return False

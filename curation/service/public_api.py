@@ -1,4 +1,4 @@
-"""What everybody may read, and ask often: it follows from the height, and is computed once, however many ask."""
+"""Public calls of a serving peer. Their results follow from the height and are computed once for all callers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from protocol.errors import UserError
 from protocol.identity import WIRE_VERSION
 from web.calls import FileReply, HttpProblem, Json
 
-LEADERS_MAX: Final = 1_000  # that a call shows
-TURN_WAIT_SECONDS: Final = 20.0  # that a caller waits for others' exports and agreements
-RETRY_AFTER_SECONDS: Final = 10  # then it is told to come again
-OPEN_EXPORTS_MAX: Final = 8  # of exports, that are being sent: whoever reads slowly keeps the disk's room of one
+LEADERS_MAX: Final = 1_000  # annotators that a call shows
+TURN_WAIT_SECONDS: Final = 20.0  # longest wait of a caller for others' exports and agreements
+RETRY_AFTER_SECONDS: Final = 10  # until a refused caller may try again
+OPEN_EXPORTS_MAX: Final = 8  # exports that are being sent: a slow reader occupies disk space for one
 
 
 class SingleFlightCache:
-    """The answer to one question at the newest height. Whoever asks the same meanwhile waits for it."""
+    """Result of one query at the newest height. Concurrent callers wait for the same computation."""
 
     def __init__(self, desk: ServiceContext, make: Callable[[CurationState, int, bytes], Json]) -> None:
-        """`make` takes the state, its height and its root, in a thread."""
+        """`make` takes the state, its height and its root. It runs in a thread."""
         self._desk, self._make, self._lock = desk, make, trio.Lock()
         self._known: tuple[tuple[int, bytes], Json] | None = None
 
@@ -48,7 +48,7 @@ class SingleFlightCache:
 
 
 class LeaderboardCache:
-    """Annotators by points. Of rows that it has seen, it reads none again."""
+    """Annotators by points. Groups of rows that did not change are not read again."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[tuple[int, int, bytes, str]]] = {}
@@ -101,7 +101,7 @@ class PublicApi:
 
     @asynccontextmanager
     async def _hold_turn(self) -> AsyncIterator[None]:
-        """Long work for strangers is done one at a time."""
+        """Hold the only turn for long computations. Raises `HttpProblem` after TURN_WAIT_SECONDS."""
         with trio.move_on_after(TURN_WAIT_SECONDS) as waiting:
             await self._turn.acquire()
         if waiting.cancelled_caught:
@@ -112,7 +112,7 @@ class PublicApi:
             self._turn.release()
 
     async def project_agreement(self, project: bytes) -> Json:
-        """What it follows from changes only where a task is settled."""
+        """Return the agreement of a project's annotators. It is only computed again after a task was settled."""
         require_project(self._state, project)
         async with self._hold_turn():
             state, height, found = self._state, self._desk.height, require_project(self._state, project)
@@ -130,7 +130,7 @@ class PublicApi:
         return {"project": view.project, "height": height, "alpha": view.alpha or None, "pairs": pairs}
 
     async def export_project(self, project: bytes, format: str) -> FileReply:
-        """A file that has no name any more: it goes when it is sent."""
+        """Return an export as a file without a name, which disappears when it is closed."""
         require_project(self._state, project)
         async with self._hold_turn():
             state, found = self._state, require_project(self._state, project)
@@ -164,7 +164,7 @@ class _CountedFile(BufferedRandom):
         self._places = places
 
     def close(self) -> None:
-        """Also when nobody holds it any more."""
+        """Close the file and free its place. This also happens when the file is garbage-collected."""
         was_open = not self.closed
         super().close()
         if was_open:

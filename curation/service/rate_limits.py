@@ -1,4 +1,4 @@
-"""Bounds of one host, or one person, at a serving peer: rates, entries of tables, turns."""
+"""Limits of a serving peer for one host or one person: rates, entries of tables, turns."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from web.calls import HttpProblem
 
 K = TypeVar("K")
 V = TypeVar("V")
-HOSTS_MAX: Final = 10_000  # remembered; the one that was here longest ago is forgotten
+HOSTS_MAX: Final = 10_000  # remembered; the least recent one is forgotten
 PROXY_HINT: Final = "behind a reverse proxy its operator sets `web_trusted_proxies`"
 
 
 class HostRateLimiter:
-    """Each host takes a number at once, and then one more after each period."""
+    """Rate limit of each host: `at_once` at a time, then one more after each period of `seconds`."""
 
     def __init__(self, at_once: int, seconds: float, clock: Callable[[], float] = trio.current_time) -> None:
         self._at_once, self._seconds, self._clock = at_once, seconds, clock
         self._paid_until: OrderedDict[str, float] = OrderedDict()
 
     def acquire(self, host: str, what: str) -> None:
-        """Raises `HttpProblem` where the host has taken too many."""
+        """Take one for a host. Raises `HttpProblem` if the host has taken too many."""
         if wait := self.try_take(host):
             raise HttpProblem("too-many", f"too many {what} from one address: wait, or try elsewhere ({PROXY_HINT})", wait)
 
@@ -41,7 +41,7 @@ class HostRateLimiter:
 
 
 class FairTable(Generic[K, V]):
-    """A bounded table of entries with owners. The owner with most entries loses its oldest one where there is no room."""
+    """Bounded table of entries with owners. If there is no room, the owner with most entries loses its oldest one."""
 
     def __init__(self, entries_max: int, of_owner_max: int) -> None:
         self._entries_max, self._of_owner_max = entries_max, of_owner_max
@@ -63,7 +63,7 @@ class FairTable(Generic[K, V]):
         self._owned.setdefault(owner, OrderedDict())[key] = None
 
     def pop(self, key: K) -> None:
-        """Removes an entry, if there is one."""
+        """Remove an entry, if there is one."""
         owner, _ = self._values.pop(key, (None, None))
         if own := self._owned.get(owner):
             del own[key]
@@ -72,14 +72,14 @@ class FairTable(Generic[K, V]):
 
 
 class FairHostQueue:
-    """One at a time; hosts take turns, so that a host with many waits behind itself.
+    """Queue of turns, one at a time. Hosts alternate, so that a host with many calls delays only itself.
 
-    Hosts where a turn came to a good end go first: they are where owners of accounts are.
+    Known hosts, which had a successful turn, go first, because owners of accounts use them.
     """
 
     def __init__(self, waiting_max: int, of_host_max: int) -> None:
         self._waiting_max, self._of_host_max = waiting_max, of_host_max
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # the host whose turn is next first
+        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # hosts in the order of their turns
         self._known: OrderedDict[str, None] = OrderedDict()
         self._is_taken = False
 
@@ -91,7 +91,7 @@ class FairHostQueue:
 
     @asynccontextmanager
     async def hold_turn(self, host: str) -> AsyncIterator[None]:
-        """Raises `HttpProblem` where too many wait."""
+        """Wait for a turn and hold it. Raises `HttpProblem` if too many calls wait."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_taken:
             await self._wait(host)
@@ -112,7 +112,7 @@ class FairHostQueue:
         try:
             await waiter.called.wait()
         except trio.Cancelled:
-            if waiter.called.is_set() and not waiter.is_sent_away:  # its turn has come, and another one takes it
+            if waiter.called.is_set() and not waiter.is_sent_away:  # its turn goes to another call
                 self._is_taken = False
                 self._call_next()
             self._forget(host, waiter)
@@ -133,7 +133,10 @@ class FairHostQueue:
         waiter.called.set()
 
     def _send_away(self, host: str) -> None:
-        """Makes room at the cost of the host with most, or of one that is not known where this one is. Else `HttpProblem`."""
+        """Make room for a host: the host with most waiting calls loses its newest one. A known host displaces unknown ones first.
+
+        Raises `HttpProblem` if no host has to give way to this one.
+        """
         most = max(self._waiting, key=lambda other: (other not in self._known, len(self._waiting[other])))
         is_before = (host in self._known) > (most in self._known)
         if not is_before and len(self._waiting[most]) <= len(self._waiting.get(host, ())) + 1:

@@ -1,4 +1,4 @@
-"""The databases of a serving peer: each statement waits for the disk, and is durable once it has returned."""
+"""Databases of a serving peer. Each statement waits for the disk, so it is durable once it has returned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class ServiceDatabase:
-    """A file of the service's folder, with its tables. Threads may share it: each statement is a transaction."""
+    """Database in a file of the service's folder. Threads may share it: each statement is a transaction."""
 
     file_name: ClassVar[str]
     file_mode: ClassVar[int] = 0o644

@@ -1,6 +1,6 @@
-"""The four kinds of questions, which arrays of integers answer them, and how files and people write answers.
+"""The four kinds of questions, their answers as arrays of integers, and answers as files and people write them.
 
-They write the text of an option first, then its number.
+A written answer is read as the text of an option first, then as an option's number.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from protocol.errors import UserError
 
 Salt = Annotated[bytes, Length(SALT_BYTES, SALT_BYTES)]
 Answer = tuple[int, ...]
-ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # of a task, in columns of a file
-COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # which a file may call otherwise
+ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # columns of a file with a task's items
+COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # columns that may have other names in a file
 PAIR_ANSWERS = ("the first", "the second", "a tie", "both bad")
-NONE_OF_THEM = "none of them"  # several options may be no option
-SHOWN_CHARACTERS_MAX: Final = 64  # of an answer in an error, which a file may make as long as it likes
-NUMBER_CHARACTERS_MAX: Final = 64  # an option has no more
-POSITION_DIGITS_MAX: Final = 3  # of an option or item: Python makes no number of thousands of digits
-READINGS_SHOWN: Final = 3  # of an answer; the first two show the problem
-PARTS_MAX: Final = 64  # of a text with several options: the ways to split it grow with their square
+NONE_OF_THEM = "none of them"  # text of an empty answer to a question with `many`
+SHOWN_CHARACTERS_MAX: Final = 64  # of an answer in an error message, because a file's answers may have any length
+NUMBER_CHARACTERS_MAX: Final = 64  # the longest option has 64
+POSITION_DIGITS_MAX: Final = 3  # of an option's or item's number; Python refuses numbers of thousands of digits
+READINGS_SHOWN: Final = 3  # readings of an ambiguous answer in an error message; the first two show the problem
+PARTS_MAX: Final = 64  # parts of a text with several options; the ways to join them grow with their square
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _TRUTHS: Final = {"true": 1, "yes": 1, "false": 0, "no": 0}
 _PAIR_NAMES: Final = {name.split()[1]: name for name in PAIR_ANSWERS}  # first, second, tie, bad
@@ -36,14 +36,14 @@ _SEPARATORS: Final = (";", ",", "|", "\n")  # between several options in one tex
 
 
 class QuestionKind(enum.StrEnum):
-    LABEL = "label"  # [option], or several ascending where a project says `many`
-    RATING = "rating"  # [1..n], n options
+    LABEL = "label"  # [option]; with `many`, several options, ascending
+    RATING = "rating"  # [1..n] for n options
     PAIR = "pair"  # [0 the first item, 1 the second, 2 a tie, 3 both bad]
     RANKING = "ranking"  # the items' numbers, the best first
 
 
 def options_problem(kind: QuestionKind, options: tuple[str, ...], many: bool) -> str | None:
-    """Why a project cannot have these options; None if it can."""
+    """Return why a project cannot have these options, or None if it can."""
     if kind in (QuestionKind.PAIR, QuestionKind.RANKING):
         return f"a {kind} has no options of its own" if options or many else None
     if many and kind is not QuestionKind.LABEL:
@@ -56,7 +56,7 @@ def options_problem(kind: QuestionKind, options: tuple[str, ...], many: bool) ->
 
 
 def items_problem(kind: QuestionKind, items: int) -> str | None:
-    """Why a task with so many items, 0 for a text alone, cannot be asked; None if it can."""
+    """Return why a task of this kind cannot have this number of items, or None if it can. A text alone has 0 items."""
     if kind is QuestionKind.PAIR and items != 2:
         return f"a pair has 2 `items`, not {items}"
     if kind is QuestionKind.RANKING and not RANKED_MIN <= items <= RANKED_MAX:
@@ -67,7 +67,7 @@ def items_problem(kind: QuestionKind, items: int) -> str | None:
 
 
 def answer_problem(kind: QuestionKind, options: int, many: bool, items: int, answer: Answer) -> str | None:
-    """Why this is no answer to such a task; None if it is one."""
+    """Return None for a valid answer to such a task, or else the valid answers in words."""
     match kind:
         case QuestionKind.LABEL:
             fits = all(0 <= choice < options for choice in answer) and list(answer) == sorted(set(answer))
@@ -82,14 +82,14 @@ def answer_problem(kind: QuestionKind, options: int, many: bool, items: int, ans
 
 
 def answer_text(kind: QuestionKind, options: tuple[str, ...], answer: Answer) -> str:
-    """An answer as people read it."""
+    """Return an answer as people read it."""
     if kind is QuestionKind.RANKING:
         return " > ".join(map(str, answer))
     return ", ".join(answer_words(kind, options, answer)) or NONE_OF_THEM
 
 
 def answer_words(kind: QuestionKind, options: Sequence[str], answer: Sequence[int]) -> list[str]:
-    """The texts of an answer; of a ranking the numbers of its items, from 1 on."""
+    """Return the texts of an answer. For a ranking they are the numbers of its items, from 1 on."""
     match kind:
         case QuestionKind.LABEL:
             return [options[option] for option in answer]
@@ -106,7 +106,7 @@ def gold_leaf(salt: bytes, answer: Answer) -> bytes:
 
 
 def answer_commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
-    """The annotator signs this before anybody sees the answer."""
+    """Return the commitment to an answer, which the annotator signs before others see the answer."""
     return hashlib.sha256(b"folkmoot/answer\x00" + assignment + salt + codec.encode(list(answer))).digest()
 
 
@@ -114,18 +114,18 @@ def answer_commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
 
 
 class OptionText(str):
-    """The text of an option, from a format that never numbers options."""
+    """Text of an option, from a format that never numbers options."""
 
 
 class AnswerSchema(NamedTuple):
-    """The form of the answers in a project."""
+    """Form of the answers of a project."""
 
     kind: QuestionKind
     options: tuple[str, ...]
     many: bool
 
     def parse_answer(self, where: str, what: str, said: Any, items: int) -> Answer | None:
-        """An answer of a file or a person; None for None. Raises `UserError` for no answer, and for two readings."""
+        """Return a written answer as integers; None for None. Raises `UserError` if it has no valid reading, or more than one."""
         if said is None:
             return None
         try:
@@ -161,7 +161,7 @@ def _answer(said: Any, kind: QuestionKind, options: tuple[str, ...], many: bool)
 
 
 def _ranking(said: Any) -> Answer:
-    """The numbers of items, each once. They may count from 0 or from 1: no order fits both."""
+    """Return the numbers of items, from 0 on. They may be written from 0 or from 1: no ranking fits both."""
     parts = re.split(r"[\s;,>|]+", said.strip()) if isinstance(said, str) else said if isinstance(said, list) else [said]
     places = [_position(part) for part in parts]
     if any(place is None for place in places):
@@ -171,12 +171,12 @@ def _ranking(said: Any) -> Answer:
 
 
 def _several(said: str, options: tuple[str, ...]) -> Answer:
-    """Options in one text. An option may hold a separator, so every way to split the text is tried."""
+    """Return the options in one text. An option may contain a separator, so every way to split the text is tried."""
     found: set[Answer] = {()} if said == NONE_OF_THEM else set()
     problem: UserError | None = None
     for separator in _SEPARATORS:
         parts = said.split(separator, PARTS_MAX)
-        answers: list[set[frozenset[int]]] = [{frozenset()}]  # to the parts before each one
+        answers: list[set[frozenset[int]]] = [{frozenset()}]  # answers[n]: the readings of the first n parts
         for end in range(1, len(parts) + 1):
             answers.append(set())
             for start in range(end):
@@ -196,7 +196,7 @@ def _several(said: str, options: tuple[str, ...]) -> Answer:
 
 
 def _option(part: Any, options: tuple[str, ...], first: int = 0) -> int:
-    """The place of an option. `first`: the number of the first one."""
+    """Return the index of an option. `first` is the number of the first option."""
     text = _text(part)
     if text in options:
         return options.index(text)
@@ -217,11 +217,11 @@ def _option(part: Any, options: tuple[str, ...], first: int = 0) -> int:
 
 
 def _by_value(text: str, options: tuple[str, ...]) -> list[int]:
-    """Options of the same value in another form: ` sad`, TRUE for true, 1.0 and 01 for 1."""
+    """Return the indexes of options with the same value in another form: ` sad`, TRUE for true, 1.0 and 01 for 1."""
     stripped = text.strip()
     if stripped in options:
         return [options.index(stripped)]
-    if stripped.casefold() in ("true", "false"):  # JSON, Python and spreadsheets write them each in another case
+    if stripped.casefold() in ("true", "false"):  # JSON, Python and spreadsheets write them in different cases
         return [place for place, option in enumerate(options) if option.casefold() == stripped.casefold()]
     number = _number(stripped)
     return [] if number is None else [place for place, option in enumerate(options) if _number(option) == number]
@@ -232,7 +232,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _position(part: Any) -> int | None:
-    """A whole number from 0 on, as a number or as its digits."""
+    """Return a whole number from 0 on, written as a number or as digits; None for anything else."""
     if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= POSITION_DIGITS_MAX:
         return int(part)
     return part if type(part) is int and part >= 0 else None

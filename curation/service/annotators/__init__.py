@@ -1,1 +1,1 @@
-"""What annotators ask: sessions, tasks, answers; answers that are not opened yet."""
+"""Calls of annotators: sessions, tasks, answers, and the opening of answers."""

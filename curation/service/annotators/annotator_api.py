@@ -1,7 +1,6 @@
-"""The site of a serving peer: what annotators and their programs ask, answered from the decided state.
+"""Calls of annotators and their programs at a serving peer, answered from the decided state.
 
-A call changes nothing itself. It puts a statement into the next batch, waits until that is decided, and says what the state says
-then.
+A call changes nothing itself. It puts a statement into the next batch, waits for the decision, and returns the resulting state.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from protocol.errors import FolkmootError
 from protocol.identity import derive_secret
 from web.calls import HttpProblem, Json, TextReply
 
-HEARTBEAT_SECONDS_MAX: Final = 45.0  # between two of a page, which sends one each 15 seconds: a lease is free within a minute
-LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task
+HEARTBEAT_SECONDS_MAX: Final = 45.0  # between heartbeats of a page, which sends one in 15 seconds; a lease is free in a minute
+LEASE_WAIT_SECONDS: Final = 3.0  # longest wait of a call for a task
 ANSWERS_PER_MINUTE: Final = 60
-# An annotator gives back so many leases at once: each one is a row of the state for ten minutes, and the task may be drawn anew.
+# Leases that an annotator can give back at once. Each is a row of the state for ten minutes, and its task may be drawn again.
 GIVE_BACK_BURST: Final = 32
-GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more
-PAGES_OPEN_MAX: Final = 64  # decoded, in memory; a million characters that are not Latin take four times their bytes
+GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more in each interval
+PAGES_OPEN_MAX: Final = 64  # decoded pages in memory; a decoded text may take four times its bytes
 PAGES_OPEN_BYTES_MAX: Final = 8 << 20
 EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
 SALT_DOMAIN: Final = "custodial-salt"
 
 
 class LeaseHeartbeats:
-    """Times are the caller's, in seconds. Callers name leases alone, of which an annotator has eight at most."""
+    """Time of the last heartbeat of each lease, in seconds of the caller. An annotator has at most eight leases."""
 
     def __init__(self) -> None:
         self._last: dict[bytes, float] = {}  # the oldest first
@@ -63,7 +62,7 @@ class LeaseHeartbeats:
         return assignment in self._last
 
     def pop_lapsed(self, now: float) -> list[bytes]:
-        """Takes out the assignments without a heartbeat for too long."""
+        """Remove and return the assignments whose last heartbeat is too long ago."""
         found = [assignment for assignment, last in self._last.items() if now - last >= HEARTBEAT_SECONDS_MAX]
         for assignment in found:
             del self._last[assignment]
@@ -76,7 +75,7 @@ class LeaseHeartbeats:
 
 @dataclass(frozen=True, slots=True)
 class AnnotationReceipt:
-    """This peer saw the annotation decided: signed by it, so that an annotator can show it."""
+    """This peer's signed statement that it saw an annotation decided. The annotator can show it to others."""
 
     TAG: ClassVar[str] = "annotation-receipt"
     annotation: Digest
@@ -95,21 +94,21 @@ class AnnotatorApi:
     ) -> None:
         self._desk, self._doors, self._fetching, self._sessions, self._gatherer = desk, doors, fetching, sessions, gatherer
         self._openings = AnswerOpenings(desk, gatherer)
-        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # of an annotator
+        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # for each annotator
         self._heartbeats = LeaseHeartbeats()
-        self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # by digest, with their bytes
-        self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
+        self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # page and size in bytes, by digest
+        self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # times of each annotator's answers in the last minute
 
     @property
     def _state(self) -> CurationState:
         return self._desk.state.module_state(CurationState)
 
     async def run_openings_and_expiry(self) -> None:
-        """Opens answers as soon as all votes asked for are committed; and sees to it that what expires is seen."""
+        """Open answers as soon as all requested votes are committed, and request a batch when something has expired."""
         while True:
             height, state = self._desk.height, self._state
             await self._openings.process_due_openings(state, self._sessions.now_ms)
-            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # of pages that are gone: others may have them
+            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # their pages send no more heartbeats
                 row = state.assignments.get_record(assignment)
                 is_leased = row is not None and row.state is AssignmentState.LEASED
                 if is_leased and self._openings.pending_commitment(assignment) is None:
@@ -123,12 +122,12 @@ class AnnotatorApi:
 
     @property
     def _nudge_seconds(self) -> float:
-        """How late something is before this peer sends a batch for it: another may have something to say, or come first."""
+        """Delay of an empty batch of this peer after an expiry, so that statements or another peer's batch can come first."""
         peers = serving_peers(self._desk.state.module_state(MembersState))
         return EMPTY_BATCH_DELAY_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
-        """Seconds until a lease, an opening or an unused place expires, or a closed project goes on. Batches alone see that."""
+        """Return the seconds until a batch is needed: a lease, an opening or an unused place expires, or a close continues."""
         at_ms = CurationChanges(self._state, b"").next_expiry_ms()
         return 3_600.0 if at_ms is None else (at_ms - self._sessions.now_ms) / 1_000
 
@@ -196,7 +195,7 @@ class AnnotatorApi:
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
-        """Without those whose project was closed, whose task waits for its author, or that are being given back."""
+        """Return the leases that can be answered: the project is not closed, the task is begun, and no release is pending."""
         rows = ((lease, state.assignments[lease]) for lease in leases if self._gatherer.pending_release(lease) is None)
         return [(lease, row) for lease, row in rows if is_commitment_possible(state, row)]
 
@@ -205,7 +204,7 @@ class AnnotatorApi:
             project = state.projects[row.project]
             task = self._text(state, project, row)
             if task is None:
-                continue  # its page is on the way, or nowhere: others have their turn meanwhile
+                continue  # its page is not here; other leases are shown in the meantime
             asked = project.spec
             body: Json = {
                 "assignment": assignment.hex(),
@@ -233,7 +232,7 @@ class AnnotatorApi:
         return None
 
     def _page(self, project: Project, page: TaskPageRow) -> TaskPageBlob | None:
-        """The pages that were read last stay decoded."""
+        """Return a page's tasks. The most recently used pages stay decoded."""
         if page.digest not in self._pages:
             found = read_task_page(project, page, self._desk.read_blob)
             if found is None:
@@ -280,7 +279,7 @@ class AnnotatorApi:
             self._count_answer(session.key)
             pending = await self._openings.commit_answer(UnopenedAnswer(assignment, salt, answer, signature))
             task = state.tasks[task_id(row.project, row.number)]
-            if task.committed + 1 == task.votes_asked:  # the last one that it waits for: it may be opened in the same batch
+            if task.committed + 1 == task.votes_asked:  # the last requested vote: it may be opened in the same batch
                 self._gatherer.add_statement(AnswerOpening(assignment, salt, answer))
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await pending.done.wait()
@@ -292,7 +291,7 @@ class AnnotatorApi:
         return 202, {"annotation": assignment.hex()}
 
     def _signed_here(self, session: AnnotatorSession, assignment: bytes, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
-        """A salt that only the key's holder finds, the same each time the answer is sent; and the signature."""
+        """Return a salt and the signature. Only the key's holder can derive the salt, which is the same for each call."""
         if session.identity is None:
             raise HttpProblem(
                 "malformed", "salt and signature belong to an answer: this peer signs for custodial annotators alone"
@@ -365,7 +364,7 @@ class AnnotatorApi:
         return row
 
     def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
-        """With the suggestion that the annotator has not seen yet."""
+        """Return a receipt, with the suggestion if the annotator has not seen it yet."""
         assert row.commitment is not None
         receipt = self._desk.sign(AnnotationReceipt(assignment, row.commitment, row.height))
         body: Json = {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
@@ -376,7 +375,7 @@ class AnnotatorApi:
         return body
 
     def _count_answer(self, key: bytes) -> None:
-        """Counts an annotator's answer, in whatever session. Refuses the one that is too many in a minute."""
+        """Count an annotator's answer, in any session. Raises `HttpProblem` above ANSWERS_PER_MINUTE."""
         now = trio.current_time()
         while self._answered and next(iter(self._answered.values()))[-1] <= now - 60:
             self._answered.popitem(last=False)

@@ -1,6 +1,6 @@
-"""Answers from their commitment to their opening: this peer keeps those that it carries, and seals each for two others.
+"""Answers between commitment and opening: this peer stores those that it carries, and seals each for two others.
 
-It opens its own as soon as that is asked for. It opens another peer's, which was sealed for it, where nobody else has.
+It opens its own answers once openings are requested. It opens another peer's answer, sealed for it, if no other peer has done so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import seal, short_id
 
-SEAL_DELAY_MS = 5_000  # the first peer with a seal waits that long for the carrier, the second one twice as long
+SEAL_DELAY_MS = 5_000  # the first peer with a seal waits for the carrier, the second one twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Answer:
 
 
 class AnswerStore(ServiceDatabase):
-    """Answers that are not opened yet: durable here before anybody is told that they count."""
+    """Answers that are not opened yet. They are durable here before the annotator is told that they count."""
 
     file_name = "answers.sqlite"
     schema = (
@@ -54,7 +54,7 @@ class AnswerStore(ServiceDatabase):
         " (assignment BLOB PRIMARY KEY, salt BLOB NOT NULL, answer BLOB NOT NULL, signature BLOB NOT NULL) WITHOUT ROWID"
     )
 
-    # Each of these is one statement: a transaction of several would take in what another thread does meanwhile.
+    # Each method is one statement. A transaction of several statements would include those of other threads.
 
     def store_answer(self, kept: UnopenedAnswer) -> None:
         row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)), kept.signature)
@@ -70,7 +70,7 @@ class AnswerStore(ServiceDatabase):
 
 @dataclass
 class PendingCommitment:
-    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the answer store."""
+    """Commitment that waits for its decision. Until then no other answer replaces it, here or in the answer store."""
 
     commitment: bytes
     done: trio.Event = field(default_factory=trio.Event)
@@ -78,10 +78,10 @@ class PendingCommitment:
 
 @dataclass
 class _DueOpening:
-    """An opening that is asked for."""
+    """Opening that is requested."""
 
     since_ms: int
-    seals: int = 0  # whose time has come
+    seals: int = 0  # number of seals that this peer has tried
 
 
 class AnswerOpenings:
@@ -89,18 +89,18 @@ class AnswerOpenings:
         self._desk, self._gatherer = desk, gatherer
         self._vault = AnswerStore(desk.folder)
         self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
-        self._former = list(self._kept.values())  # of the peer's last run: it is not known yet whether they were decided
+        self._former = list(self._kept.values())  # of the peer's last run; it is unknown if they were decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
-        self._next = 0  # place in the queue of openings: those before it were seen
+        self._next = 0  # place in the queue of openings; all before it were added to `asked`
         self.asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
-        self._false: set[bytes] = set()  # peers that sealed what does not open
+        self._false: set[bytes] = set()  # peers whose seals did not open their commitments
 
     def pending_commitment(self, assignment: bytes) -> PendingCommitment | None:
         found = self._pending.get(assignment)
         return found if found is not None and not found.done.is_set() else None
 
     async def commit_answer(self, kept: UnopenedAnswer) -> PendingCommitment:
-        """Keeps an answer, and has its commitment carried."""
+        """Store an answer and send its commitment."""
         pending = self._pending[kept.assignment] = PendingCommitment(kept.commitment)
         try:
             await trio.to_thread.run_sync(self._vault.store_answer, kept)
@@ -114,7 +114,7 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only leased ones are answered
+        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only a leased one is answered
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
@@ -122,12 +122,12 @@ class AnswerOpenings:
         return seal_recipients(serving_peers(members), assignment, members.current_key(carrier))
 
     def forget_answer(self, assignment: bytes) -> None:
-        """Forgets an answer, unless another one has taken its place."""
+        """Delete an answer, unless a commitment of the assignment is pending."""
         if self.pending_commitment(assignment) is None and self._kept.pop(assignment, None) is not None:
             self._vault.delete_answers([assignment])
 
     async def process_due_openings(self, state: CurationState, now_ms: int) -> None:
-        """At a new block, or because time has passed."""
+        """Send the openings that are due. It runs at each new block, and again after some seconds."""
         self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
         over = self._carry_on(state)
         for due in CurationChanges(state, b"").queue_entries("openings", self._next):
@@ -150,7 +150,7 @@ class AnswerOpenings:
             await trio.to_thread.run_sync(self._vault.delete_answers, forgotten)
 
     def _carry_on(self, state: CurationState) -> list[bytes]:
-        """Has commitments carried that were on their way when the peer ended. Which of them are over."""
+        """Send commitments again that were pending when the peer ended. Return assignments whose answers are obsolete."""
         unknown, over = [], []
         for kept in self._former:
             row, pending = state.assignments.get_record(kept.assignment), self._pending[kept.assignment]
@@ -166,7 +166,7 @@ class AnswerOpenings:
         return over
 
     def _unseal(self, assignment: bytes, row: Assignment, place: int) -> None:
-        """Opens another peer's answer, if that seal is for this peer. It tries seals of others, too: members come and go."""
+        """Open another peer's answer, if the seal is for this peer. Seals for others are tried, too, because members change."""
         data = self._desk.unseal(row.seals[place])
         try:
             secret = codec.decode(OpeningSecret, data) if data is not None else None
@@ -181,7 +181,7 @@ class AnswerOpenings:
 
 
 def is_commitment_possible(state: CurationState, row: Assignment) -> bool:
-    """Whether a commitment of this assignment can be decided."""
+    """Return whether a commitment of this assignment can be decided."""
     project, task = state.projects[row.project], state.tasks[task_id(row.project, row.number)]
     return (
         row.state in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)

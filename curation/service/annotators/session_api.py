@@ -1,4 +1,4 @@
-"""Sessions of annotators. Those whose key this peer keeps have a name and a passphrase, and the peer signs for them."""
+"""Sessions of annotators. For custodial ones, this peer keeps the key under a name and a passphrase, and signs for them."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ from web.calls import HttpProblem, Json
 
 CHALLENGE_MS: Final = 600_000
 SESSION_MS: Final = 86_400_000
-CHALLENGES_MAX: Final = 4_096  # that nobody has answered yet
-CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address signs in within ten minutes
+CHALLENGES_MAX: Final = 4_096  # challenges without an answer
+CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address then signs in within ten minutes
 SESSIONS_MAX: Final = 20_000
 SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
-# One host takes 750 places in the three days after which keys that never answered lose theirs: a quarter of a peer's share where
-# three peers serve. A larger group behind one address comes by invitation.
+# One host can take 750 places in three days, after which keys without an answer lose theirs. That is a quarter of a peer's share
+# if three peers serve. Larger groups behind one address need invitations.
 ENROLMENT_BURST: Final = 30
-ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # then one more
+ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # then one more in each interval
 TOKEN_BYTES: Final = 24
 PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
-MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB: a peer on a small machine has them, once at a time
+MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB, once at a time, so that a peer can run on a small machine
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
-WRONG_PASSPHRASES_FREE: Final = 5  # passphrases in a row for one name; each one more doubles the wait
-BACKOFF_SECONDS_MAX: Final = 64.0  # whoever forgot it must not be kept out for hours by somebody who guesses
-WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest goes
-WAITING_MAX: Final = 64  # that wait for their turn, a tenth of a second each
+WRONG_PASSPHRASES_FREE: Final = 5  # wrong ones in a row for a name before a wait; each further one doubles the wait
+BACKOFF_SECONDS_MAX: Final = 64.0  # short, so that others' guesses do not lock out an owner for hours
+WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest is dropped
+WAITING_MAX: Final = 64  # calls that wait for a turn, which takes 0.1 seconds
 WAITING_OF_HOST_MAX: Final = 8
 
 
 class CustodialAccounts(ServiceDatabase):
     """Accounts of custodial annotators: a name, and a key that this peer keeps under the person's passphrase.
 
-    The key's seed is sealed (XSalsa20-Poly1305) under Argon2id of the passphrase (RFC 9106), both as libsodium has them. Somebody
-    who has the file guesses at the price of one Argon2id each. `create_account` and `open_account` take a tenth of a second and
-    64 MiB: one at a time, in a thread.
+    The key's seed is sealed (XSalsa20-Poly1305) under Argon2id of the passphrase (RFC 9106), both from libsodium. An attacker
+    with the file pays one Argon2id for each guess. `create_account` and `open_account` take 0.1 seconds and 64 MiB: one at a
+    time, in a thread.
     """
 
     file_name, file_mode = "accounts.sqlite", 0o600
     schema = "CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, salt BLOB NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID"
 
     def create_account(self, name: str, passphrase: str) -> Identity | None:
-        """A new account, on the disk; or the one that there is. None if that one has another passphrase."""
+        """Create a durable account, or open an existing one, and return its key. None: it exists with another passphrase."""
         salt, identity = random(argon2id.SALTBYTES), Identity.generate()
         sealed = _box(passphrase, salt).encrypt(identity.seed)
         made = self._database.execute("INSERT OR IGNORE INTO accounts VALUES (?, ?, ?)", (name, salt, bytes(sealed)))
         return identity if made.rowcount else self.open_account(name, passphrase)
 
     def open_account(self, name: str, passphrase: str) -> Identity | None:
-        """None if there is no such account, or it has another passphrase."""
+        """Return the key of an account. None: there is no such account, or it has another passphrase."""
         found = self._database.execute("SELECT salt, sealed FROM accounts WHERE name = ?", (name,)).fetchone()
-        salt, sealed = found or (bytes(argon2id.SALTBYTES), b"")  # a name that is nobody's takes as long
+        salt, sealed = found or (bytes(argon2id.SALTBYTES), b"")  # an unknown name takes the same time
         try:
             return Identity(_box(passphrase, salt).decrypt(sealed))
         except (CryptoError, ValueError):
@@ -87,28 +87,29 @@ def _box(passphrase: str, salt: bytes) -> SecretBox:
 
 @dataclass
 class AnnotatorSession:
-    """A session: somebody who has shown that it holds an annotator's key."""
+    """Session of a client that has proven to hold an annotator's key."""
 
     key: bytes
     nonce: bytes
     expires_ms: int
     signature: bytes
-    identity: Identity | None = None  # of a custodial annotator: this peer signs for it
+    identity: Identity | None = None  # key of a custodial annotator, for which this peer signs
 
 
 class SessionApi:
-    """How annotators sign up and in: with their own key, or with a name and a passphrase where this peer keeps the key.
+    """Sign-up and sign-in of annotators, with their own keys, or with names and passphrases if this peer keeps the keys.
 
-    The log says of a custodial annotator for ever that it is one. The key is in memory while its session lasts.
+    The ledger marks custodial annotators for ever. Their keys are in memory while their sessions last.
     """
 
     def __init__(self, desk: ServiceContext, doors: AccessControl, gatherer: StatementBatcher) -> None:
         self._desk, self._doors, self._gatherer = desk, doors, gatherer
         self._accounts, self._verifier = CustodialAccounts(desk.folder), Ed25519Verifier()
-        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
+        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # key and end, by nonce
         self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
-        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # where sign-up is open
-        # By name and host, so that strangers that guess keep nobody else out: how many in a row, when it may go on.
+        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # if sign-up is open
+        # Number of wrong passphrases in a row, and the time of the next attempt. Guesses from one host do not delay sign-ins from
+        # others.
         self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._turns = FairHostQueue(WAITING_MAX, WAITING_OF_HOST_MAX)
 
@@ -144,7 +145,7 @@ class SessionApi:
         return self._enrolled(key, name)
 
     def _count_enrolment(self, host: str) -> None:
-        """Raises `HttpProblem` where this host enrols too many annotators without an invitation."""
+        """Count a host's enrolment if sign-up is open. Raises `HttpProblem` above the host's limit."""
         if self._desk.get_setting("sign_up") == "open":
             self._enrolments.acquire(host, "sign-ups")
 
@@ -154,7 +155,7 @@ class SessionApi:
             raise HttpProblem("misfit", f"the name {problem}")
 
     def _enrolled(self, key: bytes, name: str) -> Json:
-        """Of a key that is enrolled, perhaps by another call or at another peer."""
+        """Return the reply for an enrolled key. Raises `HttpProblem` if it has another name, or is enrolled at another peer."""
         known = self.find_annotator(self._state, key)
         if known.name != name or not self.is_here(known.peer):
             raise HttpProblem("already-enrolled", f"this key annotates as {known.name!r} already")
@@ -191,7 +192,7 @@ class SessionApi:
         return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
 
     async def sign_up(self, name: str, passphrase: str, invitation: str, before: str, host: str = "") -> Json:
-        """Said again with the same passphrase, it goes on where it was left."""
+        """Create an account and enrol it. With the same passphrase, the call continues an earlier one."""
         self._require_name(name)
         if not PASSPHRASE_CHARACTERS_MIN <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
             limits = f"{PASSPHRASE_CHARACTERS_MIN} to {PASSPHRASE_CHARACTERS_MAX} characters"
@@ -204,13 +205,13 @@ class SessionApi:
         try:
             await self._enrol(identity.public, name, signature, True, invitation)
         except HttpProblem as problem:
-            if problem.code != "no-quorum" and identity.public not in self._state.annotators:  # else it may still be decided
+            if problem.code != "no-quorum" and identity.public not in self._state.annotators:  # otherwise it may still be decided
                 await trio.to_thread.run_sync(self._accounts.delete_account, name)
             raise
         return self._begun(identity, name, before)
 
     async def sign_in(self, name: str, passphrase: str, before: str, host: str = "") -> Json:
-        self._require_name(name)  # wrong names are counted: they must be short
+        self._require_name(name)  # names with wrong passphrases are stored, so they must be short
         identity = await self._opened(self._accounts.open_account, name, passphrase, host)
         if identity is None:
             raise HttpProblem("unauthorized", "no account here has this name and this passphrase")
@@ -219,7 +220,7 @@ class SessionApi:
         return self._begun(identity, name, before)
 
     def _begun(self, identity: Identity, name: str, before: str) -> Json:
-        """A session in which this peer signs for the annotator, instead of the one before."""
+        """Return a session in which this peer signs for the annotator, and end the session `before`."""
         self._sessions.pop(before)
         nonce, expires_ms = secrets.token_bytes(16), self.now_ms + SESSION_MS
         signature = self.sign_statement(identity, SessionStatement(self._desk.me, nonce, expires_ms))
@@ -250,19 +251,19 @@ class SessionApi:
     # Looking up ------------------------------------------------------------------------------------------------------
 
     def is_here(self, peer: bytes) -> bool:
-        """Whether this is this peer's key, or one that it had before."""
+        """Return whether this is this peer's key, or one of its former keys."""
         return self._desk.state.module_state(MembersState).current_key(peer) == self._desk.me
 
     @property
     def now_ms(self) -> int:
-        """The network's time and what has passed since: sessions are checked by blocks' times."""
+        """Time of the last block and the time since then. The network compares the end of a session with block times."""
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
 
     def is_annotator(self, token: str) -> bool:
         return self._sessions.get(token) is not None
 
     def require_session(self, token: str) -> AnnotatorSession:
-        """The session of this token. Raises `HttpProblem` if there is none, or its annotator lost its place."""
+        """Return the session of this token. Raises `HttpProblem` if there is none, or if its annotator lost its place."""
         session = self._sessions.get(token)
         if session is None or session.expires_ms <= self.now_ms:
             raise HttpProblem("unauthorized", "no session has this token, or it is over: ask for a challenge")
@@ -270,7 +271,7 @@ class SessionApi:
         return session
 
     def find_annotator(self, state: CurationState, key: bytes) -> Annotator:
-        """Raises `HttpProblem` for a key that is not enrolled."""
+        """Return an annotator. Raises `HttpProblem` if the key is not enrolled."""
         person = state.annotators.get_record(key)
         if person is None:
             raise HttpProblem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
@@ -280,7 +281,7 @@ class SessionApi:
         return identity.sign(signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
 
     def require_signature(self, key: bytes, statement: Any, signature: bytes) -> None:
-        """Raises `HttpProblem` for another signature."""
+        """Check a key's signature of a statement. Raises `HttpProblem` if it is false."""
         signed = signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
         if not self._verifier.verify(key, signed, signature):
             raise HttpProblem("bad-signature", f"the signature is not this key's over this {statement.TAG} on this chain")

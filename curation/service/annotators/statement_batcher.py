@@ -1,4 +1,4 @@
-"""Statements of annotators, gathered into batches: at most so many a second, and each statement in one of them."""
+"""Batches of annotators' statements. Their rate is limited, and each statement is in one of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from protocol.identity import Ed25519Verifier, signing_preimage
 from protocol.limits import TRANSACTION_BYTES_MAX
 from web.calls import HttpProblem
 
-BATCH_LINGER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
+BATCH_LINGER_SECONDS = 0.05  # a statement waits for others; the batch then lingers, see `CurationModule.lingers`
 BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
-DECISION_WAIT_SECONDS: Final = 10.0  # a call waits that long for a decision
+DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
 WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
 Statement = EnrolmentEntry | LeaseRequest | AnswerCommitment | AnswerOpening | SkipAssignment | ReleaseAssignment
@@ -45,17 +45,17 @@ class StatementBatcher:
     def __init__(self, desk: ServiceContext) -> None:
         self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
-        self._events: dict[Statement, trio.Event] = {}  # of all that are not decided yet
-        self._given_back: dict[bytes, trio.Event] = {}  # the same, by assignment, of skips and releases
+        self._events: dict[Statement, trio.Event] = {}  # event of each statement that is not decided
+        self._given_back: dict[bytes, trio.Event] = {}  # the same for skips and releases, by assignment
         self._there_is_one = trio.Event()
 
     @property
     def is_full(self) -> bool:
-        """Nothing is decided, it seems: more of what strangers say would only fill the memory."""
+        """True if too many statements wait for a decision. More of them would only fill the memory."""
         return len(self._events) >= WAITING_STATEMENTS_MAX
 
     def require_room(self) -> None:
-        """Raises `HttpProblem` where too many statements wait."""
+        """Raise `HttpProblem` if too many statements wait."""
         if self.is_full:
             raise HttpProblem("no-quorum", "the network decides nothing at the moment: try again later", 10)
 
@@ -64,9 +64,9 @@ class StatementBatcher:
         return len(self._events)
 
     def add_statement(self, statement: Statement, done: trio.Event | None = None) -> trio.Event:
-        """Set when the batch with this statement is decided, whether the statement acted or not.
+        """Add a statement and return an event, which is set when its batch is decided, even if the statement does not act.
 
-        The same statement again, while the first one waits, is the first one.
+        Without `done`, a statement that equals a waiting one is not added again, and gets the same event.
         """
         known = self._events.get(statement)
         if known is not None and done is None:
@@ -80,18 +80,18 @@ class StatementBatcher:
         return done
 
     async def wait_for_decision(self, done: trio.Event) -> None:
-        """Raises `HttpProblem` where it takes too long."""
+        """Wait for the event of a statement. Raises `HttpProblem` after DECISION_WAIT_SECONDS."""
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await done.wait()
             return
         raise HttpProblem("no-quorum", "the network has not decided it yet: try again later", 10)
 
     def pending_release(self, assignment: bytes) -> trio.Event | None:
-        """The event of a skip or release of this assignment, as long as it is not decided."""
+        """Return the event of a skip or release of this assignment, until it is decided."""
         return self._given_back.get(assignment)
 
     def request_empty_batch(self) -> None:
-        """There may be something that only a batch sees, such as a lease that expired: an empty one will do."""
+        """Request a batch, even an empty one, because only a batch handles expired entries such as leases."""
         self._there_is_one.set()
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class StatementBatcher:
             await self._decide(taken)
 
     def _taken(self) -> list[tuple[Statement, trio.Event]]:
-        """Those that waited longest, as many as a batch may have, and a transaction takes."""
+        """Remove and return the oldest statements that fit into a batch and into its transaction."""
         taken: list[tuple[Statement, trio.Event]] = []
         left = BATCH_BYTES_MAX
         while self._waiting and len(taken) < BATCH_MAX:
@@ -141,11 +141,11 @@ class StatementBatcher:
             done.set()
 
     def _false(self, taken: list[tuple[Statement, trio.Event]]) -> list[tuple[Statement, trio.Event]]:
-        """Those with a false signature. One of them would refuse every batch that holds it."""
+        """Return the statements with a false signature. One of them makes every batch with it invalid."""
         return [entry for entry in taken if not self._has_true_signature(entry[0])]
 
     def _has_true_signature(self, part: Statement) -> bool:
         if isinstance(part, AnswerOpening | SkipAssignment | ReleaseAssignment):
-            return True  # nobody signs these
+            return True  # these have no signature
         signer, message, signature = signed_statement(self._desk.me, part)
         return self._verifier.verify(signer, signing_preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

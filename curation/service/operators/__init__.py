@@ -1,1 +1,1 @@
-"""What operators ask: projects, imports, reviews, people."""
+"""Calls of operators: projects, imports, reviews, people."""

@@ -1,4 +1,4 @@
-"""What operators of this peer see and do by HTTP beside projects: its health, its people, its jobs."""
+"""Calls of operators apart from projects: the peer's health, its people, its jobs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
 from web.calls import HttpProblem, Json
 
-DISK_CACHE_SECONDS: Final = 60.0  # the data directory is measured that often at most: it has thousands of files
-REPUTATION_PROJECTS_MAX: Final = 64  # from which a reputation is shown, open ones first
+DISK_CACHE_SECONDS: Final = 60.0  # between measurements of the data directory, which has thousands of files
+REPUTATION_PROJECTS_MAX: Final = 64  # projects from which a reputation is shown, open ones first
 LOCAL: Final = "local"
 
 
@@ -154,6 +154,6 @@ class AdminApi:
 
 
 def _right(counts: int, classes: int) -> Iterator[int]:
-    """Places of a table, or of one for each option, where the vote is as the label."""
+    """Yield the places of a table, or of one for each option, at which the vote equals the label."""
     for first in range(0, counts, classes**2):
         yield from range(first, first + classes**2, classes + 1)

@@ -1,4 +1,4 @@
-"""What operators of this peer ask by HTTP, with a token of `peer web token`."""
+"""Calls of operators about projects, with a token of `peer web token`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from protocol.errors import UserError
 from storage.foreign_text import ENDINGS
 from web.calls import HttpProblem, Json
 
-TASKS_MAX: Final = 100_000  # of one file: it is in memory until all is decided
-FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
-PREVIEW_TASKS_MAX: Final = 5  # tasks of a file that is checked
+TASKS_MAX: Final = 100_000  # of one file, which is in memory until all of it is decided
+FILE_NAME_CHARACTERS_MAX: Final = 64  # of a file's name in replies and in the log
+PREVIEW_TASKS_MAX: Final = 5  # tasks that a preview of a file shows
 ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
 
 
 class ImportQueue:
-    """Files of tasks on their way onto the log: one at a time, page after page, also when whoever sent the file has left."""
+    """Imports of files, one at a time and page by page. They continue when the sender of the file has left."""
 
     def __init__(self, desk: ServiceContext, operators: Operators) -> None:
         self._desk, self._operators = desk, operators
@@ -40,7 +40,10 @@ class ImportQueue:
             await trio.sleep_forever()
 
     async def import_tasks(self, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> bool:
-        """Whether all is decided; if not, it goes on. Raises `HttpProblem`, also while another file is on its way."""
+        """Import tasks.
+
+        Return False if the import continues after a wait. Raises `HttpProblem` if it fails, or if another one runs.
+        """
         if self._is_busy or self._nursery is None:
             async with self._operators.log_action(operator, "import", about):
                 raise HttpProblem("too-many", "another file is being imported: wait until its tasks are there", 10)
@@ -107,7 +110,7 @@ class ProjectApi:
         async with self._operators.log_action(operator, "make", about):
             if problem := options_problem(asked_kind, options, many):
                 raise HttpProblem("misfit", problem)
-            # An empty array is a mistake.
+            # Only an omitted array gives a project without tasks. An empty one is an error.
             read = ParsedTasks([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
             items = len(read.tasks[0].task.items) if read.tasks else items
             asked = ProjectSpec(name, asked_kind, options, many, items, None, votes, price, suggests_first, TextFormat(display))
@@ -168,7 +171,7 @@ class ProjectApi:
         return await self._checked(_file_name(name, format), file, question, gold_from, None)
 
     async def _checked(self, name: str, file: bytes, question: AnswerSchema, gold_from: str, project: bytes | None) -> Json:
-        """What an import of this file would do, into a project that there is or into a new one."""
+        """Return the result that an import of this file would have. `project` is None for a new project."""
         given: list[TaskWithGold] = []
         problems: list[str] = []
         notes: list[str] = []
@@ -241,7 +244,7 @@ def _notes(notes: Sequence[str]) -> Json:
 
 
 def _file_name(name: str, format: str) -> str:
-    """What a file is called to whoever sent it, unless its end says another format to whoever reads it."""
+    """Return the sender's name of a file, or another one if its ending contradicts the format."""
     is_apt = name and name.lower().endswith(ENDINGS) == (format == "csv")
     return name[-FILE_NAME_CHARACTERS_MAX:] if is_apt else f"tasks.{format}"
 

@@ -1,4 +1,4 @@
-"""What the author of a project sees of its tasks: those first that need it. And how its annotators label, against its labels."""
+"""Calls of operators about tasks of a project, in the order in which they need the author, and about annotators' confusions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
 from web.calls import HttpProblem, Json
 
-SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
-PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it
+SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call scans, in about a second; the next call continues there
+PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as on the pages
 CONFUSIONS_MAX: Final = 50  # annotators whose table is shown: those with most answers
 
 
 class ReviewState(Enum):
-    """How much a task needs its author, the most first."""
+    """State of a task for its author. The states that need the author most come first."""
 
     WAITING = "waiting"  # its author decides
     SKIPPED = "skipped"
@@ -42,12 +42,12 @@ class ReviewState(Enum):
     BEGUN = "begun"
     SETTLED = "settled"
     DECIDED = "decided"  # by its author
-    FRESH = "fresh"  # nobody had it yet
+    FRESH = "fresh"  # no annotator had it yet
     REDACTED = "redacted"
 
 
 REVIEW_ORDER: Final = list(ReviewState)
-Cursor = tuple[int, int]  # place in NEEDS, number of a task
+Cursor = tuple[int, int]  # index in REVIEW_ORDER, number of a task
 
 
 class ReviewApi:
@@ -94,7 +94,7 @@ class ReviewApi:
 
 
 class _ReviewScan:
-    """One look at a project's tasks; it may run beside the peer."""
+    """Scan of a project's tasks, which can run in a thread."""
 
     def __init__(self, state: CurationState, key: bytes, project: Project, desk: ServiceContext) -> None:
         self._state, self._key, self._project, self._desk = state, key, project, desk
@@ -104,11 +104,11 @@ class _ReviewScan:
     def found(
         self, needs: Sequence[ReviewState], fits: Callable[[Json], bool], after: Cursor, limit: int
     ) -> tuple[list[Json], Cursor | None]:
-        """At most so many tasks, and where to go on; None: there are no more."""
+        """Return at most `limit` tasks, and the cursor at which to continue, or None if no tasks are left."""
         found: list[Json] = []
         looked = 0
         place, first = after
-        for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - it goes on where the cursor is
+        for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - it continues at the cursor
             if REVIEW_ORDER[place] in needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
                 for page, number, row in self._rows(first):
                     if len(found) == limit or looked == SCANNED_TASKS_MAX:
@@ -175,7 +175,7 @@ class _ReviewScan:
         return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
     def fits(self, shown: Json, search: str, label: int | None, annotator: str) -> bool:
-        """`search` and `annotator` are folded. The annotator is a name, or the beginning of a key."""
+        """Return whether a task fits the filters, which are case-folded. `annotator` is a name, or the beginning of a key."""
         texts = (shown["text"] or "", *shown["items"])
         if search and not any(search in text.casefold() for text in texts):
             return False
@@ -187,7 +187,7 @@ class _ReviewScan:
 
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
-    """Of all together, and of each annotator: counts[label][answer], over settled tasks."""
+    """Return counts[label][answer] over settled tasks, for all annotators together and for each of them."""
     asked = project.spec
     kind, many = asked.kind, asked.many
     of = 0 if kind is QuestionKind.RANKING else value_count(kind, len(asked.options), many)
@@ -196,7 +196,7 @@ def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
     for annotator, person in state.annotators.items() if of else ():
         skill = state.skills.get_record(key + annotator)
         if skill is not None and skill.counts:
-            # Where an answer is of many options, there is a table for each: they are added.
+            # With many options, there is a table for each option. The tables are added.
             table = [sum(skill.counts[place :: of * of]) for place in range(of * of)]
             found.append({"annotator": annotator.hex(), "name": person.name, "count": sum(table), "counts": table})
     together = [sum(row["counts"][place] for row in found) for place in range(of * of)]
