@@ -18,8 +18,8 @@ A paused plan closes its open round and opens no further one. Its queued job sta
 table applies otherwise. Paused blocks do not count for the first row, but a plan that was paused for 10,000 blocks in all is
 cancelled, so that no plan keeps its place for ever. A quorum of the voters can end any plan.
 
-Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if f + 1 voters
-find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` does not wait for reports.
+Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if f + 1
+voters find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` does not wait for reports.
 
 A stage starts at the earliest one block after the last round of its predecessor. Peers compute the model while they apply the
 block of that round, and only the next block carries a state root with this model. A peer with another model cannot apply it.
