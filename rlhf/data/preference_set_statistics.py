@@ -1,7 +1,7 @@
 """Statistics of a preference set: odd pairs, and the accuracy of a word-count model. numpy only; no vote depends on them.
 
 The word-count model is a baseline for reward models: Bradley–Terry over hashed counts of words, and of word bigrams if these
-help. It ignores the prompt and the order of words.
+help. It ignores the prompt, and the order of words beyond bigrams.
 """
 
 from __future__ import annotations
