@@ -1,4 +1,4 @@
-"""Accuracy of a model on held-out pairs: the count, its interval, and the rule that lets a policy start."""
+"""Accuracy of a model on held-out pairs: the count, its interval, and the test whether the model is better than chance."""
 
 from __future__ import annotations
 

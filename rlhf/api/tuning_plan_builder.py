@@ -65,7 +65,7 @@ class TuningPlanBuilder:
     base: str  # a finished job, by name or id; empty: a new model, for a rule with its own vocabulary
     name: str
     iterations: int  # rounds of the policy; 0: only a reward model
-    epochs: int  # over the preferences
+    epochs: int  # of the job that learns from preferences
     overrides: dict[str, str]  # values of `--set`; fields of the reward model begin with REWARD_PREFIX
     blocklist: bytes  # a packed list of words that block a response; empty: none
     skip_bad: bool = False  # leave out invalid lines of a file

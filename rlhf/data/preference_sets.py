@@ -25,7 +25,7 @@ PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: models are measured on them, and not trained
 PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
 UTF8_BYTES_MAX: Final = 4  # per character
-PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
+PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
 RESPONSE_EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
@@ -150,7 +150,7 @@ def _permille(where: str, p: Any) -> int:
     return round(PERMILLE * p)
 
 
-# Sides --------------------------------------------------------------------------------------------------------------------
+# Held-out records ---------------------------------------------------------------------------------------------------------
 
 
 def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:

@@ -22,7 +22,7 @@ SCORE_RISE_MIN: Final = MILLIONTHS // 20  # per response: rules score in 0..1, r
 DISTINCT_FIFTHS_MAX: Final = 4  # fifths of the earlier distinct-2: smaller drops are variance of the prompts
 
 
-# Of rounds ---------------------------------------------------------------------------------------------------------------------
+# Figures of rounds -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

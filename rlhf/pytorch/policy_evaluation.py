@@ -121,7 +121,7 @@ def evaluate_toy(files: Sequence[Path]) -> tuple[PolicyMetrics, list[dict[str, s
     return toy_metrics(spec, policy, reference), _samples([str(TOY_PROMPT)] * TOY_SAMPLES, *texts)
 
 
-# By samples --------------------------------------------------------------------------------------------------------------
+# Other policies ----------------------------------------------------------------------------------------------------------
 
 
 def evaluate_policy(

@@ -117,7 +117,7 @@ def preference_metrics(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
     The accuracy is the share of pairs whose better response scores higher. Equal scores count half, and ties of people are left
     out. The metric is missing if all pairs are ties. The calibration error is over all pairs.
     """
-    d_N = torch.nan_to_num(d_N)  # a diverged model ranks no pair
+    d_N = torch.nan_to_num(d_N)  # NaN of a diverged model counts as equal scores
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
     found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found
