@@ -79,7 +79,7 @@ class Liar(Trainer):
         return Verdict.ACCEPT  # only for accomplices: `check_proposal` has rejected all others
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
-        """Report a match for accomplices, and with the attack `false-challenge` a mismatch for all others."""
+        """Report a match for accomplices. `false-pass` and `lazy` report one for all, `false-challenge` a mismatch for others."""
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
             return ReplayResult(ReplayFinding.MATCH, 0.0, GUESSED_LOSS)
         if self.attack == "false-challenge":
@@ -125,7 +125,7 @@ class Liar(Trainer):
         try:
             return request, await self.ask_worker(replace(round, spec=other), request)
         finally:
-            self._job(round).opened = False  # the worker has opened the job with the other reward
+            self._job(round).opened = False  # the worker still has the other reward
 
     def _corrupt(
         self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply

@@ -120,7 +120,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
     f + 1 honest trainers are needed besides the accused trainer and the liars.
     """
     # In the demo on text, a peer trains the base and tunes it. The role `full` has both roles, and also serves annotators.
-    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # scenarios do not have this flag
+    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # other callers lack this flag
     faults = (count - 1) // 3
     asked = getattr(options, "trainers", None) or 0  # nor this one
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)

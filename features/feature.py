@@ -1,7 +1,7 @@
 """The declaration of a feature: everything that a package adds to a peer.
 
 `peer/features.py` lists the features. The state, the tables of the documents, the fuzz targets, the help and the shells'
-completion follow from that list. It names code as `module:name`, which is imported at its first use.
+completion follow from that list. Features name code as `module:name`, which is imported at its first use.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if options.what:
         raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
-    if not (options.reward or (options.base and (options.preferences or options.project))):  # the peer checks whether a rule needs a base
+    if not (options.reward or (options.base and (options.preferences or options.project))):  # a rule may work without a base
         what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
         raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
     said = parse_set_options(options.set)

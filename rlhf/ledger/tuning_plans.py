@@ -15,8 +15,8 @@ continues while its author is offline. A plan with preferences of a project firs
 | was cancelled, or removed from the queue | is cancelled |
 
 A paused plan closes its open round and opens no further one. Its queued job stays queued, and the plan starts no job. The
-table applies otherwise. Paused blocks do not count for the first row, but a plan that was paused for 10,000 blocks in all is
-cancelled, so that no plan keeps its place for ever. A quorum of the voters can end any plan.
+table applies otherwise. Paused blocks do not count for the first row. A plan that was paused for 10,000 blocks in all is
+cancelled, because it occupies a place. A quorum of the voters can end any plan.
 
 Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if f + 1
 voters find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` does not wait for reports.
