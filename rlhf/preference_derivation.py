@@ -101,8 +101,8 @@ def decided_pairs(state: CurationState, project: bytes, height: int, page: PageO
 
     `page` returns the tasks of a page by its key and row, or None if the blob is not a valid page. Pairs with two bad responses
     and redacted pairs are left out. p is the first response's share of the votes, where a tie counts as half. The labelled
-    response gets at least 1/2, because the label weighs the votes and can change when the project closes. Raises `UserError`
-    if this is not a project of pairs.
+    response gets at least 1/2, because the label weighs the votes and can change when the project closes. It gets 1 if a
+    reviewer decided without votes. Raises `UserError` if this is not a project of pairs.
     """
     pairs: list[PreferencePair] = []
     for key, entry, settled in decided_pages(state, project, height):

@@ -6,9 +6,9 @@ attests its result in a transaction. After each block, while the set is undecide
 
 | attestations of the present voters | the plan |
 |---|---|
+| any, if a task of the set was redacted after the plan was decided | is cancelled |
+| too many voters derived another set, or none, for a quorum | is cancelled |
 | a quorum derived the plan's set | starts; the set is decided |
-| too many derived another set, or none, for a quorum | is cancelled |
-| any, and a task of the set was redacted after the plan was decided | is cancelled |
 | otherwise | waits |
 
 A quorum has at least f + 1 honest voters, so an honest voter has derived each decided set.

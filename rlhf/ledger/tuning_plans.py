@@ -11,12 +11,14 @@ continues while its author is offline. A plan with preferences of a project firs
 | has closed all its rounds, without an accepted update | fails |
 | ended early, after eight rounds without progress | fails |
 | has closed all its rounds, in the last stage | is finished |
-| has closed all its rounds, before another stage | waits for reports on its model; then starts the next stage, or fails |
+| has closed all its rounds, before another stage | waits for reports, for 10,000 blocks; then starts that stage, or fails |
 | was cancelled, or removed from the queue | is cancelled |
 
+A plan whose wait of 10,000 blocks ends is cancelled. A quorum of the voters can end any plan.
+
 A paused plan closes its open round and opens no further one. Its queued job stays queued, and the plan starts no job. The
-table applies otherwise. Paused blocks do not count for the first row. A plan that was paused for 10,000 blocks in all is
-cancelled, because it occupies a place. A quorum of the voters can end any plan.
+table applies otherwise, and paused blocks do not count for the waits. A plan that was paused for 10,000 blocks in all is
+cancelled, because it occupies a place.
 
 Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if f + 1
 voters find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` does not wait for reports.
@@ -145,7 +147,7 @@ class TuningPlan:
     start_height: Count
     base: Digest | None  # job whose last model all stages start from; None: a new model
     stages: Annotated[tuple[PlanStage, ...], Length(1, 2)]
-    stage_height: Count  # height at which the current stage became due, plus the length of later pauses
+    stage_height: Count  # height at which the plan reached the current stage, plus the length of later pauses
     stage_index: Annotated[int, Between(0, 1)] = 0  # the current stage
     phase: PlanPhase = PlanPhase.RUNNING
     paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
