@@ -30,7 +30,7 @@ class StageView:
     rounds: int
     model_root: str
     held_out_accuracy: float | None = None  # of a reward model or `dpo`: measured by this peer, or decided by the voters
-    calibration_error: float | None = None  # of the same: mean difference between its probabilities and people's
+    calibration_error: float | None = None  # of the same: expected calibration error of its probabilities
     preferences: PreferencesView | None = None  # of the same
     start_refusal: str = ""  # why a due job was refused; each block tries again
     held_out_nats: float | None = None  # of `instruct`: nats per token of the held-out responses
@@ -163,4 +163,4 @@ class RlhfRpc(Protocol):
         """Trace the draws of a pair in all jobs that the network still knows. `pair` is a task's id or a line of a file."""
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
-        """Return the responses of the newest policy and of its reference to a prompt."""
+        """Return the responses of the newest tuned model and of its reference to a prompt."""

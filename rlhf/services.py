@@ -33,7 +33,7 @@ from rlhf.rpc import RlhfRpc
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 
-# Delay before a refused transaction or a failed measurement is retried. It doubles for measurements.
+# Delay before the retry of a refused transaction or a failed measurement. Each further failed measurement doubles it.
 RETRY_SECONDS = 5.0
 RETRY_SECONDS_MAX = 600.0
 FETCHING_SECONDS = 10.0  # timeout of a fetch; then the state is read again, because the plan may be over
@@ -134,7 +134,7 @@ class PreferenceDatasetBuilder(RlhfService):
         state = self._desk.state
         over = outdated_sets(state.module_state(RlhfState))
         used = sets_in_use(state) if over else set[bytes]()
-        before, self._forgotten = self._forgotten, over - used  # a set that is used again leaves this record
+        before, self._forgotten = self._forgotten, over - used  # a set in use may be deleted later
         for key in self._forgotten - before:
             await trio.to_thread.run_sync(self._delete, key, used)
 

@@ -22,7 +22,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
-HELD_OUT_PERMILLE: Final = 100  # of the prompts: models are measured on them, and not trained
+HELD_OUT_PERMILLE: Final = 100  # of the prompts, for measurements only
 PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
 UTF8_BYTES_MAX: Final = 4  # per character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p

@@ -47,7 +47,7 @@ def round_medians(number: int, said: Sequence[RolloutDeclaration]) -> RoundMedia
 
 @dataclass(frozen=True, slots=True)
 class PolicyHistory:
-    """The first and the last rounds of a policy that accepted a proposal."""
+    """History of a policy: its first and its last rounds with an accepted proposal."""
 
     rounds: Annotated[tuple[RoundMedians, ...], Length(1, ROUNDS_KEPT)]
     warned: Count | None = None  # first round with a loss of diversity

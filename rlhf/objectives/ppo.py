@@ -65,7 +65,7 @@ Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 # | `kl_target` | β of the next round is β · (1 + e), where e = K · (d / target − 1), within ±1/5 |
 # | `kl_stop` | the job ends if d ≥ `kl_stop` |
 #
-# This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), which bounds d / target − 1 by 1/5 instead of e.
+# This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), where ±1/5 bounds d / target − 1.
 
 BILLIONTHS: Final = 10**9  # β is in billionths, as score per nat
 # K. Ziegler et al. use 1/10 for thousands of iterations; a job here has tens. With 1 the distance oscillates by half the target.

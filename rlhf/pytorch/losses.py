@@ -72,7 +72,7 @@ def token_rewards(
 ) -> Tensor:
     """Return the reward of each token (B, T): −β·k1 with k1 = log π − log reference, plus the clipped score on the last token.
 
-    `score_B` includes penalties, and is clipped to ±`score_clip`. k3 would give a biased gradient, k1 does not.
+    `score_B` includes penalties, and is clipped to ±`score_clip`. The gradient of the expected k1 is unbiased, unlike that of k3.
     """
     rewards_BT = _only(reference_BT - logp_BT, mask_BT) * beta
     return rewards_BT + _last(mask_BT) * score_B.clamp(-score_clip, score_clip)[:, None]
