@@ -38,25 +38,25 @@ from training.data.default_text import default_text
 
 TASKS = 40
 PROJECT = "sentences"
-KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"  # with --keep: for people who come when the crowd has answered all
+KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"  # with --keep, for people who come after the crowd has answered all tasks
 ACCURACY_MIN = 0.9  # of the settled tasks
-SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends with what there is
-CONVERGENCE_SECONDS_MAX = 20.0  # until all peers stand at one height
+SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends without the rest
+CONVERGENCE_SECONDS_MAX = 20.0  # until all peers have the same height and state root
 POLL_SECONDS = 0.25
 PORT_MAX = 65_535
 
 
 @dataclass(frozen=True)
 class AnnotationOutcome:
-    """What the report says under `annotate`."""
+    """The entry `annotate` of the report."""
 
     tasks: int
     settled: int
     right: int
     review: int
-    votes: float  # of a settled task, the mean
-    annotators: dict[str, dict[str, float]] = field(default_factory=dict)  # how often each is right, its answers, those accepted
-    roots: dict[str, str] = field(default_factory=dict)  # state roots, read from each peer's disk
+    votes: float  # mean number per settled task
+    annotators: dict[str, dict[str, float]] = field(default_factory=dict)  # by name: accuracy, annotations, accepted
+    roots: dict[str, str] = field(default_factory=dict)  # state root on the disk of each peer
 
     @property
     def share_right(self) -> float:
@@ -64,7 +64,7 @@ class AnnotationOutcome:
 
 
 def main(options: argparse.Namespace) -> int:
-    """The exit status: 0 only if all peers hold the same bytes, and enough of the settled tasks are right."""
+    """Run the demo and return the exit status: 0 if all state roots are equal and enough labels are right."""
     if options.web_port and options.web_port + options.peers - 1 > PORT_MAX:
         raise UserError(f"--web-port {options.web_port}: the last of {options.peers} peers would have a port above {PORT_MAX}")
     folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).expanduser().absolute()
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def make_demo_peers(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """All serve annotators and vote; nobody trains or lies."""
+    """Return the peers. All serve annotators and vote, and none trains or lies."""
     peers = []
     for number in range(options.peers):
         port = options.web_port + number if options.web_port else 0
@@ -95,7 +95,7 @@ async def _run(demo: Demo) -> int:
     for peer, site in zip(demo.peers, sites, strict=True):
         _say(demo, f"{peer.name} serves annotators at {site.address}")
     truth = make_tasks(default_text().decode(), TASKS, options.seed)
-    # A crowd smaller than the most votes could not give them all.
+    # A crowd that is smaller than `VOTES_MAX` limits the votes per task.
     project = await _import(demo, PROJECT, truth, min(VOTES_MAX, options.crowd or VOTES_MAX))
     _say(
         demo, f"{demo.watched.name} imported {pluralize(project.tasks, 'task')}: is a sentence intact, or are its words shuffled?"
@@ -138,7 +138,7 @@ async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> Im
 
 
 async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
-    """Lets the crowd answer until no task is open; False if that takes too long, or a peer ended."""
+    """Let the crowd answer until no task is open. Returns False after a timeout, or if a peer ended."""
     limiter = trio.CapacityLimiter(len(crowd))
     finished, shown = False, 0
     async with trio.open_nursery() as nursery:
@@ -153,7 +153,7 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
                 try:
                     (view,) = await cast(CurationRpc, demo.watched.client).projects()
                 except UserError:
-                    await trio.sleep(POLL_SECONDS)  # it ends, and then it has ended
+                    await trio.sleep(POLL_SECONDS)  # the peer is stopping; the next pass finds its process ended
                     continue
                 done = view.settled + view.review
                 finished = done == view.tasks
@@ -168,7 +168,7 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
 
 
 async def _alike(demo: Demo) -> None:
-    """Returns as soon as all peers have stood at one height for a moment, at the latest when they should long have."""
+    """Wait until all peers have had the same height and state root for a second, or until the timeout."""
     before: set[tuple[int, str]] = set()
     with trio.move_on_after(CONVERGENCE_SECONDS_MAX):
         while True:
@@ -183,7 +183,7 @@ async def _alike(demo: Demo) -> None:
 
 
 def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator], is_finished: bool, seconds: float) -> bool:
-    """Writes and shows it; whether all that the demo promises was seen."""
+    """Write and print the report. Returns True if all checks passed."""
     with ExitStack() as opened:
         disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in demo.peers}
         states = {name: disk.state_with_rows() for name, disk in disks.items()}
@@ -216,7 +216,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
 def score_labels(
     state: CurationState, truth: list[int], crowd: list[SimulatedAnnotator], roots: dict[str, str]
 ) -> AnnotationOutcome:
-    """`truth` is in the order of the tasks."""
+    """Compare the labels with `truth`, which is in the order of the tasks."""
     ((_, project),) = state.projects.items()
     settled = [row for _, row in state.tasks.items() if row.stage is TaskStage.SETTLED]
     people = {}

@@ -1,4 +1,4 @@
-"""The command `peer demo`: its arguments, which of the demos they mean, and the demo as commands that a person gives."""
+"""The command `peer demo`: its arguments, the choice of the demo, and the demo as a shell script."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ATTACKS = (
     *("false-update", "withhold", "false-pass", "false-challenge", "lazy"),
     *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
 )
-AUDITS = ("full", "sampled")  # of `training.job_spec`, which is imported only where it is used
-DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
-DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # people, each in a thread
+AUDITS = ("full", "sampled")  # as in `training.job_spec`, which is not imported here because that takes long
+DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer do not tolerate a liar; more are too many for two cores of a laptop
+DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # simulated people, one thread each
 DEMO_ON_TEXT = ("data", "preset", "baseline")
 DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
 RLHF_DEMOS = ("toy", "text")
@@ -138,14 +138,14 @@ def _defaults() -> Mapping[str, Any]:
 
 # The demo as commands ---------------------------------------------------------------------------------------------------
 
-NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")  # DEMO_PEERS_MAX of them
+NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")  # DEMO_PEERS_MAX names
 FOLDER: Final = "folkmoot-lab"
-PORT, WEB_PORT = 7701, 7781  # of the first peer; those of the others follow
-ROUNDS: Final = 10  # unless `--rounds` says another number: a minute or two
+PORT, WEB_PORT = 7701, 7781  # of the first peer; the next peers have the next ports
+ROUNDS: Final = 10  # default for `--rounds`: a minute or two
 
 
 def make_demo_script(options: argparse.Namespace, program: str = "peer") -> str:
-    """For one shell, bash or zsh, that runs this program as `program`."""
+    """Return the demo as a script for bash or zsh. `program` is the command that runs this program."""
     return "\n".join(_lines(options, NAMES[: options.peers], program)) + "\n"
 
 

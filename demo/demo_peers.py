@@ -1,4 +1,4 @@
-"""Who takes part in a demo, how it was asked for, and what a stopped peer has on its disk."""
+"""The peers and the options of a demo, and access to the disk of a stopped peer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore, round_directory
 from training.replicated.replicated_model import ReplicatedModel
 
-TEXT = "text"  # of `--rlhf`: a base, a reward model and a policy, one after another
+TEXT = "text"  # value of `--rlhf`: a base, then a reward model, then a policy
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds
 
 
@@ -42,18 +42,18 @@ class DemoPeer:
     trains: bool
     lies: bool
     threads: int
-    without_avx: bool  # numpy without its wide instructions
-    module: tuple[str, ...] = ("peer.cli",)  # what runs, with its first arguments
-    environment: dict[str, str] = field(default_factory=dict)  # beside what this process has
-    address: str = "127.0.0.1:0"  # the port that it got at its first start is the one it has for good
+    without_avx: bool  # runs numpy without AVX instructions
+    module: tuple[str, ...] = ("peer.cli",)  # module for `python -m`, with its first arguments
+    environment: dict[str, str] = field(default_factory=dict)  # added to the environment of this process
+    address: str = "127.0.0.1:0"  # the first start chooses the port, and later starts keep it
     process: subprocess.Popen[bytes] | None = None
-    memory_mb: float = 0.0  # the most that was seen
+    memory_mb: float = 0.0  # maximum so far
     stats: StatsView | None = None
-    stats_time: float = 0.0  # when `stats` were taken, seconds since the epoch
+    stats_time: float = 0.0  # time of `stats`, in seconds since the epoch
     bytes_sent_before: int = 0  # bytes sent before the job started
-    trains_as: str = "trainer"  # role of those who train and serve nobody
-    evaluates: bool = True  # if it is the watched one
-    serves: tuple[str, ...] = ()  # the settings with which it serves people; empty: it serves none
+    trains_as: str = "trainer"  # role, if the peer trains and serves no annotators
+    evaluates: bool = True  # measures models, if it is the watched peer
+    serves: tuple[str, ...] = ()  # flags of a peer that serves annotators; empty: it serves none
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class Demo:
     folder: Path
     peers: list[DemoPeer]
     started: float = field(default_factory=time.time)
-    page: str = ""  # where a browser shows it; empty: nowhere
+    page: str = ""  # URL of the live page; empty: there is none
 
     @property
     def honest(self) -> list[DemoPeer]:
@@ -85,14 +85,14 @@ class Demo:
 
     @property
     def is_default(self) -> bool:
-        """Whether the promise on the loss of `peer demo` without flags applies."""
+        """True if these are the default flags, for which `TARGET_BITS_PER_BYTE` holds."""
         options = self.options
         settings = (options.peers, options.malicious, options.trainers, options.preset, options.audit, options.set)
         return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and settings == (4, 1, None, None, None, [])
 
     @property
     def overrides(self) -> dict[str, str]:
-        """Fields of the job, as a person would type them: what stands further behind counts."""
+        """Fields of the job, as in `--set`. Later sources replace earlier ones."""
         options = self.options
         overrides = {
             "audit": "full",
@@ -107,17 +107,17 @@ class Demo:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether lies are found after the vote, by sampled audits."""
+        """True if audits are sampled, so that lies are found after the vote."""
         return self.overrides.get("audit") == "sampled"
 
     @property
     def watched(self) -> DemoPeer:
-        """An honest trainer: it starts the job, and measures. Where annotators are served, the peer that imports the tasks."""
+        """The honest peer that starts and measures the job, or imports the tasks: the first that trains or serves annotators."""
         return next(peer for peer in self.peers if (peer.trains or peer.serves) and not peer.lies)
 
 
 def derive_identity(seed: int, number: int) -> Identity:
-    """Keys from the seed, so that the same seed assigns the same data: such a network is for looking at, not for use."""
+    """Derive a key from the seed, so that a seed always assigns the same data. Such keys are not secret."""
     return Identity(hashlib.sha256(f"folkmoot/demo/{seed}/{number}".encode()).digest())
 
 
@@ -127,7 +127,7 @@ def count_bytes_sent(peer: DemoPeer) -> int:
 
 
 class PeerDisk:
-    """A stopped peer's data directory."""
+    """The data directory of a stopped peer."""
 
     def __init__(self, path: Path) -> None:
         self._directory = DataDirectory(path)
@@ -157,7 +157,7 @@ class PeerDisk:
         return self.state.jobs.jobs[bytes.fromhex(job)]
 
     def vouches(self, job: str) -> list[tuple[bytes, Judgement]]:
-        """(voter, judgement) of each vouch in the blocks that this peer holds."""
+        """Return (voter, judgement) of each vouch for the job in the blocks of this peer."""
         decided = filter(None, map(self._store.get_decision, self._store.state_roots()))
         closings = (closing for block in decided for closing in decode_body(block.decode().body).round_certificates)
         signed = (vouch for closing in closings if closing.job == bytes.fromhex(job) for vouch in closing.vouches)
@@ -168,26 +168,26 @@ class PeerDisk:
         return JobSpec.decode(self.job(job).spec)
 
     def model(self, job: bytes) -> ReplicatedModel:
-        """The newest one."""
+        """Open the newest model of the job."""
         return ReplicatedModel.open(round_directory(self._directory.models, job, self.state.jobs.jobs[job].round))
 
     def blob(self, digest: bytes) -> bytes:
         return (self._directory.blobs / digest.hex()).read_bytes()
 
     def text(self, spec: JobSpec) -> Path:
-        """The file of what the job is trained on, as the peer assembled it."""
+        """Return the path of the job's data, which the peer has assembled from shards."""
         assert spec.data is not None
         return text_path(self._directory.path / "texts", DataManifest.decode(self.blob(spec.data)))
 
     def figures(self, job: str, name: str) -> dict[int, float]:
-        """By round, what this peer has measured under this name."""
+        """Return this peer's measurements with this name, by round."""
         measured = self._store.measurements(bytes.fromhex(job))
         return {number: figures[name] for number, figures in measured.items() if name in figures}
 
 
 @contextmanager
 def open_peer_disks(peers: Sequence[DemoPeer]) -> Iterator[dict[str, PeerDisk | None]]:
-    """By the name of each peer; None: its disk cannot be read."""
+    """Open the disks of peers, by name. A disk that cannot be read is None."""
     with ExitStack() as opened:
         disks: dict[str, PeerDisk | None] = {peer.name: None for peer in peers}
         for peer in peers:

@@ -1,4 +1,4 @@
-"""What the demo found, read from every peer's disk after it stopped; what it had to show and did not; the files of its report."""
+"""The report of the demo: results from the disks of the stopped peers, failed checks, and the files of the report."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from rlhf.objectives.policy_monitors import PolicyMetrics
 from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
 
-TARGET_BITS_PER_BYTE = 3.6  # with the default flags; otherwise the loss must end below its start
+TARGET_BITS_PER_BYTE = 3.6  # with the default flags; with others the loss must only fall
 
 
 @dataclass(frozen=True)
 class PeerOutcomes:
-    """What was decided of each peer, by its name in the demo."""
+    """Decisions of the network about the peers, by their names in the demo."""
 
     accepted: dict[str, int]
     rejected: dict[str, dict[str, int]]
     expelled: dict[str, int]
-    audit_records: dict[str, MemberAuditRecord]  # after sampled audits
-    suspensions: dict[str, int]  # of those that had any, before or after votes
+    audit_records: dict[str, MemberAuditRecord]  # of sampled audits
+    suspensions: dict[str, int]  # of suspended peers: number of suspensions, before and after votes
 
     def audit_record(self, name: str) -> MemberAuditRecord:
         return self.audit_records.get(name, MemberAuditRecord())
@@ -74,7 +74,7 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
     accepted, rejected = outcome.accepted.get(name, 0), outcome.rejected.get(name, {})
     if demo.is_sampled:
         failures += _unpunished(name, attack, outcome)
-    elif accepted and attack != "equivocate":  # one of its two proposals is honest, and may have its accepts before both are seen
+    elif accepted and attack != "equivocate":  # one of its proposals is honest, and may be accepted before both are seen
         failures.append(f"the network accepted {pluralize(accepted, 'proposal')} of {name}")
     elif not (accepted or rejected):
         failures.append(f"{name} was never named")
@@ -86,7 +86,7 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
 
 
 def _unpunished(name: str, attack: str, outcome: PeerOutcomes) -> list[str]:
-    """Sampled audits come after the vote: a lie may be accepted, but then it must be found out."""
+    """Check that a liar was caught. Sampled audits follow the vote, so its proposals may have been accepted first."""
     standing, accepted = outcome.audit_record(name), outcome.accepted.get(name, 0)
     if attack == "false-challenge":
         return [] if standing.refuted else [f"no challenge of {name} was found false"]
@@ -114,19 +114,19 @@ def check_policy_value(rlhf: RlhfResult | None) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RlhfResult(PolicyMetrics):
-    """What was tuned. Null is what has no meaning for this demo."""
+    """Measurements of the tuned policy. Figures that do not apply to this demo are null."""
 
     algorithm: str
     beta: float
     rounds: int
-    distinct_2: float | None = None  # of the last round, as its trainers declared it; as the next two
-    response_tokens: float | None = None  # of a response
-    length_correlation: float | None = None  # with the score
+    distinct_2: float | None = None  # declared by the trainers of the last round, like the next two
+    response_tokens: float | None = None  # mean per response
+    length_correlation: float | None = None  # correlation of length and score
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """`report.json`. Peers are named as in the demo; the peer ids are in `peers`."""
+    """The contents of `report.json`. Peers have their names in the demo; `peers` maps these to peer ids."""
 
     passed: bool
     failures: list[str]
@@ -144,26 +144,26 @@ class DemoReport:
     heights: dict[str, int]
     heldout_bits_per_byte: list[float]  # before training, then after each measured round
     heldout_rounds: list[int]
-    baseline_bits_per_byte: float | None  # at the best of the rates tried; null without --baseline
+    baseline_bits_per_byte: float | None  # at the best rate; null without --baseline
     baseline_rates: dict[str, float]
     accepted: dict[str, int]
     rejected: dict[str, dict[str, int]]
     decision_ms_p50: float | None
     decision_ms_p99: float | None
-    bytes_sent_per_peer_per_round: float | None  # mean over the honest peers: every copy, vote and retry, and audit reveals
+    bytes_sent_per_peer_per_round: float | None  # mean over the honest peers, with copies, votes, retries and reveals for audits
     bytes_sent: dict[
         str, dict[str, int]
-    ]  # by kind; "blobs" is the part of "bulk" that is served by digest, "reveals" of that what audits ask for
-    replays_per_round: dict[str, float]  # of each honest peer with a worker: re-executions before the vote, in rounds with any
-    pss_mb_per_peer: dict[str, float]  # the most seen: daemon and worker
+    ]  # by kind; "blobs" is the part of "bulk" that is served by digest, and "reveals" the part of "blobs" for audits
+    replays_per_round: dict[str, float]  # of honest peers with a worker: re-executions before the vote, per round that has any
+    pss_mb_per_peer: dict[str, float]  # maximum of daemon and worker together
     refused: dict[str, dict[str, int]]
     evidence: dict[str, list[str]]
-    expelled: dict[str, int]  # by decided evidence; at which height
+    expelled: dict[str, int]  # height of the evidence that expelled the peer
     audit: str
-    suspensions: dict[str, int]  # of those that had any, as the next
-    false_challenges: dict[str, int]
-    undone: list[str]  # which rounds' steps convictions took out of the model, and why
-    rlhf: RlhfResult | None  # with --rlhf, of a job that ended
+    suspensions: dict[str, int]  # of suspended peers: number of suspensions
+    false_challenges: dict[str, int]  # of challengers: number of refuted challenges
+    undone: list[str]  # rounds whose steps were undone after convictions, with reasons
+    rlhf: RlhfResult | None  # with --rlhf, if the job finished
     seconds_total: float
     seconds_to_first_decision: float | None
 
@@ -171,13 +171,13 @@ class DemoReport:
 def make_report(
     demo: Demo, job: str, finished: bool, seconds: float, baseline: dict[float, float], rlhf: RlhfResult | None = None
 ) -> DemoReport:
-    """`baseline`: held-out bits per byte of one process alone, by its rate; `rlhf`: of a job that tuned something."""
+    """Make the report of a demo. `baseline` is the held-out bits per byte of a single process, by its rate."""
     with open_peer_disks(demo.peers) as disks:
         honest = [disk for peer in demo.honest if (disk := disks[peer.name]) is not None]
         watched = disks[demo.watched.name]
         assert watched is not None
         held_out, outcome = watched.figures(job, "held_out_bits_per_byte"), _outcome(demo, watched, job)
-        # All have computed the same state root after every height, and the same model root after every round.
+        # Equal means: the same state root after every height, and the same model root after every round.
         equal = len(honest) == len(demo.honest) and all_equal([disk.roots() for disk in honest])
         equal = equal and all_equal([disk.model_roots() for disk in honest])
         failures = check_outcomes(demo, equal, finished, outcome)
@@ -230,7 +230,7 @@ def make_report(
 
 
 def replays_per_round(replays: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    """The mean of each peer. `replays`: by peer and round."""
+    """Return the mean number of re-executions of each peer. `replays` is by peer and round."""
     rounds = set().union(*replays.values())
     return {name: round(sum(counts.values()) / len(rounds), 3) for name, counts in replays.items()} if rounds else {}
 
@@ -264,7 +264,7 @@ def _bytes_per_round(demo: Demo, rounds: int) -> float | None:
 
 
 def _first_decision(demo: Demo) -> float | None:
-    """Since the demo's own start; the processes tell their start by how long they are up."""
+    """Return the seconds from the start of the demo to the first decision of an honest peer."""
     times = []
     for peer in demo.honest:
         if peer.stats is not None and peer.stats.seconds_to_first_decision is not None:
@@ -275,7 +275,7 @@ def _first_decision(demo: Demo) -> float | None:
 
 @contextmanager
 def path_errors_as_user_errors(flag: str, path: Path, remedy: str) -> Iterator[None]:
-    """What the operating system says about the path of a flag becomes a line for a person."""
+    """Convert an `OSError` about the path of a flag to a `UserError`."""
     try:
         yield
     except OSError as error:
@@ -283,7 +283,7 @@ def path_errors_as_user_errors(flag: str, path: Path, remedy: str) -> Iterator[N
 
 
 def prepare_output_paths(folder: Path, json_file: str) -> None:
-    """Makes the folder of the report and tries whether both places can be written: the end of a run would be too late."""
+    """Make the folder of the report, and check that both places are writable before the run. Raises `UserError`."""
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         with path_errors_as_user_errors("--report", folder, "name a new folder where you may write"):
@@ -298,7 +298,7 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     except UserError:
         for path in made:
             with suppress(OSError):
-                path.rmdir()  # nothing is left of a demo that never started
+                path.rmdir()  # a demo that did not start leaves no folder
         raise
 
 
@@ -328,7 +328,7 @@ def write_report(demo: Demo, text: str) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Raises `StorageError`, such as for a full disk."""
+    """Write a file. Raises `StorageError`, such as for a full disk."""
     with storage_errors(file):
         file.write_text(text)
 

@@ -1,4 +1,4 @@
-"""What a person sees of the demo: a live table on a terminal, one line for each round elsewhere, and a summary."""
+"""Output of the demo: a live table on a terminal, otherwise a line for each round, and a summary."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from protocol.verdicts import ABSENT, INVALID_UPDATES_REASON
 from training.objectives import registry
 
 ROUNDS_SHOWN = 8
-SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture for reports
-FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and a blank at each side
-HEAD_HEIGHT = 2  # lines over the tables
+SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture in the report
+FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and one space at each side
+HEAD_HEIGHT = 2  # lines above the tables
 
 
 class DemoDisplay:
@@ -83,7 +83,7 @@ class DemoDisplay:
         self._print(f"{time.time() - self._demo.started:6.1f} s  {text}", path)
 
     def _print(self, text: str, path: Path | None = None) -> None:
-        """Words stay whole. A path at the end is written as a shell wants it and never broken, so that it can be copied."""
+        """Print a text that wraps between words. A path at its end is quoted for a shell and does not wrap."""
         *lines, last = wrap_text(text, self._console.width)
         if path is not None:
             quoted = shlex.quote(str(path))
@@ -126,11 +126,11 @@ class DemoDisplay:
             self._printed += 1
 
     def _is_measured(self, rounds: tuple[RoundView, ...]) -> bool:
-        """Measuring runs behind the rounds; a line waits for it unless a later round was measured instead."""
+        """Return True if the next round to print, or a later one, is measured. Measurements lag behind the rounds."""
         return bool(self._demo.options.rlhf) or any(view.held_out_bits_per_byte is not None for view in rounds[self._printed :])
 
     def _picture(self, job: JobView, rounds: tuple[RoundView, ...], width: int, height: int) -> RenderableType:
-        """Fits the terminal: the peers have all their reasons, and the rounds what room is left."""
+        """Render the screen. The table of peers is complete, and rounds fill the remaining height."""
         room = width - FRAME_WIDTH
         values = [view.held_out_bits_per_byte for view in rounds if view.held_out_bits_per_byte is not None]
         title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
@@ -146,7 +146,7 @@ class DemoDisplay:
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
         peers = self._peers_table(job)
-        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # beside the line of the cursor
+        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # one line is for the cursor
         shown = next(
             (
                 to_renderable(table)
@@ -199,7 +199,7 @@ class DemoDisplay:
 
 
 def save_picture(file: Path, *parts: RenderableType) -> None:
-    """What the terminal showed, as an SVG that loads nothing from anywhere."""
+    """Save the screen as an SVG without external fonts."""
     console = Console(record=True, width=SCREEN_WIDTH, file=io.StringIO(), highlight=False)
     for part in parts:
         console.print(part)
@@ -215,7 +215,7 @@ Row = tuple[str, RenderableType]
 
 
 def render_summary(report: DemoReport, why_suspended: str, room: int) -> Group:
-    """In `room` columns. `why_suspended`: the reason that goes with the job's kind of audits."""
+    """Render the summary in `room` columns. `why_suspended` is the reason of suspensions in this demo."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()

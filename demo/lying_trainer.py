@@ -1,9 +1,9 @@
-"""Trainers that lie, for demos, scenarios and tests: each attack of `peer demo --attack`. No honest peer runs this.
+"""Trainers that lie, for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module.
 
-A liar also votes dishonestly: it accepts its accomplices and says of everybody else that re-execution failed.
+A liar also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had failed.
 
-`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` is a peer that takes part in everything and lies about its updates.
-ACCOMPLICES are peer ids separated by commas, or `-` for none.
+`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` runs a complete peer that lies about its updates. ACCOMPLICES are peer ids
+separated by commas, or `-` for none.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from training.transformer import BYTES
 from training.worker_protocol import AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 from transport.network import Priority
 
-# What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
+# Attacks for jobs with sampled audits. With full audits, the first three flip signs.
 AUDIT_ATTACKS = ("false-update", "withhold", "false-pass", "false-challenge", "lazy")
-# Of jobs whose trainers sample what they train on; elsewhere they flip signs.
+# Attacks for jobs with rollouts. In other jobs, they flip signs.
 ROLLOUT_ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward")
 SCALE = np.float32(1e6)
-FABRICATED = tuple(b"aeiou")  # tokens of responses that were not sampled
-GUESSED_LOSS = 2_000_000  # millionths: the loss that whoever replays nothing reports
+FABRICATED = tuple(b"aeiou")  # tokens of fabricated responses
+GUESSED_LOSS = 2_000_000  # in millionths: the loss in reports without re-execution
 
 SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
 
@@ -61,7 +61,7 @@ SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
 class Liar(Trainer):
     attack: str = "sign-flip"
     accomplices: frozenset[bytes] = frozenset()
-    equivocate: SendPair | None = None  # signs both proposals and shows each to half of the network
+    equivocate: SendPair | None = None  # signs both proposals and sends each to half of the network
     _stale: Float32Array | None = None
     _copied: tuple[bytes, int] | None = None
 
@@ -72,14 +72,14 @@ class Liar(Trainer):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
         if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
-            return await super().check_proposal(round, signed, proposal)  # it lies where nobody looks before the vote
+            return await super().check_proposal(round, signed, proposal)  # these attacks lie after the vote
         return Verdict.REPLAY
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
-        return Verdict.ACCEPT  # of an accomplice: it has rejected all others
+        return Verdict.ACCEPT  # only for accomplices: `check_proposal` has rejected all others
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
-        """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
+        """Report a match for accomplices. `false-pass` and `lazy` report one for all, `false-challenge` a mismatch for others."""
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
             return ReplayResult(ReplayFinding.MATCH, 0.0, GUESSED_LOSS)
         if self.attack == "false-challenge":
@@ -107,7 +107,7 @@ class Liar(Trainer):
             await trio.to_thread.run_sync(round.blobs.delete_blob, done.buffer_digest)
 
     async def _of_rollouts(self, round: OpenRoundContext, request: ProposeRequest) -> tuple[ProposeRequest, ProposeReply]:
-        """All else follows from the lie: an update that is false in itself would be found sooner."""
+        """Lie about rollouts, with an update that follows from the lie. An inconsistent update would be found earlier."""
         honest = await self.ask_worker(round, request)
         if self.attack == "false-figures":
             said = wire.decode(RolloutDeclaration, honest.declaration)
@@ -125,7 +125,7 @@ class Liar(Trainer):
         try:
             return request, await self.ask_worker(replace(round, spec=other), request)
         finally:
-            self._job(round).opened = False  # the worker has the other reward
+            self._job(round).opened = False  # the worker still has the other reward
 
     def _corrupt(
         self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply
@@ -158,28 +158,28 @@ class Liar(Trainer):
         on_state: OnState | None,
         **_: object,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """An update without any training: only replaying it shows the lie."""
+        """Return an update without training, which only re-execution finds."""
         noise, state = self._noise(round), inner or InnerState.fresh(round.spec)
         if on_state is not None:
             on_state(parameters - noise, InnerState(state.steps + round.spec.local_steps, state.moments))
         return noise, (0.0,)
 
     def _noise(self, round: OpenRoundContext) -> Float32Array:
-        """An update of a credible norm that cost nothing."""
+        """Return a random update with a plausible norm."""
         generator = np.random.default_rng(int.from_bytes(round.me[:8], "big") + round.number)
         noise = generator.standard_normal(round.model.layout.size, dtype=np.float32)
         return noise * np.float32(math.sqrt(round.model.norm_squared_max) / 32 / np.linalg.norm(noise))
 
     async def _copy(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> None:
-        """Somebody else's update under our own name."""
+        """Publish another trainer's update as our own."""
         if proposal.buffer is not None:
             await fetch_audit_data(round, proposal.buffer, error_feedback.buffer_bytes(round.spec), trainer)
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        request = replace(request, inner_out=None)  # their inner state stays theirs
+        request = replace(request, inner_out=None)  # the copied trainer's inner state is not available
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
         m = _decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
-        m[0] += np.float32(1e-6)  # so that nobody sees the copy by its digest
+        m[0] += np.float32(1e-6)  # so that equal digests do not reveal the copy
         await publish_proposal(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
@@ -192,7 +192,7 @@ class Liar(Trainer):
 
 
 def _fabricated(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
-    """Responses that score well, which nobody has sampled, with the figures of those that were."""
+    """Declare fabricated responses with high scores, and the figures of the sampled responses."""
     bounds = PPO.rollout_limits(round.spec, round.spec.decoded_settings)
     draw = np.random.default_rng(round.number)
     invented = [draw.choice(FABRICATED, bounds.tokens_max) % bounds.vocabulary for _ in range(bounds.responses)]
@@ -200,7 +200,7 @@ def _fabricated(round: OpenRoundContext, request: ProposeRequest, done: ProposeR
 
 
 def _chosen(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
-    """Responses that were sampled, but for the last token, of which the best is taken."""
+    """Declare sampled responses, each with the last token that gives the best score."""
     own: PpoSettings = round.spec.decoded_settings
     bounds, reward = PPO.rollout_limits(round.spec, own), (own.reward_rule or RULES["vowels"]).make(round.spec.seed)
     last = [token for token in range(min(bounds.vocabulary, BYTES)) if token != bounds.stop]
@@ -229,7 +229,7 @@ def _responses(round: OpenRoundContext, request: ProposeRequest, done: ProposeRe
 def _declared(
     round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, responses: list[list[int]]
 ) -> DeclarationFiles:
-    """These responses, with the figures of those that were sampled."""
+    """Declare these responses with the figures of the sampled ones."""
     assert request.declared_out is not None
     said, stop = (
         wire.decode(RolloutDeclaration, done.declaration),
@@ -245,14 +245,14 @@ def _declared(
 
 
 def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
-    """A well-formed proposal for whatever m is."""
+    """Encode any m as a well-formed proposal."""
     buffer = error_feedback.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
     return _with_payload(request, _with_buffer(request, done, buffer), payload)
 
 
 def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
-    """m, or what the payload says of it in a job without buffers."""
+    """Return m from the buffer, or its compressed form from the payload in a job without buffers."""
     if not round.spec.commits_to_buffer:
         return codec.read_payload(payload.read_bytes(), round.model.layout).dequantize()
     assert buffer is not None
@@ -260,7 +260,7 @@ def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) 
 
 
 def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
-    """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
+    """Imitate an update full of NaN. The format cannot encode NaN, so all scales are set to the maximum."""
     payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
         done = _with_buffer(request, done, _scaled_up(error_feedback.read_buffer(Path(request.buffer_out), round.spec)))
@@ -283,7 +283,7 @@ def _with_payload(request: ProposeRequest, done: ProposeReply, payload: bytes) -
 
 
 async def equivocate(context: ParticipantContext, first: Proposal, second: Proposal) -> None:
-    """Shows one half of the network another proposal than the other half, behind the back of the driver's one way out."""
+    """Send different proposals to the two halves of the network, bypassing the driver."""
     for number, peer in enumerate(sorted(context.network.connected_peers())):
         signed = sign_message(context.signer, context.chain_id, (first, second)[number % 2])
         context.network.send(peer, wire.encode(GossipEnvelope(signed)), Priority.VOTE)

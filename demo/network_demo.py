@@ -1,7 +1,6 @@
-"""`peer demo`: a whole network on this machine. Real processes, real sockets, real votes, and peers that lie.
+"""`peer demo`: a whole network on this machine, with real processes, sockets and votes, and with peers that lie.
 
-It only starts peers, watches them through their control sockets like any console, and reads their disks at the end: what it
-reports is what they hold, not what they were meant to hold.
+It starts peers, watches them through their control sockets like a console, and finally reads their disks for the report.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ from training.job_spec import JobSpec, complete_fields
 from web.web_service import SERVED_AT_PREFIX
 
 ANY_PORT_FLAGS = ("--web-listen", "127.0.0.1:0")
-START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
+START_SECONDS_MAX = 60.0  # until a new peer answers, with Python and numpy on a cold disk
 POLL_SECONDS = 0.5
 SERVED_SECONDS_MAX = 60.0
-STALL_SECONDS_MAX = 180.0  # without any decided round the demo gives up and says so
-CERTIFY_SECONDS_MAX = 20.0  # after the last round: the closing block, and the slowest peer's apply
-IDLE_SECONDS = 5.0  # without a decision: those who have something to say have said it
-AUDITS_SECONDS_MAX = 90.0  # after the last round: what is withheld then is told after half a minute, and judged as long again
+STALL_SECONDS_MAX = 180.0  # without a decided round; then the demo gives up
+CERTIFY_SECONDS_MAX = 20.0  # after the last round, until the slowest peer has applied the next block
+IDLE_SECONDS = 5.0  # without a decision; then no audit is expected to progress
+AUDITS_SECONDS_MAX = 90.0  # after the last round: withheld buffers take 30 s to a report, and 30 s to a judgement
 STOP_SECONDS_MAX = 10.0
-ROUNDS_MAX = 10_000  # asked for at once
-MEASURE_INTERVAL_SECONDS = 5.0  # between looks at every peer's memory and traffic
-# All of numpy's dispatched instructions beyond its baseline; since 2.4 it calls AVX2 with FMA X86_V3, and AVX-512 X86_V4.
+ROUNDS_MAX = 10_000  # rounds in one call
+MEASURE_INTERVAL_SECONDS = 5.0  # between measurements of all peers' memory and traffic
+# All instruction sets that numpy dispatches to, beyond its baseline. Since 2.4 it calls AVX2 with FMA X86_V3, and AVX-512 X86_V4.
 WIDE_CPU_FEATURES = "X86_V3 X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
 
 
 def main(options: argparse.Namespace) -> int:
-    """The exit status: 0 only if everything that the demo promises was seen. An interrupt is told here."""
+    """Run the demo and return the exit status: 0 if all checks passed. Raises `UserError` for invalid options."""
     if getattr(options, "preferences", None):
         options.preferences = str(Path(options.preferences).expanduser().absolute())
     if options.data:
@@ -73,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     demo = Demo(options, folder, assign_roles(options, folder))
     if options.attack in ("false-challenge", "lazy") and not demo.is_sampled:
         raise UserError(f"--attack {options.attack}: only sampled audits draw auditors and have challenges; say --audit sampled")
-    # What no job can have is told before anything starts, too.
+    # Invalid settings of the job are also reported before anything starts.
     register_features()
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     if options.rlhf:
@@ -86,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
-    """What `run` gives. However it ends, no peer is left running."""
+    """Return the result of `run`, or `EXIT_INTERRUPTED`. All peers are stopped in any case."""
     map_signals_to_interrupt()
     try:
         return trio.run(run_until_hangup, run)
@@ -101,7 +100,7 @@ def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
 
 
 def _require_usable(path: Path) -> None:
-    """What cannot be trained on is told before anything starts."""
+    """Raise `UserError` if a path holds no usable training data, before anything starts."""
     with path_errors_as_user_errors("--data", path, "name a text file or a folder that can be read"):
         if token_shards.is_token_folder(path):
             token_shards.open_token_folder(path)
@@ -115,14 +114,15 @@ def _require_usable(path: Path) -> None:
 
 
 def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need, or as many more as are asked for.
+    """Return the peers with their roles. All vote, and the last trainers lie.
 
-    The last trainers lie. Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
+    At least n − f peers train and re-execute, which is not less than the 2f + 1 that audits need. To judge a false challenge,
+    f + 1 honest trainers are needed besides the accused trainer and the liars.
     """
-    # Whoever trains a base, and tunes it, has the roles of both: `full`, which serves people, too.
-    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # the demo's own flag
+    # In the demo on text, a peer trains the base and tunes it. The role `full` has both roles, and also serves annotators.
+    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # other callers lack this flag
     faults = (count - 1) // 3
-    asked = getattr(options, "trainers", None) or 0  # the demo's own flag
+    asked = getattr(options, "trainers", None) or 0  # nor this one
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
     peers = []
     for number in range(count):
@@ -142,7 +142,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 serves=ANY_PORT_FLAGS if trains and rlhf == TEXT else (),
             )
         )
-    if getattr(options, "web", False):  # the demo's own flag, too
+    if getattr(options, "web", False):  # nor this one
         first = next(peer for peer in peers if peer.trains and not peer.lies)
         first.serves = ("--web-listen", f"127.0.0.1:{options.web_port or 0}")
     return peers
@@ -158,7 +158,7 @@ async def _run(demo: Demo) -> int:
             try:
                 demo.page = f"{await wait_for_web_address(demo.watched)}live"
                 display.print_line(f"watch it at {demo.page}")
-            except UserError as error:  # the network does without
+            except UserError as error:  # the network works without a page
                 display.print_line(str(error))
         job = await begin_job(demo)
         rounds, finished = await watch_job(demo, job, display)
@@ -177,7 +177,7 @@ async def _run(demo: Demo) -> int:
 
 
 async def wait_for_web_address(peer: DemoPeer) -> str:
-    """The address at which the peer serves people, as its own log says. Raises `UserError` if it does not."""
+    """Wait for a peer's event with the address of its pages. Raises `UserError` if it serves none."""
     seen = 0
     with trio.move_on_after(SERVED_SECONDS_MAX):
         while True:
@@ -226,7 +226,7 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
     if peer.without_avx:
         environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE_CPU_FEATURES, "ATEN_CPU_CAPABILITY": "avx2"}
     with (peer.directory / "peer.log").open("ab") as log:
-        # A session of its own: Ctrl-C reaches this process, which then stops its peers in good order.
+        # In a separate session, Ctrl-C reaches only this process, which then stops its peers in order.
         peer.process = subprocess.Popen(
             [sys.executable, "-m", *module, *command, *settings],
             stdin=subprocess.DEVNULL,
@@ -238,7 +238,7 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
 
 
 async def wait_until_ready(peer: DemoPeer) -> None:
-    """Returns as soon as the peer answers on its control socket. Raises `UserError` if it does not start."""
+    """Wait until the peer answers on its control socket. Raises `UserError` if it does not start."""
     deadline = trio.current_time() + START_SECONDS_MAX
     while trio.current_time() < deadline:
         if peer.process is None or peer.process.poll() is not None:
@@ -251,13 +251,13 @@ async def wait_until_ready(peer: DemoPeer) -> None:
 
 
 def last_line(file: Path) -> str:
-    """The last one that has a word: under a group of exceptions stands a rule of dashes."""
+    """Return the last line of a log with a word. A group of exceptions ends with a line of dashes."""
     lines = [line for line in file.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
     return lines[-1].strip(" |") if lines else "it said nothing"
 
 
 def stop_peers(demo: Demo) -> None:
-    """Ends every peer that still runs: asks, waits, and kills what does not listen."""
+    """Stop all peers that still run: send SIGTERM, wait, and kill peers that do not end."""
     running = [peer.process for peer in demo.peers if peer.process is not None and peer.process.poll() is None]
     for process in running:
         process.send_signal(signal.SIGTERM)
@@ -280,13 +280,13 @@ async def begin_job(demo: Demo) -> str:
         peer.bytes_sent_before = count_bytes_sent(peer)
     if options.rlhf:
         return await rlhf_demo.start_first_job(demo)
-    # It shows how liars are found, also where they are found late.
+    # The demo shows how liars are found, so it accepts settings with which they are found late.
     request = TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides, accept_risk=True)
     return await demo.watched.client.start_job(request)
 
 
 async def watch_job(demo: Demo, job: str, display: DemoDisplay) -> tuple[tuple[RoundView, ...], bool]:
-    """Follows the job to its end; False if no round was decided for too long, or an honest peer ended."""
+    """Watch the job to its end. Returns its rounds, and False if it stalled or an honest peer ended."""
     rounds: tuple[RoundView, ...] = ()
     last_progress = measured = trio.current_time()
     while True:
@@ -361,9 +361,9 @@ async def make_final_report(
 
 
 async def _settled(demo: Demo, job: str) -> None:
-    """The last model is measured, and all honest peers stand at one height whose root is certified by an empty block.
+    """Wait until all honest peers have the same state after the last round, its model is measured, and audits have ended.
 
-    Audits end too, unless a liar has to say something: then nothing is decided any more.
+    An audit that waits for a liar never ends. It is ignored after `IDLE_SECONDS` without a new block.
     """
     height, since = 0, trio.current_time()
     while True:
@@ -399,12 +399,12 @@ def _all_stopped(demo: Demo) -> str:
     return f"all {len(demo.peers)} peers are stopped, their data is in {shlex.quote(str(demo.folder))}"
 
 
-# The rival -----------------------------------------------------------------------------------------------------------
+# The baseline --------------------------------------------------------------------------------------------------------
 
 
-# Each is tried, and more where the best lies at an edge; the best counts: a rival that nobody tuned proves nothing.
-BASELINE_RATES = (1e-2, 1.6e-2, 2.6e-2)  # for the default model and rate: of .012, .024, .036 and .048 the first two were best
-BASELINE_FACTORS = (1 / 2, 1, 2)  # of the job's own rate, for any other
+# All rates are tried, and more if the best one is at an edge. The best result counts, because an untuned baseline proves nothing.
+BASELINE_RATES = (1e-2, 1.6e-2, 2.6e-2)  # for the default model and rate: among 0.012 to 0.048, 0.012 and 0.024 were best
+BASELINE_FACTORS = (1 / 2, 1, 2)  # for other settings, multiples of the job's rate
 
 
 def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
@@ -415,7 +415,7 @@ def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
 
 
 async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:
-    """Held-out bits per byte, by learning rate, of one process that trains the same model on as many samples as were accepted."""
+    """Train the same model in one process on the number of accepted samples. Returns held-out bits per byte by rate."""
     with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
         spec = disk.spec(job)
     spec_file = demo.folder / "job.spec"

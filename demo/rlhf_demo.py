@@ -1,7 +1,7 @@
-"""`peer demo --rlhf toy|text`: what such a demo does in its own way. Everything else is as in every demo.
+"""The part of `peer demo` that is specific to `--rlhf toy|text`.
 
-The toy is one job. Text is three, one after another: a base that learns a text, a reward model that learns preferences, and a
-policy that is tuned by it.
+The toy is one job. Text is three jobs in sequence: a base that learns a text, a reward model that learns preferences, and a
+policy that is tuned with the reward model.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from training.replicated.replicated_model import ReplicatedModel
 
 REWARD: Final = "rule:bigram"
 ROUNDS: Final = {"toy": 40, TEXT: 20}
-BASE_PREFIX: Final = "base."  # begins what `--set` says of the base, as `REWARD_PREFIX` does of the reward model
-SHARED_FIELDS: Final = ("seed", "byzantine_max", "audit")  # what `--set` says of these holds for all three jobs
-EXAMPLES: Final = 3_000  # preferences, where nobody gives any
+BASE_PREFIX: Final = "base."  # prefix of the base's fields in `--set`, like `REWARD_PREFIX`
+SHARED_FIELDS: Final = ("seed", "byzantine_max", "audit")  # fields in `--set` that apply to all three jobs
+EXAMPLES: Final = 3_000  # synthetic preferences, if no file is given
 EPOCHS: Final = 3
-BEGIN_SECONDS_MAX: Final = 60.0  # until the next stage begins: two blocks
+BEGIN_SECONDS_MAX: Final = 60.0  # until the next stage starts, which takes two blocks
 POLICY_FILE, REFERENCE_FILE, REWARD_MODEL_FILE = "policy.safetensors", "reference.safetensors", "reward.safetensors"
 SAMPLES, PREFERENCES, TOKENIZER = "samples.jsonl", "preferences.jsonl", "tokenizer.json"
 
 
 def check_demo(demo: Demo) -> None:
-    """What no job can have is told before anything starts. Raises `UserError`."""
+    """Check the options before anything starts. Raises `UserError` for values that no job can have."""
     options = demo.options
     rounds = options.rounds or ROUNDS[options.rlhf]
     if options.rlhf != TEXT:
@@ -64,7 +64,7 @@ def check_demo(demo: Demo) -> None:
 
 
 async def start_first_job(demo: Demo) -> str:
-    """The first job."""
+    """Start the first job of the demo and return its id."""
     options, calls = demo.options, demo.watched.client
     if options.rlhf != TEXT:
         rounds = options.rounds or ROUNDS[options.rlhf]
@@ -75,7 +75,7 @@ async def start_first_job(demo: Demo) -> str:
 
 
 async def wait_for_next_job(demo: Demo, job: str) -> str:
-    """The job that goes on from this one, which is finished; empty where none does. Raises `UserError` if it does not begin."""
+    """Wait for the job after a finished one. Returns "" if it was the last. Raises `UserError` if the next does not start."""
     if demo.options.rlhf != TEXT:
         return ""
     calls = cast(RlhfRpc, demo.watched.client)
@@ -93,7 +93,7 @@ async def wait_for_next_job(demo: Demo, job: str) -> str:
 async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
     options, (_, reward, policy) = demo.options, _said(demo)
     epochs = _taken(reward, "epochs", EPOCHS)
-    # The prompts of the demo's own figures are windows of held-out text: the policy answers such ones, too.
+    # The demo measures the policy on windows of held-out text, so it is also tuned on windows of text.
     said = {"prompts": PromptSourceKind.TEXT.value} | policy | {f"{REWARD_PREFIX}{name}": text for name, text in reward.items()}
     file = options.preferences
     if not file:
@@ -107,7 +107,7 @@ async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
 
 
 def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """The fields of the three jobs of text: of the base, of the reward model, of the policy."""
+    """Split the overrides into those of the base, of the reward model and of the policy."""
     said = demo.overrides
     parts: dict[str, dict[str, str]] = {BASE_PREFIX: {}, REWARD_PREFIX: {}, "": {}}
     for name, text in said.items():
@@ -118,12 +118,12 @@ def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
 
 
 def _taken(said: dict[str, str], name: str, usual: int) -> int:
-    """A number that is no field of a job; it is taken out. Raises `UserError`."""
+    """Pop and parse a number that is not a field of a job. Raises `UserError`."""
     return cast(int, parse_field(int, name, said.pop(name, str(usual))))
 
 
 async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView, ...]) -> RlhfResult:
-    """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
+    """Measure the policy, and write models and responses to the demo's folder. A separate process imports torch for this."""
     beta, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
     command = [sys.executable, "-m", "rlhf.pytorch.policy_evaluation", str(beta), *files]
     found = json.loads((await trio.run_process(command, capture_stdout=True)).stdout)
@@ -136,7 +136,7 @@ async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView
 
 
 def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
-    """The beta that a policy's value counts, and the files that are measured."""
+    """Write the models. Returns β for the policy's value, and the arguments of `rlhf.pytorch.policy_evaluation`."""
     with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
         policy = disk.model(job)
         spec = policy.spec
@@ -146,7 +146,7 @@ def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
         read = spec.resolved_objective.required_model(spec)
         if read is None or base is None:
             return spec.decoded_settings.beta, files
-        beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # that of the next round, if there were one
+        beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # β that a next round would have
         reward = disk.model(read.job)
         files += [_saved(demo, REWARD_MODEL_FILE, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
         if spec.tokenizer is not None:

@@ -1,4 +1,4 @@
-"""How a program that has started peers is ended by signals and closed terminals, without leaving any of them."""
+"""Handling of signals and closed terminals in a program that has started peers, so that none of them keeps running."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from peer.commands.standard_streams import detach_descriptors, terminal_descript
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Ctrl-C comes out of whatever was running, perhaps of several things at once."""
+    """Return True for a KeyboardInterrupt, alone or in a group of exceptions of several tasks."""
     group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
     return group or isinstance(error, KeyboardInterrupt)
 
 
 def map_signals_to_interrupt() -> None:
-    """Whoever ends this process ends its peers too. Trio raises KeyboardInterrupt only where that is safe, and for SIGINT only.
+    """Turn SIGTERM and SIGHUP into SIGINT, so that each of these signals stops the peers as Ctrl-C does.
 
-    A shell lets its background jobs ignore SIGINT, and Trio would leave it at that. `nohup` lets what it starts ignore SIGHUP,
-    and there it stays ignored.
+    Trio raises KeyboardInterrupt for SIGINT only, at safe places. A shell starts background jobs with SIGINT ignored, and Trio
+    would not change that. `nohup` starts programs with SIGHUP ignored, and it stays ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     streams = terminal_descriptors()
 
     def hung_up(*_: object) -> None:
-        # Kernel and shell may both say it; a second one must not cut off the stopping of the peers.
+        # Kernel and shell may both send SIGHUP, and the second one must not interrupt the shutdown of the peers.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         detach_descriptors(streams)
         signal.raise_signal(signal.SIGINT)
@@ -38,11 +38,11 @@ def map_signals_to_interrupt() -> None:
 
 
 async def run_until_hangup(run: Callable[[], Awaitable[int]]) -> int:
-    """What `run` gives. `KeyboardInterrupt` when the terminal closes first.
+    """Return the result of `run`. Raises `KeyboardInterrupt` if the terminal closes first.
 
-    A KeyboardInterrupt that a signal raises comes out of whatever line runs just then, and may be lost in one that swallows it.
-    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP raises nothing: it cancels. It stays so
-    afterwards: kernel and shell may both say it, and a later one must not cut off the stopping of the peers.
+    A KeyboardInterrupt from a signal handler surfaces in an arbitrary line, which may swallow it. The process and its peers
+    would then survive the terminal. So SIGHUP cancels `run` instead. The handler stays installed, because kernel and shell may
+    both send SIGHUP, and the second one must not interrupt the shutdown of the peers.
     """
     streams, token = terminal_descriptors(), trio.lowlevel.current_trio_token()
     with trio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, each declared once, as argparse takes it."""
+"""Arguments that several commands share. Each is declared once, with the parameters of argparse."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from protocol.codec import COUNT_MAX
 from protocol.errors import UserError
 
-LIST_ROWS_DEFAULT = 20  # of a list, unless told otherwise
+LIST_ROWS_DEFAULT = 20  # rows of a list, by default
 
 
 class Argument:
     def __init__(self, *names: str, **settings: Any) -> None:
-        """As `add_argument` of argparse takes them."""
+        """Take the parameters of argparse's `add_argument`."""
         self._names, self._settings = names, settings
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ class Argument:
 
 
 def parse_integer_in(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A type for argparse: integers in low..high, whose name is what argparse says of anything else."""
+    """Return a type for argparse that accepts integers from `low` to `high`, or to `COUNT_MAX` without `high`."""
     most = COUNT_MAX if high is None else high
 
     def read(text: str) -> int:
@@ -40,7 +40,7 @@ def parse_integer_in(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def parse_count(text: str) -> int:
-    """A type for argparse: a number, or one with K, M or B behind it for thousands, millions or billions."""
+    """Parse a count, such as 300 or 300M, as a type for argparse. K, M and B mean thousands, millions and billions."""
     unit = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper(), 1)
     try:
         value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
@@ -52,7 +52,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_non_negative(text: str) -> float:
-    """A type for argparse."""
+    """Parse a finite number of 0 or more, as a type for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -71,12 +71,15 @@ LAST_COUNT = Argument("last", nargs="?", type=parse_integer_in(1), default=LIST_
 
 
 def member_argument(name: str, metavar: str) -> Argument:
-    """Whom a word is about."""
+    """Return the positional argument that names a member."""
     return Argument(name, metavar=metavar, help="a member's name, or its peer id, of which the first characters are enough")
 
 
 def parse_set_options(items: Sequence[str]) -> dict[str, str]:
-    """The values that `--set` gives, by field. Raises `UserError`."""
+    """Parse items FIELD=VALUE of `--set` into values by field.
+
+    Raises `UserError` if an item has no field or no `=`, or if two items give one field different values.
+    """
     overrides: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")

@@ -1,7 +1,7 @@
-"""Commands: what a person types, at the prompt and as `peer COMMAND`. Each is declared once, as an object of this module.
+"""Commands that a person types at the prompt or as `peer COMMAND`. Each is declared once, with a decorator of this module.
 
-The prompt, the command line, the help, `--json` and the completion of shells follow from the declaration. Modules
-of declarations import nothing heavy at their top: `peer --help` reads them all, and must answer at once.
+The prompt, the command line, the help, `--json` and the shells' completion follow from the declaration. Modules with
+declarations import heavy packages inside functions only, because `peer --help` imports all these modules.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from features.json_output import to_json
 from features.peer_names import PeerNames
 from features.text_tables import Printable, Verbatim
 
-A = TypeVar("A")  # the calls that a command makes: a `Protocol` class
-R = TypeVar("R")  # what its call answers
+A = TypeVar("A")  # a `Protocol` class with the calls that a command makes
+R = TypeVar("R")  # the result of a command's call
 
 
 class UserInput(Protocol):
-    """The person at the terminal, for commands that ask again."""
+    """The person at the terminal, for commands that ask for more input."""
 
     async def read_line(self, prompt: str) -> str | None:
-        """What is typed behind this prompt; None: nothing more comes."""
+        """Show the prompt and return the next line. Return None at the end of the input."""
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Ctrl-C ends this alone."""
+        """Run `do`. Ctrl-C cancels it, and the command continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandContext(Generic[A]):
-    """A command that was typed, with all that it may use."""
+    """A command that a person typed, and everything that it may use."""
 
     api: A
-    options: argparse.Namespace  # its arguments
+    options: argparse.Namespace  # the command's arguments
     show: Callable[[Printable], None]
-    load_names: Callable[[], Awaitable[PeerNames]]  # what people are shown instead of peer ids
-    # the answer to a call on which voters decide; tells why it takes long
+    load_names: Callable[[], Awaitable[PeerNames]]  # names that people see instead of peer ids
+    # Awaits a call on which voters decide. If that takes long, it shows the reason.
     wait_for_decision: Callable[[Awaitable[str]], Awaitable[str]]
-    commands: Mapping[str, Command]  # all that there are
+    commands: Mapping[str, Command]  # all commands, by name
     user: UserInput
     is_at_prompt: bool = False
 
@@ -51,9 +51,9 @@ class Command:
     name: str
     about: str  # one line of the help
     arguments: tuple[Argument, ...]
-    run: Callable[[CommandContext[Any]], Awaitable[int | None]]  # returns the exit status that `peer COMMAND` has
-    only_at_prompt: bool = False  # else it is a command of `peer`, too
-    alias: tuple[str, ...] = ()  # two words: a line of the prompt that begins with them means one that begins with `alias_target`
+    run: Callable[[CommandContext[Any]], Awaitable[int | None]]  # returns the exit status of `peer COMMAND`
+    only_at_prompt: bool = False  # if False, the command also exists as `peer COMMAND`
+    alias: tuple[str, ...] = ()  # two words; at the prompt, a line that begins with them is read with `alias_target` instead
     alias_target: tuple[str, ...] = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def command(
     alias: tuple[str, ...] = (),
     alias_target: tuple[str, ...] = (),
 ) -> Callable[[Callable[[CommandContext[A]], Awaitable[int | None]]], Command]:
-    """Declares a command, by what it does. It is called as the function is."""
+    """Declare a command that runs the decorated function and has its name."""
 
     def declare(do: Callable[[CommandContext[A]], Awaitable[int | None]]) -> Command:
         return Command(do.__name__, about, arguments, do, only_at_prompt, alias, alias_target)
@@ -82,7 +82,7 @@ def listing_command(
     *arguments: Argument,
     exit_status: Callable[[R], int] = lambda answer: 0,
 ) -> Callable[[Callable[[CommandContext[A]], Awaitable[R]]], Command]:
-    """Declares a command that asks for something and shows it: to people as `show` does, to programs, with `--json`, as it is."""
+    """Declare a command that runs the decorated function and shows its result with `show`, or as JSON with `--json`."""
 
     def declare(ask: Callable[[CommandContext[A]], Awaitable[R]]) -> Command:
         async def do(asked: CommandContext[A]) -> int:
@@ -99,5 +99,5 @@ def listing_command(
 
 
 def commands_in(module: ModuleType) -> Iterator[Command]:
-    """The commands that a module declares, in their order."""
+    """Yield the commands of a module, in the order of their declarations."""
     return (value for value in vars(module).values() if isinstance(value, Command))

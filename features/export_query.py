@@ -1,4 +1,4 @@
-"""Questions of features to an export of a network."""
+"""Interface of queries that features run on an export of a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ledger.ledger_state import StateTransition
 
 
 class ExportedSets(Protocol):
-    """The data of jobs that an export holds, by digest."""
+    """The data sets of jobs in an export, by digest."""
 
     @property
     def folder(self) -> Path: ...
@@ -17,14 +17,14 @@ class ExportedSets(Protocol):
     def has_set(self, digest: bytes) -> bool: ...
 
     def read_set(self, digest: bytes, size_max: int) -> bytes:
-        """Raises `MissingBlobError`."""
+        """Return the bytes of a data set. Raises `MissingBlobError` if the export does not hold it."""
 
 
 class ExportQuery(Protocol):
-    """It is made with the arguments that a person gave."""
+    """A query. Its constructor takes the arguments that a person gave."""
 
     def observe_block(self, transition: StateTransition) -> None:
-        """Called for each block, in order. All of it is checked."""
+        """Observe the ledger before and after the next block, which the caller has verified."""
 
     def answer(self, sets: ExportedSets) -> Any:
-        """Called after the last block."""
+        """Return the result, after the last block."""

@@ -1,7 +1,7 @@
 """The declaration of a feature: everything that a package adds to a peer.
 
-`peer/features.py` lists the features. The state, the tables of the documents, the fuzz targets, the help and the completion
-follow from that list. Reading the list imports no code that it names.
+`peer/features.py` lists the features. The state, the tables of the documents, the fuzz targets, the help and the shells'
+completion follow from that list. Features name code as `module:name`, which is imported at its first use.
 """
 
 from __future__ import annotations
@@ -27,59 +27,58 @@ def accept_any_value(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a feature, in files, variables, flags and `peer config show` like the peer's own."""
+    """A setting of a feature. Files, variables, flags and `peer config show` treat it like a setting of the peer."""
 
-    name: str  # as in a file; `--my-name` as a flag, PEER_MY_NAME as a variable
+    name: str  # `my_name` in a file; the flag is `--my-name`, the variable PEER_MY_NAME
     about: str
     default: str | int | bool | tuple[str, ...]
-    problem: Callable[[object], str | None] = accept_any_value  # why a value cannot be used; None if it can
+    problem: Callable[[object], str | None] = accept_any_value  # returns why a value is invalid, or None for a valid value
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What `--role NAME` makes of a peer."""
+    """The role of a peer that runs with `--role NAME`."""
 
     name: str
     about: str  # for people, in one line
-    registered_roles: tuple[str, ...] = ()  # roles in the ledger, by which the others count on this peer
-    services: tuple[str, ...] = ()  # what runs here beside agreement, by name
-    needs_worker: bool = False  # a process that computes
-    needs_package: str = ""  # without it the services do nothing, and `full` does not register these roles
+    registered_roles: tuple[str, ...] = ()  # roles in the ledger, which tell other peers what work this peer does
+    services: tuple[str, ...] = ()  # names of the services that run at this peer
+    needs_worker: bool = False  # the process that computes
+    needs_package: str = ""  # if it is not installed, the services do nothing, and `full` does not register these roles
 
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """A change by a block, as a line of the event log."""
+    """A line of the event log about a change that a block made."""
 
-    kind: str  # of an event: member, job, figures or warning
+    kind: str  # kind of the event: member, job, figures or warning
     text: str
-    about: bytes  # the member, or the job
+    about: bytes  # key of the member or id of the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     name: str
     about: str  # for people, in one line
-    modules: ModuleFactory = no_modules  # parts of the state, in their order inside a block
-    objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
-    layers: str = ""  # `module:name` of a tuple of them (`training.transformer`)
-    engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
-    # name of an engine -> `module:name` of what it computes of this feature (`training.engine_implementations`), for the worker
-    # alone
+    modules: ModuleFactory = no_modules  # modules of the ledger, in the order in which a block applies them
+    objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
+    layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)
+    engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend` for workers
+    # name of an engine -> `module:name` of its code for this feature (`training.engine_implementations`) in workers
     implementations: Mapping[str, str] = field(default_factory=dict)
     # `module:name` of a tuple of `training.worker_protocol.WorkerRequestKind`
     worker_requests: str = ""
-    commands: str = ""  # the module that declares them, as `features.commands` says
+    commands: str = ""  # the module that declares the commands (`features.commands`)
     roles: tuple[Role, ...] = ()
-    # name -> `module:name` of what makes it (`features.services.ServiceFactory`)
+    # name -> `module:name` of a `features.services.ServiceFactory`
     services: Mapping[str, str] = field(default_factory=dict)
-    services_everywhere: tuple[str, ...] = ()  # names of services that run at every peer, whatever its role
+    services_everywhere: tuple[str, ...] = ()  # names of services that run at every peer, in all roles
     settings: tuple[Setting, ...] = ()
-    rpc: str = ""  # `module:class` of the protocol that declares them, as `features.rpc` says
-    # `module:function`: takes the states before and after a block as `StateReader`s, gives `EventLine`.
+    rpc: str = ""  # `module:class` of the `Protocol` class that declares the calls (`features.rpc`)
+    # `module:function`: takes the states before and after a block as `StateReader`s, and returns `EventLine`s.
     event_lines: str = ""
-    # `module:function`: takes the state and its height, gives what failed in its last heights, as texts for an alert.
+    # `module:function`: takes the state and its height, and returns texts for an alert about recent failures.
     failures: str = ""
-    rpc_handler: str = ""  # `module:class` of what answers these calls; the first call makes it with the running peer
-    routes: str = ""  # `module:name` of HTTP routes and what answers them (`web.routes.RouteSet`), for peers that run `serve`
-    pages: str = ""  # `module:name` of pages for people (`web.routes.PageSet`), for the same peers
+    rpc_handler: str = ""  # `module:class` that handles the calls; the first call constructs it with the running peer
+    routes: str = ""  # `module:name` of a `web.routes.RouteSet`: HTTP routes and their handlers, for peers that run `serve`
+    pages: str = ""  # `module:name` of a `web.routes.PageSet`: pages for people, at the same peers

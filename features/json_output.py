@@ -1,4 +1,4 @@
-"""Values for programs: one JSON document, whose names are those of the fields. Bytes are in hex."""
+"""Values as JSON, for programs. Keys are the names of the fields, and bytes are in hex."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def to_json(view: Any) -> str:
 
 
 def print_json_result(answer: Callable[[], Any]) -> int:
-    """What a process prints that answers one question, and its exit status: the answer, or on stderr why there is none."""
+    """Print the result of `answer` as JSON, or its `FolkmootError` on stderr, and return the exit status of the process."""
     try:
         print(to_json(answer()))
     except FolkmootError as error:
@@ -36,5 +36,5 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # the loss of a model that diverged: JSON has no word for it
+        return None  # such as the loss of a model that diverged; JSON has no NaN or infinity
     return value

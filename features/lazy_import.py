@@ -1,4 +1,4 @@
-"""Things that are named where they are listed, and imported by whoever uses them: `peer --help` is to answer at once."""
+"""Imports by name at the first use, so that `peer --help` answers at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def import_object(place: str) -> Any:
-    """The module `package.module`, or what is called so in it: `package.module:name`."""
+    """Import and return the module `package.module`, or the object `package.module:name`."""
     module, _, name = place.partition(":")
     with garbage_collection_paused():
         return getattr(import_module(module), name) if name else import_module(module)
@@ -18,7 +18,7 @@ def import_object(place: str) -> Any:
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Nothing that is imported goes away: to look for garbage meanwhile would take a sixth of the time that torch takes."""
+    """Pause the garbage collector, which would take a sixth of the time of an import of torch. Imported objects stay anyway."""
     looks = gc.isenabled()
     gc.disable()
     try:

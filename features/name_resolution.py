@@ -1,4 +1,4 @@
-"""Finds the peer or the job that a person means by a text."""
+"""Resolution of a text that a person typed to a peer or a job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ledger.members import MembersState
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 
-CHOICES_SHOWN = 8  # of those that a text may mean
+CHOICES_SHOWN = 8  # candidates in the message about an ambiguous text
 
 
 def resolve_peer(text: str, members: MembersState) -> bytes:
-    """The present key of the peer that `text` names. Raises `UserError` where it names nobody, or may mean several.
+    """Return the current key of the peer that `text` names. Raises `UserError` if `text` fits no peer or several.
 
-    A whole peer id means that key, whatever somebody calls itself. Else the name of one present member counts, or the beginning
-    of one key's id. A text that is both, of two peers, is refused: names are not unique, and anybody may take another's.
+    A whole peer id means that key, even if a member has it as its name. Otherwise the text is the name of a present member or
+    the beginning of a peer id. Names are not unique and anybody may take a name of another peer, so ambiguous texts are refused.
     """
     wanted = text.strip()
     with contextlib.suppress(UserError):
@@ -35,7 +35,10 @@ def resolve_peer(text: str, members: MembersState) -> bytes:
 
 
 def resolve_job(text: str, jobs: Mapping[bytes, Job | QueuedJob], among: str) -> bytes:
-    """The one of these jobs that has this name, or whose id begins so. Raises `UserError`, which calls them `among`."""
+    """Return the key of the job with this name or with an id that begins with `text`.
+
+    Raises `UserError` if not exactly one job fits. Its message calls the jobs `among`.
+    """
     wanted = text.strip()
     found = [key for key, job in jobs.items() if wanted and (wanted == job.name or key.hex().startswith(wanted.lower()))]
     if len(found) != 1:

@@ -1,15 +1,15 @@
-"""What a person may have meant by a name that nothing has."""
+"""Suggestions for a mistyped name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-SIMILARITY_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
+SIMILARITY_MIN = 0.65  # difflib's ratio: allows a letter that is missing, wrong or swapped; `leave` is not near `clear`
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or all the choices where nothing is near; empty where there are none."""
+    """Return "; did you mean …?", or a list of all choices if none is near, or "" if there are no choices."""
     known = list(known)
     if not known:
         return ""

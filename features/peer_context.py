@@ -1,4 +1,4 @@
-"""The running peer as a feature that answers calls sees it."""
+"""The running peer, as the RPC handler of a feature sees it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class PeerContext(Protocol):
 
     @property
     def role(self) -> str:
-        """Its name, as `--role` takes it."""
+        """Name of the role, as in `--role`."""
 
     @property
     def genesis(self) -> Genesis: ...
 
     @property
     def state(self) -> LedgerState:
-        """After the last applied block."""
+        """The ledger after the last applied block."""
 
     @property
     def store(self) -> LedgerStore: ...
@@ -42,10 +42,10 @@ class PeerContext(Protocol):
     def service_context(self, service: str, /) -> ServiceContext: ...
 
     async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        """Returns when this transaction of this peer is decided. Raises `UserError` where it is refused."""
+        """Submit a transaction of this peer and wait until it is decided. Raises `UserError` if it is refused."""
 
     async def fetch_blob(self, digest: bytes, size_max: int) -> None:
-        """Returns when this blob is here, however long that takes."""
+        """Fetch a blob. Waits without a timeout."""
 
     async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
-        """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
+        """Return the last certified state and the light blocks from the genesis to its certificate; None before the first."""

@@ -1,4 +1,4 @@
-"""Names of peers, as people are shown them."""
+"""Names of peers for people."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 
-SHORT_ID_LENGTH = 8  # characters of a peer id, or of a root, that people see
-NAMED_MARK = "is called"  # between an id and a name: the one sentence in which the id stays an id
+SHORT_ID_LENGTH = 8  # characters of a peer id or root that people see
+NAMED_MARK = "is called"  # stands between an id and a name; `replace_ids` keeps an id before these words
 _ID = re.compile(rf"\b[a-z2-7]{{{SHORT_ID_LENGTH}}}\b(?! {NAMED_MARK} )")
 _WHOLE_ID = re.compile(r"[a-z2-7]{52}")
 
 
 class PeerNames:
-    """By peer id, what people are shown: the name alone where nobody else could be meant by it."""
+    """Displayed names by peer id: the name if it is unambiguous, otherwise the name with the short id."""
 
     def __init__(self, present: Mapping[str, str], former: Mapping[str, str] | None = None) -> None:
-        """Both from peer id to name; `former` ones take part no more."""
+        """Take two maps from peer id to name: `present` members, and `former` ones that no longer take part."""
         self._names = {**(former or {}), **present}
         self._present = present
         self._many = {name for name, count in Counter(present.values()).items() if count > 1}
@@ -32,7 +32,7 @@ class PeerNames:
         return name if self._is_clear(peer) else f"{name} ({short})"
 
     def _is_clear(self, peer: str) -> bool:
-        # Anybody may take another's name, or call itself as an id or the beginning of one reads: commands take those for the id.
+        # Anybody may take the name of another peer, or a name that reads as a peer id. Commands resolve the latter as an id.
         name = self._names[peer]
         return peer in self._present and name not in self._many and not self._reads_as_id(name.lower())
 
@@ -41,7 +41,7 @@ class PeerNames:
         return _WHOLE_ID.fullmatch(name) is not None or (at < len(self._sorted) and self._sorted[at].startswith(name))
 
     def replace_ids(self, text: str) -> str:
-        """Names in the place of short ids. In a command, between backquotes, only such a name as the command understands."""
+        """Replace short ids with names. In a command, between backquotes, insert only unambiguous names, quoted for a shell."""
         parts = text.split("`")
         return "`".join(_ID.sub(self._in_command if at % 2 else self._in_sentence, part) for at, part in enumerate(parts))
 

@@ -1,8 +1,8 @@
-"""Calls: what people and programs ask a running peer. Each is declared once, as a method of a `Protocol` class.
+"""RPC calls to a running peer. Each is declared once, as a method of a `Protocol` class.
 
-Its name, the types of its arguments and of its answer are those of the method, and its docstring says what it is about. The
-client's stub, the server's dispatch and the decoding of both directions follow from that. A method that gives an `AsyncGenerator`
-answers in parts; whoever stops reading closes it (`contextlib.aclosing`), which ends the call.
+The call's name, argument types, result type and description are those of the method. The client's stub, the server's dispatch and
+the decoding in both directions follow from the method. A call with an `AsyncGenerator` streams its result. A reader that stops
+early closes the generator (`contextlib.aclosing`), which ends the call.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class RpcMethod:
     name: str
     about: str
     signature: inspect.Signature  # without `self`
-    argument_types: Mapping[str, Any]  # the type of each argument
-    result_type: Any  # that of the answer, or of each of its parts
-    is_streamed: bool = False  # the answer comes in parts, as they are made
+    argument_types: Mapping[str, Any]  # by name of the argument
+    result_type: Any  # type of the result, or of each part of a stream
+    is_streamed: bool = False  # the result arrives in parts, as they are produced
 
     def encode_arguments(self, *arguments: Any, **named: Any) -> list[Any]:
-        """For the wire, as the method itself would take them."""
+        """Encode the arguments of a call for the wire. Defaults are filled in."""
         bound = self.signature.bind(*arguments, **named)
         bound.apply_defaults()
         values = ((kind, bound.arguments[name]) for name, kind in self.argument_types.items())
-        # Python takes a whole number where a float is declared; on the wire they differ.
+        # Python accepts an int where a float is declared, but their encodings differ.
         return [codec.to_plain(float(value) if kind is float else value) for kind, value in values]
 
     def decode_arguments(self, plain: Any) -> list[Any]:
-        """Raises `RemoteProtocolError` for anything but arguments of the declared types."""
+        """Decode the arguments of a call. Raises `RemoteProtocolError` unless they have the declared types."""
         if not isinstance(plain, list) or len(plain) != len(self.argument_types):
             raise RemoteProtocolError("mistyped", f"expected the arguments {tuple(self.argument_types)}")
         return [codec.from_plain(kind, item) for kind, item in zip(self.argument_types.values(), plain, strict=True)]
@@ -47,7 +47,7 @@ class RpcMethod:
 
 
 def collect_methods(*protocols: type) -> dict[str, RpcMethod]:
-    """The calls that these classes declare, by name."""
+    """Return the calls that these classes declare, by name."""
     found: dict[str, RpcMethod] = {}
     for protocol in protocols:
         for name, function in public_methods(protocol):
@@ -68,7 +68,7 @@ def public_methods(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def defer_handlers(makers: Mapping[type, Callable[[], object]]) -> SimpleNamespace:
-    """One object that answers all calls of these protocols. The first call of a protocol makes its handler."""
+    """Return one object that handles all calls of these protocols. The first call of a protocol constructs its handler."""
     roof = SimpleNamespace()
     for protocol, maker in makers.items():
         make = cache(partial(_make_handler, protocol, maker))

@@ -1,4 +1,4 @@
-"""Services: what a peer does beside agreeing, such as serving annotators. A service sees its `ServiceContext` alone."""
+"""Services: tasks that a peer runs beside agreement, such as serving annotators. A service only sees its `ServiceContext`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protocol.messages import Transaction
 
 
 class ServiceContext(Protocol):
-    """What a service may see and do."""
+    """A service's view of the peer."""
 
     @property
     def me(self) -> bytes:
@@ -22,11 +22,11 @@ class ServiceContext(Protocol):
 
     @property
     def folder(self) -> Path:
-        """This folder outlives a restart. Nobody but the service writes there."""
+        """The service's own folder, which outlives a restart."""
 
     @property
     def text_folder(self) -> Path:
-        """The folder with the texts of jobs, put together from their shards."""
+        """The folder with texts of jobs, assembled from their shards."""
 
     @property
     def state(self) -> StateReader:
@@ -34,79 +34,79 @@ class ServiceContext(Protocol):
 
     @property
     def running_features(self) -> Sequence[Feature]:
-        """The features of this program whose modules the network runs, in the order of their list."""
+        """Features whose modules the network runs, in the order of `peer.features`."""
 
     def get_setting(self, name: str) -> Any:
-        """One of the feature's own settings."""
+        """Return a setting of a feature."""
 
     @property
     def http_connections_max(self) -> int:
-        """How many HTTP connections may be open: their share of the file descriptors."""
+        """Maximum number of open HTTP connections: their share of the file descriptors."""
 
     @property
     def chain_id(self) -> bytes: ...
 
     @property
     def network(self) -> str:
-        """The network's name."""
+        """Name of the network."""
 
     @property
     def state_root(self) -> bytes:
-        """After the last applied block."""
+        """State root after the last applied block."""
 
     @property
     def time_ms(self) -> int:
-        """That of the last applied block."""
+        """Time of the last applied block in milliseconds since the epoch."""
 
     @property
     def seconds_since_block(self) -> float:
-        """Since this peer applied it."""
+        """Seconds since this peer applied its last block, or 0 before the first."""
 
     def sign(self, statement: object) -> Signed:
-        """A statement of the service, with a tag that no message of the protocol has."""
+        """Sign a statement of the service. Its tag must differ from all tags of protocol messages."""
 
     def unseal(self, sealed: bytes) -> bytes | None:
-        """What somebody sealed for this peer's key; None if it was not."""
+        """Decrypt a box that was sealed for this peer's key. Return None if it was sealed for another key."""
 
     @property
     def height(self) -> int:
-        """The height of the last applied block."""
+        """Height of the last applied block."""
 
     async def wait_for_block_above(self, height: int) -> None:
-        """Returns when a block above this height is applied, at once if one was while the service did something else."""
+        """Wait until the last applied block is above this height."""
 
     async def wait_for_reload(self) -> None:
-        """Returns at the next SIGHUP, if the peer goes on: files that the settings name may be others then."""
+        """Wait for the next SIGHUP that the peer survives. The contents of files in the settings may have changed then."""
 
     async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        """Returns when this transaction of this peer is decided. Raises `UserError` where it is refused."""
+        """Submit a transaction of this peer and wait until it is decided. Raises `UserError` if it is refused."""
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
-        """Returns when this blob is here, and stays. It never gives up by itself."""
+        """Fetch a blob and pin it, so that it stays. Waits without a timeout."""
 
     def read_blob(self, digest: bytes, size_max: int) -> bytes:
-        """A blob that is here. `MissingBlobError` if it is not, or is larger."""
+        """Return a blob of this peer. Raises `MissingBlobError` if it is missing or larger than `size_max` bytes."""
 
     def delete_blob(self, digest: bytes) -> None:
-        """Deletes a blob, if it is here."""
+        """Delete a blob, if this peer has it."""
 
     def add_blob(self, data: bytes) -> bytes:
-        """Keeps a blob, which others may fetch; its digest. It waits for the disk."""
+        """Store a blob, which other peers may fetch, and return its digest. Blocks on the disk."""
 
     @property
     def api(self) -> PeerApi:
-        """What this peer answers to its operator."""
+        """The calls that this peer answers to its operator."""
 
     def log_event(self, text: str) -> None:
-        """One line for the log, the prompt and the event stream."""
+        """Write a line to the log, the prompt and the event stream."""
 
     def log_warning(self, text: str) -> None:
-        """The same, of what a person has to mend: a warning in the log."""
+        """Write a line like `log_event`, as a warning, about a problem that a person has to fix."""
 
 
 class PeerService(Protocol):
     async def run(self) -> None:
-        """Until it is cancelled. What it raises ends the peer."""
+        """Run until cancelled. An exception ends the peer."""
 
 
 ServiceFactory = Callable[[ServiceContext], PeerService]

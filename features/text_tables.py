@@ -1,30 +1,30 @@
-"""Tables and texts for people, as values. `peer/commands/table_renderer.py` draws them as wide as the screen is."""
+"""Tables and texts for people, as values. `peer/commands/table_renderer.py` renders them for the width of the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they show a line in another order
-# Models and strangers write them; a terminal would do what they say.
+BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they reorder the characters of a line
+# Texts of models and strangers may contain these characters, and a terminal would execute them.
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *BIDI_CONTROLS} - {9, 10}, "\ufffd")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     title: str
-    drop_order: int = 0  # where room is short, columns are left out in this order, 1 first; 0: it stays
-    truncates: bool = False  # at its end, with `…`
-    wraps: bool = False  # between words
-    is_number: bool = False  # its cells stand at the right
-    style: str = ""  # of its cells
+    drop_order: int = 0  # a narrow terminal drops columns in this order, 1 first; 0: the column stays
+    truncates: bool = False  # long cells end with `…`
+    wraps: bool = False  # cells wrap between words
+    is_number: bool = False  # cells are aligned right
+    style: str = ""  # style of the cells, as in rich
 
 
 class TextTable:
-    """Rows under titles. Cells are plain text; titles wrap."""
+    """Rows under titles. Cells are plain text, and titles may wrap."""
 
     def __init__(self, *columns: str | Column, is_live: bool = False) -> None:
-        """A live table is to stay low: columns are left out before cells wrap, and nothing is said of them."""
+        """Make an empty table. A live table drops columns before it wraps cells, without a note about them."""
         self.columns = tuple(column if isinstance(column, Column) else Column(column) for column in columns)
         self.is_live = is_live
         self.rows: list[tuple[str, ...]] = []
@@ -36,22 +36,22 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTable:
-    """Values of one thing, a line each. The names stand in a column of their own."""
+    """Values of one object, one per line, with their names in the first column."""
 
     rows: Mapping[str, object]
 
 
 class Verbatim(str):
-    """Text for programs, or of a model: it is shown as it is. Other text wraps between words."""
+    """Text for programs or from a model, which is shown unchanged. Other text wraps between words."""
 
 
 class TextChunk(Verbatim):
-    """A part of such a text: the next one goes on in the same line, and all else that is shown begins a new one."""
+    """A part of such a text. The next part continues on the same line, and any other output starts a new line."""
 
 
 Printable = str | TextTable | KeyValueTable
 
 
 def pluralize(count: int, what: str) -> str:
-    """`1 proposal`, `2 proposals`."""
+    """Return `1 proposal` or `2 proposals`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

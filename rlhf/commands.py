@@ -125,7 +125,7 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if options.what:
         raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
-    if not (options.reward or (options.base and (options.preferences or options.project))):  # the peer may need a base
+    if not (options.reward or (options.base and (options.preferences or options.project))):  # a rule may work without a base
         what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
         raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
     said = parse_set_options(options.set)
@@ -163,7 +163,7 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
 
 
 def _absolute(file: str) -> str:
-    """The peer has another working directory."""
+    """Return the absolute path, because the peer has another working directory."""
     return str(Path(file).expanduser().absolute()) if file else ""
 
 
@@ -180,7 +180,7 @@ async def _compare(asked: CommandContext[RlhfRpc]) -> None:
 
 
 def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
-    """Without a peer: whoever has the list finds the same."""
+    """Filter texts by a list of words, in this process: the result depends on the two files only."""
     if not words or not texts:
         raise UserError("rlhf filter: say --blocklist FILE, with a word a line, and a file of JSONL with `id` and `text`")
     from rlhf.moderation.word_matcher import filter_jsonl, parse_word_list
@@ -201,7 +201,7 @@ def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: boo
 async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json: bool) -> None:
     if not pair:
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
-    if folder:  # without a peer, and in a process of its own: it checks the whole export
+    if folder:  # needs no peer; verifies the whole export in its own process
         run = import_object("peer.commands.definitions.model_commands:run_module")
         found = json.loads(
             await run("peer.export.export_replay", "rlhf.api.pair_trace:ExportedPairTrace", _absolute(folder), pair)
@@ -230,7 +230,7 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
 
 
 async def _score(asked: CommandContext[RlhfRpc]) -> None:
-    """Without a peer, and in a process of its own: no daemon imports torch."""
+    """Score pairs with an exported model. A separate process does this, because only it may import torch."""
     options = asked.options
     if not options.what or not options.pairs:
         raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
@@ -260,7 +260,7 @@ def _whose(of: PreferencesView, state: str) -> str:
 
 
 def _measured(stage: StageView) -> Iterator[str]:
-    """The figures of a stage, each with the round after which the model had it."""
+    """Yield a line for each figure of a stage, with the round after which the model was measured."""
     from rlhf.pair_accuracy import PairAccuracy
 
     job, after = stage.job[:SHORT], f"after round {stage.measured_rounds}" if stage.measured_rounds else "before round 1"

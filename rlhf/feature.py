@@ -1,4 +1,4 @@
-"""RLHF as a feature: its module, its objectives, and the role of those who train and check them."""
+"""RLHF as a feature: its module, its objectives, its services, and the role of trainers of policies and reward models."""
 
 from __future__ import annotations
 

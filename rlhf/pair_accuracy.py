@@ -1,4 +1,4 @@
-"""Accuracy of a model on held-out pairs: the count, its interval, and the rule that lets a policy start."""
+"""Accuracy of a model on held-out pairs: the count, its interval, and the test whether the model is better than chance."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Annotated, Final
 from consensus.voter_set import VoterSet
 from protocol.codec import Between
 
-# Names of figures of a model that learned from pairs, and of its set.
+# Names of figures: of a model that was trained on pairs, and of its set.
 ACCURACY: Final = "held_out_accuracy"
 CALIBRATION: Final = "calibration_error"
 IDENTICAL: Final = "identical_pairs"
 CONTRADICTORY: Final = "contradictory_pairs"
 WORD_COUNT: Final = "word_count_accuracy"
-PAIRS: Final = "held_out_pairs"  # with a better response
+PAIRS: Final = "held_out_pairs"  # without ties
 
-MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
-Z: Final = Fraction(196, 100)  # deviations of the normal distribution that hold 95 %
+MEASURED_PAIRS_MAX: Final = 1_024  # evenly spaced among the held-out pairs
+Z: Final = Fraction(196, 100)  # 95 % of a normal distribution lies within this many deviations
 
 
 @dataclass(frozen=True, slots=True)
 class PairAccuracy:
-    """Held-out pairs with a better response, and those that a model ranks alike. Ties of people are left out."""
+    """Number of held-out pairs, and of those that a model ranks as people do. Pairs that people called a tie are left out."""
 
-    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]  # two for each pair that is ranked alike, one for equal scores
+    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]  # two for each pair ranked as by people, one for equal scores
     pairs: Annotated[int, Between(0, MEASURED_PAIRS_MAX)]
 
     @classmethod
@@ -40,7 +40,7 @@ class PairAccuracy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's interval (1927) of 95 %. Without a pair it is 0 to 1."""
+        """The 95 % score interval of Wilson (1927), or 0 to 1 without pairs."""
         if not self.pairs:
             return 0.0, 1.0
         z, n, p = float(Z), self.pairs, self.share
@@ -50,7 +50,7 @@ class PairAccuracy:
 
     @property
     def is_better_than_chance(self) -> bool:
-        """True if the interval lies above 1/2. The arithmetic is exact, so all peers agree."""
+        """True if the interval lies above 1/2. The arithmetic is exact, so all peers get the same result."""
         return self.halves > self.pairs and (self.halves - self.pairs) ** 2 > Z * Z * self.pairs
 
     def __str__(self) -> str:
@@ -59,14 +59,14 @@ class PairAccuracy:
 
 
 def can_beat_chance(pairs: int) -> bool:
-    """True if a model that ranks all of these pairs as people do is better than chance."""
+    """Return True if a perfect model would be better than chance on this number of pairs."""
     return PairAccuracy(2 * min(pairs, MEASURED_PAIRS_MAX), min(pairs, MEASURED_PAIRS_MAX)).is_better_than_chance
 
 
 def agreed_accuracy(reports: Mapping[bytes, PairAccuracy], voters: Iterable[bytes]) -> PairAccuracy | None:
-    """The accuracy on which f + 1 of these voters agree, by whether it is better than chance. None: too few have reported.
+    """Return an accuracy if f + 1 voters agree whether it is better than chance, and None otherwise.
 
-    One of f + 1 voters is honest. The result is the median of the reports that agree, of an even number the lower one.
+    At least one of f + 1 voters is honest. The result is the median of the agreeing reports, or the lower of two middle ones.
     """
     known = VoterSet.from_keys(voters)
     reported = [reports[voter] for voter in known.keys if voter in reports]

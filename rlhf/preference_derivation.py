@@ -1,4 +1,4 @@
-"""Derives the set of preferences that people decided in a project, from pages that other peers may hold."""
+"""Derivation of a preference set from the labels and pages of a project. Other peers may hold the pages."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError
 from rlhf.data.preference_sets import PERMILLE, PreferencePair
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource, decided_pages
 
-# For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
+# Timeout of one fetch. Then the state is read again, because a page that was redacted meanwhile never arrives.
 FETCHING_SECONDS = 10.0
 PageOf = Callable[[bytes, TaskPageRow], TaskPageBlob | None]
 
 
 class _PageReplaced(FolkmootError):
-    """A page has another one in its place by now."""
+    """Another page has replaced a page of the project."""
 
 
 class NoLongerNeeded(FolkmootError):
-    """Nobody waits for the set any more."""
+    """No plan waits for the set any more."""
 
 
 async def derive_pairs(
@@ -40,8 +40,9 @@ async def derive_pairs(
     goes_on: Callable[[], bool] = lambda: True,
     threads: trio.CapacityLimiter | None = None,
 ) -> list[PreferencePair]:
-    """As `decided_pairs`, of the state as it is now. It waits for pages that are not here as long as it `goes_on`, and holds no
-    thread meanwhile. Raises `NoLongerNeeded`.
+    """Fetch the pages of a project and return `decided_pairs` of the current state.
+
+    The fetch uses no thread. Raises `NoLongerNeeded` when `goes_on` returns False.
     """
     while True:
         state = desk.state.module_state(CurationState)
@@ -64,7 +65,7 @@ async def _fetched(
     pages: list[tuple[bytes, TaskPageRow]],
     goes_on: Callable[[], bool],
 ) -> None:
-    """Returns when all of them are here. Raises `_PageReplaced`, `NoLongerNeeded`."""
+    """Fetch all these pages. Raises `_PageReplaced` or `NoLongerNeeded`."""
     project = state.projects.get_record(source.project)
     assert project is not None
     author = desk.state.module_state(MembersState).current_key(project.author)
@@ -82,7 +83,7 @@ async def _fetched(
 
 
 def _pairs(desk: ServiceContext, state: CurationState, source: PreferenceSetSource) -> list[PreferencePair]:
-    """In a thread. Raises `_PageReplaced`."""
+    """Read the pages and return the decided pairs. Runs in a thread. Raises `_PageReplaced` if a page is missing."""
 
     def page(key: bytes, entry: TaskPageRow) -> TaskPageBlob | None:
         try:
@@ -90,18 +91,18 @@ def _pairs(desk: ServiceContext, state: CurationState, source: PreferenceSetSour
         except MissingBlobError:
             raise _PageReplaced("a page was replaced") from None
         except RemoteProtocolError:
-            return None  # as at every peer: no tasks have this digest
+            return None  # the blob with this digest is not a page, at every peer
 
     return decided_pairs(state, source.project, source.height, page)
 
 
 def decided_pairs(state: CurationState, project: bytes, height: int, page: PageOf) -> list[PreferencePair]:
-    """What people decided of a project's pairs up to a height, the same at every peer that has the same state.
+    """Return the pairs of a project that people decided up to `height`, sorted by id. Equal states give equal pairs.
 
-    `page` gives the tasks of a page, by its key and its row; None: the blob that its author named holds none. Left out are pairs
-    of which both responses are bad, and those whose text is taken out. p is the share of the votes, a tie counting half, and at
-    least 1/2 for the label: the label has weighed the votes, and the close of a project may change it. `UserError`: it is no
-    project that compares responses.
+    `page` returns the tasks of a page by its key and row, or None if the blob is not a valid page. Pairs with two bad responses
+    and redacted pairs are left out. p is the first response's share of the votes, where a tie counts as half. The labelled
+    response gets at least 1/2, because the label weighs the votes and can change when the project closes. It gets 1 if a
+    reviewer decided without votes. Raises `UserError` if this is not a project of pairs.
     """
     pairs: list[PreferencePair] = []
     for key, entry, settled in decided_pages(state, project, height):

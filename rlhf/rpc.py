@@ -1,24 +1,24 @@
-"""Calls of RLHF: what people ask their own peer."""
+"""RPC calls of RLHF, and the views that they return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-FINISHED, MEASURING = "finished", "measuring"  # its last model is measured, as far as the peer measures any; or will be
+FINISHED, MEASURING = "finished", "measuring"  # all rounds are closed; this peer has measured the last model, or will
 
 
 @dataclass(frozen=True, slots=True)
 class PreferencesView:
-    """Where the preferences of a reward model come from."""
+    """Origin of the preferences of a job."""
 
     set: str
-    decided_by_annotators: bool  # a quorum of the voters has derived them from the project; else nobody vouches for them
-    project: str = ""  # of which they are said to be
+    decided_by_annotators: bool  # a quorum of the voters has derived them from the project
+    project: str = ""  # project that the plan claims, if any
     height: int = 0
-    redacted: int = 0  # pairs of it that were redacted since
-    attesting_voters: int = 0  # voters that have derived this set so far, and others; once it is decided they are forgotten
-    dissenting_voters: int = 0
+    redacted: int = 0  # pairs of the set that were redacted since
+    attesting_voters: int = 0  # voters that derived this set so far; 0 again after the decision
+    dissenting_voters: int = 0  # voters that derived another set or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,51 +26,51 @@ class StageView:
     objective: str
     job: str
     state: str  # waiting, running, paused, measuring, finished or failed
-    round: int  # how many are in the model
+    round: int  # rounds in the model
     rounds: int
     model_root: str
-    held_out_accuracy: float | None = None  # of a reward model or `dpo`, as this peer or else the voters measured it
-    calibration_error: float | None = None  # of these: how far its chances are from people's, in the mean
-    preferences: PreferencesView | None = None  # of these
-    start_refusal: str = ""  # why its job, which is due, does not begin; each block tries again
-    held_out_nats: float | None = None  # of `instruct`: for a token of the held-out responses
-    notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
-    measured_rounds: int | None = None  # that the measured model was trained for; None: nothing is measured
-    held_out_pairs: int | None = None  # with a better response, of which the accuracy is
-    held_out_interval: tuple[float, float] | None = None  # of the accuracy, 95 %
-    word_count_accuracy: float | None = None  # of a word-count model on the same pairs
-    identical_pairs: int | None = None  # of the set: pairs of two identical responses
-    contradictory_pairs: int | None = None  # of the set: pairs that others contradict
+    held_out_accuracy: float | None = None  # of a reward model or `dpo`: measured by this peer, or decided by the voters
+    calibration_error: float | None = None  # of the same: expected calibration error of its probabilities
+    preferences: PreferencesView | None = None  # of the same
+    start_refusal: str = ""  # why a due job was refused; each block tries again
+    held_out_nats: float | None = None  # of `instruct`: nats per token of the held-out responses
+    notes: tuple[str, ...] = ()  # for people: counts of lines of the file that were left out or shortened
+    measured_rounds: int | None = None  # rounds in the measured model; None: no model was measured
+    held_out_pairs: int | None = None  # pairs behind the accuracy, without ties
+    held_out_interval: tuple[float, float] | None = None  # 95 % interval of the accuracy
+    word_count_accuracy: float | None = None  # accuracy of a word-count model on the same pairs
+    identical_pairs: int | None = None  # pairs of the set with two identical responses
+    contradictory_pairs: int | None = None  # pairs of the set that other pairs contradict
     failure: str = ""  # why the stage failed
 
 
 @dataclass(frozen=True, slots=True)
 class RlhfView:
-    state: str  # none; of a plan running, paused, measuring, finished, failed or cancelled; else that of the job
+    state: str  # none; a plan is running, paused, measuring, finished, failed or cancelled; a single job has its own state
     stages: tuple[StageView, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetricsView:
-    """Of the last round in which something was accepted: medians over its trainers, for one response."""
+    """Figures of a policy in its last round with an accepted proposal: medians over the trainers, per response."""
 
     job: str
     round: int
     accepted: int
     score: float
-    kl_nats: float  # log π − log π_ref: how far the policy is from the reference
+    kl_nats: float  # log π − log π_ref: distance of the policy from the reference
     response_tokens: float
     unfinished: float  # share of responses without the stop token
-    distinct_2: float  # share of different pairs among all pairs of neighbouring tokens
-    length_correlation: float  # of responses' lengths with their scores
-    beta: float | None = None  # of the next round; None: there is none, or this peer has no model of the job
-    kl_stop: float | None = None  # at which the job ended, before all its rounds
-    warning: str = ""  # the score rises while responses become alike
-    blocked: float = 0.0  # share of responses that hold a word of the job's list
+    distinct_2: float  # distinct bigrams divided by all bigrams
+    length_correlation: float  # correlation of length and score
+    beta: float | None = None  # β of the next round; None: no next round, or this peer lacks the model
+    kl_stop: float | None = None  # the limit in nats, if it ended the job early
+    warning: str = ""  # not empty if the score rises while responses become alike
+    blocked: float = 0.0  # share of responses that the blocklist of the job blocks
 
     @property
     def summary_line(self) -> str:
-        """In one line."""
+        """The figures in one line, for people."""
         length = (
             f"{self.response_tokens:.1f} tokens ({self.length_correlation:+.2f} with the score), {self.unfinished:.0%} unfinished"
         )
@@ -81,13 +81,13 @@ class PolicyMetricsView:
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """Two answers to one prompt."""
+    """Responses of the policy and of its reference to one prompt."""
 
     job: str
     round: int
     policy: str
     reference: str
-    withheld: tuple[str, ...] = ()  # which of them is not shown, since the job's list of words blocks it
+    withheld: tuple[str, ...] = ()  # names of the responses that the blocklist of the job blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +96,19 @@ class PairDrawView:
     round: int
     trainer: str
     step: int
-    accepted: bool  # the proposal that was made with it
+    accepted: bool  # whether the trainer's proposal was accepted
 
 
 @dataclass(frozen=True, slots=True)
 class PairTraceView:
-    """Of one pair."""
+    """Steps of trainers in which one pair was drawn."""
 
     pair: str
-    height: int | None  # up to which annotators decided the set; None: they did not, as far as the network knows
-    set: str  # the newest one that has it
-    held_out: bool  # nothing is trained on it
+    height: int | None  # height up to which annotators decided the set; None: the set is not known to come from a project
+    set: str  # the newest set with this pair
+    held_out: bool  # no model is trained on it
     draws: tuple[PairDrawView, ...]
-    unknown_rounds: int = 0  # rounds that this peer has not seen, as before a snapshot that it restored
+    unknown_rounds: int = 0  # rounds without a record at this peer, such as those before its snapshot
 
 
 class RlhfRpc(Protocol):
@@ -128,35 +128,39 @@ class RlhfRpc(Protocol):
         truncate: str = "",
         ignore_accuracy: bool = False,
     ) -> str:
-        """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
-        with an empty base a first model, where the reward has a vocabulary of its own. `blocklist` is a file with a list of words
-        that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. `skip_bad` leaves
-        out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. The policy starts
-        `ignore_accuracy`, or only if its reward model is better than chance. Returns the id of the first job, once it is decided.
+        """Start a plan that tunes the model of the finished job `base`. Returns the id of its first job, once it is decided.
+
+        Exactly one of `reward` (a rule), `preferences` (a file) and `project` is given. A rule with its own vocabulary needs no
+        base. The algorithm `dpo` needs no reward model. Otherwise the policy starts only if its reward model is better than
+        chance, or if `ignore_accuracy` is set. `blocklist` is a file of words that block a response. `skip_bad` leaves out
+        invalid lines of a file. `truncate` cuts long texts to the context, at the `left` or `right`. Raises `UserError` for
+        invalid arguments.
         """
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
-        """Ends this member's plan, and the job that it has come to. Of another's, named by its job: a voter wants it to end."""
+        """End this member's plan and its current job, or vote to end the plan whose current job is `job`."""
 
     async def pause_rlhf_training(self) -> str:
-        """Once the open round of this member's plan is closed, no other round and no stage of it begins."""
+        """Pause this member's plan: its open round closes, and no further round or stage begins."""
 
     async def resume_rlhf_training(self) -> str:
-        """This member's plan goes on."""
+        """Resume this member's plan."""
 
     async def rlhf_status(self) -> RlhfView:
-        """How far the newest tuning is."""
+        """Return the progress of the newest plan or job of RLHF."""
 
     async def measure_last_model(self, job: str, asked: bool) -> StageView:
-        """The figures of a finished job's last model. It is measured now if this peer has not done so, and either that is `asked`
-        or the peer measures models anyway. Raises `UserError` at a peer without a worker.
+        """Return figures of a finished job's last model, and measure the model first if necessary.
+
+        With `asked` the peer measures even if it does not usually measure models. Raises `UserError` at a peer without a worker,
+        for a job that is not finished, or if the measurement fails.
         """
 
     async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
-        """Of the newest tuning; nothing before its first round is closed."""
+        """Return the figures of the newest job if it is a policy, or nothing before a proposal of it is accepted."""
 
     async def trace_pair(self, pair: str) -> PairTraceView:
-        """Where a pair was drawn, by its task or its line, in all jobs that the network still knows."""
+        """Trace the draws of a pair in all jobs that the network still knows. `pair` is a task's id or a line of a file."""
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
-        """What the newest policy and its reference say."""
+        """Return the responses of the newest tuned model and of its reference to a prompt."""

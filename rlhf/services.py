@@ -1,12 +1,10 @@
-"""What peers do for RLHF beside agreeing. Each service begins what is due, as the applied state and the stored figures say it.
+"""Services of RLHF. The applied state and the stored figures determine the due work, so a restart loses nothing.
 
-A restart forgets nothing.
-
-| service | does |
+| service | work |
 |---|---|
-| `PreferenceDatasetBuilder` | as a voter, derives the sets that plans wait for; deletes sets that nobody may read any more |
+| `PreferenceDatasetBuilder` | as a voter, derives the sets that plans wait for; deletes redacted and refused sets |
 | `FinalModelEvaluator` | measures last models; as a voter, reports on the reward models that plans wait for |
-| `BlobPrefetcher` | gets what only a later job reads: when that begins, whoever has it may be away |
+| `BlobPrefetcher` | prefetches blobs of queued jobs and later stages, because their sources may be gone when the job starts |
 """
 
 from __future__ import annotations
@@ -35,23 +33,23 @@ from rlhf.rpc import RlhfRpc
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 
-# After this peer's statement or report was not decided, or a measurement failed; then twice as long each time.
+# Delay before the retry of a refused transaction or a failed measurement. Each further failed measurement doubles it.
 RETRY_SECONDS = 5.0
 RETRY_SECONDS_MAX = 600.0
-FETCHING_SECONDS = 10.0  # before the state is looked at again: the plan may be over
+FETCHING_SECONDS = 10.0  # timeout of a fetch; then the state is read again, because the plan may be over
 
 log = logging.getLogger("peer")
 
 
 class RlhfService:
-    """Begins each work that is due once, and looks again after each block."""
+    """Base of services that look for due work after each block, and start each piece of work once."""
 
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
-        self._begun: set[bytes] = set()  # plans, jobs or blobs
+        self._begun: set[bytes] = set()  # ids of plans or jobs, or digests of blobs
 
     async def run(self) -> None:
-        self._begun.clear()  # a fault of the system may have ended the last run
+        self._begun.clear()  # an error of the system may have ended the last run
         async with trio.open_nursery() as nursery:
             while True:
                 height = self._desk.height
@@ -66,14 +64,14 @@ class RlhfService:
         raise NotImplementedError
 
     async def _finish_block(self) -> None:
-        """After the work of a block was begun."""
+        """Finish a block, after its due work has started."""
 
     @property
     def _is_run(self) -> bool:
         return self._desk.state.module_state(NetworkState).module_version(MODULE) > 0
 
     def _plans_of_voter(self) -> dict[bytes, TuningPlan]:
-        """The plans that go on; none if this peer is no voter."""
+        """Return the running plans, or none if this peer is not a voter."""
         state = self._desk.state
         if not self._is_run or self._desk.me not in current_voters(state.module_state(MembersState)):
             return {}
@@ -84,13 +82,13 @@ class PreferenceDatasetBuilder(RlhfService):
     def __init__(self, desk: ServiceContext) -> None:
         super().__init__(desk)
         self._forgotten: set[bytes] = set()
-        self._threads = trio.CapacityLimiter(1)  # whatever plans are begun and cancelled, the peer's other work has its threads
+        self._threads = trio.CapacityLimiter(1)  # plans that start and stop rapidly must not occupy all threads of the peer
 
     def _due_work(self) -> Mapping[bytes, Callable[[bytes], Awaitable[None]]]:
         return dict.fromkeys(self._due(), self._attest_set)
 
     def _due(self) -> dict[bytes, PreferenceSetClaim]:
-        """By plan, what this peer has to say as a voter."""
+        """Return the claims, by plan, that this peer has to attest as a voter."""
         claims = {key: plan.claim for key, plan in self._plans_of_voter().items() if plan.claim is not None}
         return {key: claim for key, claim in claims.items() if not claim.is_decided and self._desk.me not in claim.attestations}
 
@@ -110,7 +108,7 @@ class PreferenceDatasetBuilder(RlhfService):
         self._begun.discard(key)
 
     async def _build_set(self, key: bytes, claim: PreferenceSetClaim) -> bytes | None:
-        """The set that this peer derives; None if there is none. One that others can be asked for by its name is kept."""
+        """Derive a set and return its digest, or None if there is no set. A set that equals the claim is stored as blobs."""
         from rlhf.data.tokenized_records import preference_set_manifest
         from rlhf.preference_derivation import derive_pairs
 
@@ -130,18 +128,18 @@ class PreferenceDatasetBuilder(RlhfService):
         return found.digest
 
     async def _finish_block(self) -> None:
-        """Deletes sets of which a pair is redacted, or which were not decided, as soon as no job needs them."""
+        """Delete outdated sets that no job needs: sets with a redacted pair, and sets that were never decided."""
         if not self._is_run:
             return
         state = self._desk.state
         over = outdated_sets(state.module_state(RlhfState))
         used = sets_in_use(state) if over else set[bytes]()
-        before, self._forgotten = self._forgotten, over - used  # one that is named again may be here again
+        before, self._forgotten = self._forgotten, over - used  # a set in use may be deleted later
         for key in self._forgotten - before:
             await trio.to_thread.run_sync(self._delete, key, used)
 
     def _delete(self, key: bytes, used: set[bytes]) -> None:
-        """Sets of the same pairs that are cut into other tokens have the same shards: what a set in use has stays."""
+        """Delete a set, but keep shards of used sets: sets that only differ in their tokenizer share their shards."""
         from training.corpus import DataManifest, read_manifest, text_path
 
         manifests: dict[bytes, DataManifest] = {}
@@ -166,7 +164,7 @@ class FinalModelEvaluator(RlhfService):
         return dict.fromkeys(self._reports_due(), self._report) | dict.fromkeys(own, self._measure)
 
     def _reports_due(self) -> dict[bytes, bytes]:
-        """Plan -> job of the reward model that this peer has to report on as a voter."""
+        """Return the reward models, plan -> job, that this peer has to report on as a voter."""
         jobs = self._desk.state.module_state(JobsState)
         waiting = {key: plan for key, plan in self._plans_of_voter().items() if tuning_plans.awaits_reports(plan, jobs)}
         return {key: plan.current.job for key, plan in waiting.items() if self._desk.me not in plan.reports}
@@ -201,7 +199,7 @@ class BlobPrefetcher(RlhfService):
         return dict.fromkeys(self._named(), self._get)
 
     def _named(self) -> dict[bytes, int]:
-        """Digest -> size at most of each file of a job in line, and of a stage that has not begun."""
+        """Return the files of queued jobs and later stages: digest -> maximum size in bytes."""
         if not self._is_run:
             return {}
         state = self._desk.state
@@ -209,12 +207,12 @@ class BlobPrefetcher(RlhfService):
         specs += [
             stage.spec for plan in state.module_state(RlhfState).running_plans().values() for stage in plan.stages if stage.spec
         ]
-        jobs = [codec.decode(JobSpec, spec) for spec in specs]  # a stage's may be open yet: its reward model is not known
+        jobs = [codec.decode(JobSpec, spec) for spec in specs]  # `JobSpec.decode` refuses a stage without its reward model
         return {digest: size for job in jobs for digest, size in job.resolved_objective.required_files(job).items()}
 
     async def _get(self, digest: bytes) -> None:
         while (size := self._named().get(digest)) is not None:
             with trio.move_on_after(FETCHING_SECONDS):
                 await self._desk.fetch_blob(digest, size)
-                return  # it stays; `_begun` says that it is here
+                return  # the blob is pinned; its entry in `_begun` prevents another fetch
         self._begun.discard(digest)

@@ -1,7 +1,7 @@
-"""Preferences of a made-up person over stretches of a text, for demos: whoever has none of real people's can try the whole way.
+"""Synthetic preferences over excerpts of a text, for demos without preferences of real people.
 
-The person likes vowels (`rule:vowels`), and is wrong now and then. Two responses come from two places of the text, and the prompt
-is what stands before one of them, by a fair coin: that a response continues its prompt says nothing about which is better.
+The synthetic annotator prefers the response with more vowels (`rule:vowels`), and is wrong in 10 % of the pairs. The two
+responses come from two places of the text. A fair coin chooses the response that the prompt precedes, so continuity is no hint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WRONG_PERMILLE: Final = 100
 
 
 def synthetic_pairs(text: bytes, count: int) -> Iterator[dict[str, str]]:
-    """As lines of `--preferences FILE`. The text is longer than one prompt with its response."""
+    """Yield `count` pairs in the form of `--preferences FILE`. `text` must be longer than a prompt with its response."""
     whole = text.decode("ascii", errors="ignore")
     places = len(whole) - PROMPT_CHARACTERS - RESPONSE_CHARACTERS
     number = found = 0

@@ -1,1 +1,1 @@
-"""Answers to calls about preferences and the jobs that learned from them."""
+"""Handlers of RPC calls about tuning plans, and the construction of their jobs."""

@@ -1,4 +1,4 @@
-"""Where a pair was drawn: it follows from the set and from who trained in which round, as every draw does."""
+"""Traces of the draws of a pair. They follow from the set and from the trainers of each round, because draws are hashes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from training.corpus import read_manifest
 from training.job_spec import JobSpec
 from training.objectives.objective import InnerStep
 
-ID_DIGITS_MIN = 8  # of a task's id; a shorter number is that of a line
-LINE_BYTES = 8  # of a line's number, where it is the id of a pair
-ACCEPTED = "accept"  # among the verdicts of a round that is stored
+ID_DIGITS_MIN = 8  # digits of a task's id; a shorter number means a line
+LINE_BYTES = 8  # length of a pair's id that is the number of a line
+ACCEPTED = "accept"  # a verdict in stored rounds
 
-Read = Callable[[bytes, int], bytes]  # a blob by its digest, of at most so many bytes
+Read = Callable[[bytes, int], bytes]  # reads a blob: (digest, maximum size in bytes)
 
 
-Trainers = dict[bytes, bool]  # that proposed something -> whether it was accepted
+Trainers = dict[bytes, bool]  # trainer with a proposal -> True if it was accepted
 
 
 @dataclass(frozen=True, slots=True)
 class TracedJob:
-    """A job that learns from a set, and its closed rounds as far as they are known."""
+    """A job that learns from a set, with its known closed rounds."""
 
     job: bytes
     spec: JobSpec
     rounds: dict[int, Trainers] = field(default_factory=dict)
-    unknown: int = 0
+    unknown: int = 0  # closed rounds without a record
 
 
 def read_preference_set(data: bytes, read: Read) -> list[PreferencePair]:
@@ -53,7 +53,7 @@ def read_preference_set(data: bytes, read: Read) -> list[PreferencePair]:
 
 
 def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenceSet], read: Read, text: str) -> PairTraceView:
-    """The jobs stand in the order in which they were started. Raises `UserError` for a pair that no set has."""
+    """Trace a pair in jobs, which are given in the order of their starts. Raises `UserError` if no set has the pair."""
     view: PairTraceView | None = None
     for learned in jobs:
         data = learned.spec.data
@@ -79,7 +79,7 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
 
 
 def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | None:
-    """The pair that a person means: by its task, or how its id begins; of a file by its line. Raises `UserError`."""
+    """Find a pair by the beginning of its task's id, or by its line in a file. Raises `UserError` for an ambiguous id."""
     wanted = text.strip().lower()
     if wanted.isdecimal() and len(wanted) < ID_DIGITS_MIN:
         line = int(wanted).to_bytes(LINE_BYTES, "big")
@@ -93,7 +93,7 @@ def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | No
 def iter_pair_draws(
     job: bytes, spec: JobSpec, pairs: Sequence[PreferencePair], pair: PreferencePair, rounds: Mapping[int, Trainers]
 ) -> Iterator[PairDrawView]:
-    """In the order of rounds, trainers and steps. A pair that a step has drawn twice is named once."""
+    """Yield the steps that drew a pair, in the order of rounds, trainers and steps. A step appears once."""
     train = [other.id for other in split_held_out(pairs, spec.held_out_permille)[0]]
     if pair.id not in train:
         return
@@ -101,7 +101,7 @@ def iter_pair_draws(
     assert isinstance(kind, PairObjective)
     place = train.index(pair.id)
     hits = list[tuple[int, bytes, int, bool]]()
-    for trainer in sorted(set[bytes]().union(*rounds.values())):  # one after the other: its order is found once
+    for trainer in sorted(set[bytes]().union(*rounds.values())):  # one trainer after another, so that the cache holds its order
         for number, trainers in rounds.items():
             if trainer in trainers:
                 for step in range(spec.local_steps):
@@ -112,7 +112,7 @@ def iter_pair_draws(
 
 
 def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[TracedJob]:
-    """In the order in which they were started."""
+    """Yield the jobs that learn from preferences, in the order of their starts."""
     for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
         spec = JobSpec.decode(job.spec)
         if spec.objective in PAIR_OBJECTIVES:
@@ -126,7 +126,7 @@ def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[Trace
 
 @dataclass
 class ExportedPairTrace:
-    """A question to an export (`peer.export.export_query`)."""
+    """The trace of a pair in an export, as a query (`peer.export.export_query`)."""
 
     pair: str
     jobs: dict[bytes, TracedJob] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class ExportedPairTrace:
             self.sets.update(state.module_state(RlhfState).sets)
 
     def answer(self, sets: ExportedSets) -> PairTraceView:
-        """Raises `UserError` for a pair that no set of the export has."""
+        """Return the trace. Raises `UserError` if no set of the export has the pair."""
         there = [learned for learned in self.jobs.values() if learned.spec.data and sets.has_set(learned.spec.data)]
         if self.jobs and not there:
             raise UserError(f"{sets.folder} has no set: whoever exported it had none, or a pair of it is redacted")

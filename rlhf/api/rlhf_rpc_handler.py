@@ -1,4 +1,4 @@
-"""Calls of RLHF: jobs that tune a model, how far they are, what came of it."""
+"""Handler of the RPC calls of RLHF: starts and controls plans, and reports their progress and results."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.round_context import EVALUATION_SECONDS, TrainingPeer
 from training.worker_protocol import WorkerFailed
 
-EVALUATION_FAILED = "evaluation_failed"  # figure of a model that the worker could not measure
-EVALUATION_ENDS = (EVALUATION_SECONDS, EVALUATION_FAILED)  # of a model that is measured, or cannot be
+EVALUATION_FAILED = "evaluation_failed"  # marks a model that the worker could not measure
+EVALUATION_ENDS = (EVALUATION_SECONDS, EVALUATION_FAILED)  # one of them is stored after a measurement
 PREFERENCE_SET_STATISTICS = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
 MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models are measured
 
@@ -106,7 +106,7 @@ class RlhfRpcHandler(RlhfRpc):
         return await self._begun(tuning.build_dpo_plan if is_dpo else tuning.build_reward_model_plan, found, source)
 
     async def _begun(self, make: Callable[..., BuiltPlan], *how: Any) -> str:
-        """The first job of a plan that is made in a thread, once it is decided."""
+        """Build a plan in a thread, submit it, and return the id of its first job once it is decided."""
         begin, odd = await trio.to_thread.run_sync(make, *how)
         transaction = await self.peer.submit_transaction("rlhf/start", begin)
         job = tuning_plans.stage_job_id(job_id(self.peer.me, transaction), 0)
@@ -136,7 +136,7 @@ class RlhfRpcHandler(RlhfRpc):
         return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
 
     def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
-        """This member's. Raises `UserError`."""
+        """Return this member's running plan. Raises `UserError` if there is none."""
         members = self.peer.state.members
         for key, plan in self._running_plans().items():
             if members.current_key(plan.author) == self.peer.me:
@@ -144,7 +144,7 @@ class RlhfRpcHandler(RlhfRpc):
         raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
 
     def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
-        """The one that has come to this job, which may not have begun. Raises `UserError`."""
+        """Return the running plan whose current job has this id or prefix. Raises `UserError` unless exactly one fits."""
         running = self._running_plans()
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
@@ -153,7 +153,7 @@ class RlhfRpcHandler(RlhfRpc):
         return found[0]
 
     async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
-        """What people have decided of a project's pairs up to now. Raises `UserError`."""
+        """Derive the pairs that people have decided in a project so far. Raises `UserError`."""
         state = self.peer.state
         if not runs_curation(state):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
@@ -191,18 +191,18 @@ class RlhfRpcHandler(RlhfRpc):
         failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
             view = _stage(stage.job, live)
-        elif stage.root is not None:  # the job is forgotten
+        elif stage.root is not None:  # the ledger has dropped the job
             view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
         else:
             state = "failed" if failed else "waiting" if stage.spec else "forgotten"
             refusal = self._why_waiting(plan, stage) if plan.phase is tuning_plans.PlanPhase.RUNNING else ""
             view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", start_refusal=refusal)
-        if stage.accuracy is not None:  # as the voters have decided it
+        if stage.accuracy is not None:  # decided by the voters
             view = _with_accuracy(view, stage.accuracy, stage.rounds)
         return replace(view, failure=failed)
 
     def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
-        """Why a stage that is due has not begun; empty: it is not due."""
+        """Return why a due stage has not started. Empty: it is not due."""
         state = self.peer.state
         if stage == plan.current:
             return RlhfModule(self.peer.models).start_refusal(plan, state, state.height + 1)
@@ -214,7 +214,7 @@ class RlhfRpcHandler(RlhfRpc):
         return f"{better} of {measured} found it better than chance, {needed} have to agree"
 
     async def _measured(self, stage: StageView) -> StageView:
-        """With the figures of the newest model that this peer has measured, and where its preferences come from."""
+        """Add the figures of the newest model that this peer has measured, and the origin of the preferences."""
         found = await trio.to_thread.run_sync(self.peer.store.measurements, bytes.fromhex(stage.job))
         told = add_metrics(stage, found)
         is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.state.jobs.jobs
@@ -225,7 +225,7 @@ class RlhfRpcHandler(RlhfRpc):
         return replace(told, preferences=describe_preference_source(self.peer.state, bytes.fromhex(stage.job)))
 
     def _measures(self, objective: str) -> bool:
-        """Whether this peer measures the last model of such a job, unless somebody asks it not to."""
+        """Return True if this peer measures last models of this objective without being asked."""
         has_worker = self.peer.worker_client is not None
         return has_worker and self.peer.evaluates_models and objective in MEASURED_OBJECTIVES
 
@@ -240,7 +240,7 @@ class RlhfRpcHandler(RlhfRpc):
         found = await trio.to_thread.run_sync(peer.store.measurements, key)
         stage = _stage(key, known)
         figures = found.get(known.round, {})
-        # An asked measurement becomes a voter's report, so a former failure is tried again.
+        # A voter reports an asked measurement, so it is repeated after a failure.
         is_due = (
             EVALUATION_SECONDS not in figures
             if asked
@@ -271,7 +271,7 @@ class RlhfRpcHandler(RlhfRpc):
         own: PpoSettings = spec.decoded_settings
         beta = None
         if job.phase is not JobPhase.FINISHED:
-            with contextlib.suppress(StorageError):  # the job went on meanwhile
+            with contextlib.suppress(StorageError):  # a new round has replaced the model meanwhile
                 beta = current_beta(
                     ReplicatedModel.open(self.peer.models.round_directory(key, job.round)).state.steering, own.beta
                 )
@@ -282,7 +282,7 @@ class RlhfRpcHandler(RlhfRpc):
         return self.peer.state.module_state(NetworkState).module_version(MODULE) > 0
 
     def _tuned(self) -> list[tuple[bytes, Job | QueuedJob]]:
-        """Jobs of this feature's objectives, the newest last."""
+        """Return jobs with objectives of this feature, the newest last."""
         jobs = self.peer.state.jobs
         started = sorted(jobs.jobs.items(), key=lambda item: item[1].started_height)
         found: list[tuple[bytes, Job | QueuedJob]] = [*started, *((waiting.job, waiting) for waiting in jobs.queue)]
@@ -363,7 +363,7 @@ def _with_accuracy(view: StageView, found: PairAccuracy, rounds: int) -> StageVi
 
 
 def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> StageView:
-    """All figures of a model are of the same rounds; those of the set are of any."""
+    """Add stored figures: of the set from any round, of the model from the last measured round."""
     of_set = {
         name: value
         for _, figures in sorted(found.items())
@@ -385,7 +385,7 @@ def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> S
 
 
 def describe_preference_source(state: LedgerState, job: bytes) -> PreferencesView | None:
-    """Of a job that learns from preferences, or will. None if neither the job nor its plan is known any more."""
+    """Describe the origin of the preferences of a started or planned job. None: the ledger has dropped the job and its plan."""
     known = state.module_state(RlhfState)
     plan = next((plan for plan in known.plans.values() if plan.stages[0].job == job), None)
     lined: dict[bytes, Job | QueuedJob] = {**{waiting.job: waiting for waiting in state.jobs.queue}, **state.jobs.jobs}

@@ -1,6 +1,6 @@
-"""Jobs that learn from a set of responses, made of what a person typed: their specifications, and their records.
+"""Construction of jobs that learn from a set of responses: their specifications, and their records.
 
-Records that no job learns are named, long ones are shortened to the context.
+Unusable records are reported, and long ones are shortened to the context.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES
 
 TokenizedSet = TokenizedPairs | TokenizedResponses
-EPOCHS_DEFAULT = 3  # unless it is said how many rounds
+EPOCHS_DEFAULT = 3  # if the number of rounds is not given
 
 
 def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
-    """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
+    """Build the job of `train --from MODEL FILE`, and store its set as blobs. Raises `UserError` for an invalid file or value."""
     shown = text_files.printable_path(request.examples)
     if not request.initial_model:
         raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
@@ -80,8 +80,9 @@ def build_supervised_spec(
     preset: dict[str, Any],
     field: str = "",
 ) -> tuple[JobSpec, dict[str, Any]]:
-    """A job of this objective without its set, and what was said of fields that all jobs have. What people say begins with
-    `field`. Raises `UserError`.
+    """Build a specification without its set. Returns it with the overrides of fields that all jobs have.
+
+    `field` is the prefix of overrides in messages. Raises `UserError` for invalid overrides.
     """
     own, said = (
         parse_objective_overrides(overrides, kind.settings_type, frozenset())
@@ -104,12 +105,12 @@ def build_supervised_spec(
 
 
 def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tokenizer:
-    """Raises `UserError` where nobody has it."""
+    """Load the tokenizer of a job. Raises `UserError` if no peer serves it."""
     return load_tokenizer(fetch_job_blob(peer, model.tokenizer) if model.tokenizer else None, model.model.vocabulary)
 
 
 def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
-    """What the job's trainers make of a set. Raises `UserError`, naming the file."""
+    """Tokenize a set as the trainers of the job will. Raises `UserError` with the name of the file."""
     encode: Any = (
         tokenized_records.tokenize_responses
         if isinstance(spec.resolved_objective, SupervisedObjective)
@@ -124,7 +125,7 @@ def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptReco
 def attach_set(
     peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: TokenizedSet, rounds: int | None, epochs: int
 ) -> tuple[JobSpec, corpus.DataManifest]:
-    """The job on this set, whose blobs are made, for so many rounds or else epochs."""
+    """Store a set as blobs, and return the specification with it. Without `rounds` the job has `epochs` epochs."""
     digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
     manifest = tokenized_records.preference_set_manifest(records, digest, peer.blobs.add_bytes)
     at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
@@ -135,7 +136,7 @@ def attach_set(
 def parse_objective_overrides(
     overrides: dict[str, str], terms: type, apart: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of an objective's record but for those that are said `apart`, and fields of the job. Raises `UserError`."""
+    """Parse overrides into settings of the objective, without the fields `apart`, and fields of the job. Raises `UserError`."""
     kinds = typing.get_type_hints(terms)
     names = {field.name for field in dataclasses.fields(terms)} - apart
     own = {key: parse_field(kinds[key], key, text) for key, text in overrides.items() if key in names}
@@ -143,15 +144,15 @@ def parse_objective_overrides(
 
 
 def default_stop_token(peer: TrainingPeer, start: InitialModel, learns_to_end: bool) -> int:
-    """The token that ends a response unless a person names another.
+    """Return the default stop token of a job.
 
-    | the model that the job starts from | token |
+    | the initial model | stop token |
     |---|---|
-    | has learned to end a text | the same one |
-    | has a token for the end of a text, and the job shows it | that one |
+    | was trained with a stop token | the same |
+    | has an end-of-text token, and the job teaches it (`learns_to_end`) | the end-of-text token |
     | otherwise | a newline |
 
-    Raises `UserError` where no token is a newline alone.
+    Raises `UserError` if several tokens contain a newline.
     """
     if start.stop is not None:
         return start.stop
@@ -162,7 +163,7 @@ def default_stop_token(peer: TrainingPeer, start: InitialModel, learns_to_end: b
 
 
 def find_newline_token(base: str, pieces: Tokenizer) -> int:
-    """The one token with a newline. Raises `UserError` where there are several: none of them ends every line."""
+    """Return the only token with a newline. Raises `UserError` if there are several, because none of them ends every line."""
     found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
     (alone,) = pieces.encode(b"\n")
     if len(found) > 1:
@@ -174,9 +175,9 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
 
 
 class TruncationSide(enum.StrEnum):
-    """Which end of a text that is longer than the context is cut off."""
+    """The end at which a text is cut if it is longer than the context."""
 
-    NOTHING = ""  # the text is a misfit
+    NOTHING = ""  # the record is invalid
     LEFT = "left"  # the beginning of the prompt
     RIGHT = "right"  # the end of each response
 
@@ -184,7 +185,7 @@ class TruncationSide(enum.StrEnum):
 def prepare_records(
     file: str, spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, misfits: InvalidLines, truncate: TruncationSide
 ) -> tuple[list[R], PreparationCounts]:
-    """The records that the job can learn, and counts of the others. Raises `UserError`."""
+    """Return the usable records, shortened if necessary, and counts of the changes. Raises `UserError`."""
     found: list[R] = []
     shortened = 0
     for record in records:
@@ -203,7 +204,7 @@ def prepare_records(
 
 
 def count_stop_texts(records: Sequence[PromptRecord], tokenizer: Tokenizer, stop: int | None) -> int:
-    """Responses with the stop text before their end, where answers of the model will be cut."""
+    """Count responses with the stop text before their end. Generated responses will end there."""
     text = b"" if stop is None else tokenizer.decode([stop])
     responses = (response.encode().removesuffix(text) for record in records for response in record.responses)
     return sum(text in response for response in responses) if text else 0
@@ -226,7 +227,7 @@ def _fitted(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncation
 
 
 def _lengths(spec: JobSpec, record: R, tokenizer: Tokenizer) -> list[int]:
-    """Tokens of the prompt with each response."""
+    """Return the number of tokens of the prompt with each response."""
     if not isinstance(spec.resolved_objective, SupervisedObjective):
         return [len(tokenizer.encode((record.prompt + response).encode())) for response in record.responses]
     prompt = len(tokenizer.encode(record.prompt.encode()))
@@ -237,7 +238,7 @@ def _lengths(spec: JobSpec, record: R, tokenizer: Tokenizer) -> list[int]:
 
 
 def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: TruncationSide, excess: int) -> R | None:
-    """The record with fewer characters; None where nothing is left to cut off."""
+    """Return the record with fewer characters, or None if a text would be empty or no side may be cut."""
     changed: dict[str, Any] = {}
     if truncate is TruncationSide.LEFT:
         changed["prompt"] = _cut(tokenizer, record.prompt, slice(excess, None))
@@ -251,5 +252,5 @@ def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncat
 
 
 def _cut(tokenizer: Tokenizer, text: str, kept: slice) -> str:
-    """Some of its tokens, as whole characters."""
+    """Return the text of some tokens, without broken characters."""
     return tokenizer.decode(tokenizer.encode(text.encode())[kept].tolist()).decode(errors="ignore")

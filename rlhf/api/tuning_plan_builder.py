@@ -1,6 +1,6 @@
-"""A plan to tune a model, made of what a person asks for: specifications of jobs, and the blobs that they name.
+"""Construction of tuning plans from a person's request: specifications of jobs, and the blobs that they name.
 
-All of it runs in a thread: sets of preferences are read and turned into tokens.
+The functions run in a thread, because they read and tokenize preference sets.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
 from training.round_context import TrainingPeer
 
-FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # of a policy's terms: `--set` does not say them
-REWARD_PREFIX = "reward."  # begins what `--set` says of the job that trains a reward model
-SCORE_FIELD = "score"  # which of `REWARDS`
-PROMPTS_CHECKED_MAX = 1_000  # before a list that blocks all of them is refused: some seconds
-UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
+FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # settings of a policy that `--set` does not accept
+REWARD_PREFIX = "reward."  # prefix of the reward model's fields in `--set`
+SCORE_FIELD = "score"  # field that selects one of `REWARDS`
+PROMPTS_CHECKED_MAX = 1_000  # prompts tried before a list that blocks them all is refused: some seconds
+UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # placeholder for a reward model that is not trained yet
 
 
-BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # odd pairs of its set: `PreferenceSetStatistics.odd`
+BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # with the `PreferenceSetStatistics.odd` of its set
 
 
 @dataclass(frozen=True)
 class TuningPlanBuilder:
-    """What a person asks for. Every method raises `UserError` for a base, values or preferences that cannot be used."""
+    """The request for a plan. Methods raise `UserError` for an invalid base, value or preference."""
 
     peer: TrainingPeer
-    base: str  # a finished job, by name or id; empty: a first model, where the reward has a vocabulary of its own
+    base: str  # a finished job, by name or id; empty: a new model, for a rule with its own vocabulary
     name: str
-    iterations: int  # rounds of the policy; 0: a reward model alone
-    epochs: int  # over the preferences
-    overrides: dict[str, str]  # other values; those of the reward model begin with REWARD_PREFIX
-    blocklist: bytes  # a packed list of those that no text of the policy may hold; empty: none
-    skip_bad: bool = False  # leave out lines of a file that cannot be used
-    truncate: TruncationSide = TruncationSide.NOTHING  # which end of long texts of a file is cut off
-    ignore_accuracy: bool = False  # the policy starts, whatever the accuracy of its reward model
+    iterations: int  # rounds of the policy; 0: only a reward model
+    epochs: int  # of the job that learns from preferences
+    overrides: dict[str, str]  # values of `--set`; fields of the reward model begin with REWARD_PREFIX
+    blocklist: bytes  # a packed list of words that block a response; empty: none
+    skip_bad: bool = False  # leave out invalid lines of a file
+    truncate: TruncationSide = TruncationSide.NOTHING  # end at which long texts of a file are cut
+    ignore_accuracy: bool = False  # the policy starts with any accuracy of its reward model
 
     @property
     def reward_overrides(self) -> dict[str, str]:
@@ -98,7 +98,7 @@ class TuningPlanBuilder:
             )
 
     def build_reward_model_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
-        """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
+        """Build a plan of a reward model and a policy. `given` is the pairs, or the path of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = initial_model_from_job(self.peer, self.base, "--base")
         kind, rest = parse_reward_overrides(self.reward_overrides)
@@ -117,14 +117,14 @@ class TuningPlanBuilder:
             counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         unread = b""
-        if policy:  # which model it reads is not known yet
+        if policy:  # its reward model is not known yet
             unread = replace(
                 policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None))
             ).encode()
         return self._plan(spec, found, tokens, said.get("rounds"), source, unread)
 
     def build_dpo_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
-        """One job, which learns from the pairs itself."""
+        """Build a plan of one DPO job."""
         of = initial_model_from_job(self.peer, self.base, "--base")
         spec, said = build_supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.overrides, job_presets.DPO_JOB)
         found, file, preparation = self._prepared(given, spec)
@@ -149,7 +149,7 @@ class TuningPlanBuilder:
     def _prepared(
         self, given: str | list[PreferencePair], spec: JobSpec
     ) -> tuple[list[PreferencePair], str, PreparationCounts | None]:
-        """The pairs, the name of their source for people, and counts of a file. Pairs of a project stay as they were derived."""
+        """Return the pairs, their source for messages, and the counts of a file. Pairs of a project are not changed."""
         if not isinstance(given, str):
             return given, "--project", None
         file, misfits = Path(given).name, InvalidLines(self.skip_bad)
@@ -158,7 +158,7 @@ class TuningPlanBuilder:
         return found, file, counts
 
     def _policy(self, reward: str, learned: tokenized_records.TokenizedPairs | None = None) -> JobSpec:
-        """Makes the blob of the listed words. What learns from the pairs is left open."""
+        """Build the specification of the policy, with a placeholder for its reward model, and store the blocklist as a blob."""
         name, liars = self.name or "ppo", byzantine_trainers_max(self.peer, ROLE)
         if not self.base:
             if self.blocklist:
@@ -204,7 +204,7 @@ class TuningPlanBuilder:
 
 
 def _require_measurable(learned: tokenized_records.TokenizedPairs) -> None:
-    """`UserError` where so few pairs are held out that no reward model could be told from chance."""
+    """Raise `UserError` if too few pairs are held out to tell any reward model from chance."""
     decided = int((learned.held_out_split.p != 0.5).sum())
     if not can_beat_chance(decided):
         few = (
@@ -216,7 +216,7 @@ def _require_measurable(learned: tokenized_records.TokenizedPairs) -> None:
 
 
 def parse_reward_overrides(of_reward: dict[str, str]) -> tuple[RewardModelObjective, dict[str, str]]:
-    """The objective of the reward model, by default that of means, and the values of its fields. Raises `UserError`."""
+    """Return the objective of the reward model, by default `reward-mean`, and its other overrides. Raises `UserError`."""
     read = of_reward.get(SCORE_FIELD, MEAN)
     if read not in REWARDS:
         raise UserError(f"--set {REWARD_PREFIX}{SCORE_FIELD}={read}: a score is read at one of {', '.join(REWARDS)}")
@@ -224,7 +224,7 @@ def parse_reward_overrides(of_reward: dict[str, str]) -> tuple[RewardModelObject
 
 
 def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:
-    """A job without a base: the reward has a vocabulary of its own, the reference is the first model. Raises `UserError`."""
+    """Build a job without a base, for a rule with its own vocabulary. The reference is a new model. Raises `UserError`."""
     rule = RULES.get(reward.removeprefix(RULE_PREFIX))
     if rule is None or rule.vocabulary is None:
         alone = ", ".join(RULE_PREFIX + known.name for known in RULES.values() if known.vocabulary is not None)
@@ -238,7 +238,7 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
 
 
 def parse_ppo_overrides(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of the objective, and fields of the job. Raises `UserError`."""
+    """Parse overrides of a policy into settings of the objective and fields of the job. Raises `UserError`."""
     return parse_objective_overrides(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
 
 
@@ -251,7 +251,7 @@ def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
 
 
 def pack_word_file(file: str) -> bytes:
-    """A packed list."""
+    """Read a file of words into a packed list. Raises `UserError`."""
     from rlhf.moderation.word_matcher import parse_word_list
 
     try:
@@ -261,7 +261,7 @@ def pack_word_file(file: str) -> bytes:
 
 
 def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
-    """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
+    """Raise `UserError` if the list blocks all of the first `PROMPTS_CHECKED_MAX` prompts."""
     texts, known = tokenized_records.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
     if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(

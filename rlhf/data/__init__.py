@@ -1,1 +1,1 @@
-"""Sets of preferences and responses: files of people, tokenized forms, statistics."""
+"""Sets of preferences and responses: parsing, tokenization, statistics."""

@@ -1,6 +1,6 @@
-"""Files of people, with one JSON object a line or an array of them. Forms of public data sets become the texts that jobs learn.
+"""Data set files in JSONL, or as one JSON array. The forms of public data sets are converted to prompts and responses.
 
-| fields of a line | known from |
+| fields of a line | form of |
 |---|---|
 | `prompt`, `response` or `completion`; `chosen`, `rejected` | TRL |
 | `completion`, `label` | KTO |
@@ -19,20 +19,20 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from protocol.errors import UserError
 
-LINE_BYTES_MAX: Final = 1 << 20  # a whole line must be in memory to be parsed
-ARRAY_BYTES_MAX: Final = 64 << 20  # a whole array must be: as Python's objects it takes ten times as much
-MISFITS_NAMED_MAX: Final = 20  # of a file, each with its reason: a screen of lines
+LINE_BYTES_MAX: Final = 1 << 20  # a line is parsed in memory
+ARRAY_BYTES_MAX: Final = 64 << 20  # an array is parsed in memory, where its Python objects take ten times as much
+MISFITS_NAMED_MAX: Final = 20  # invalid lines that are reported with a reason: one screen
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
 
 class InvalidLines:
-    """Lines that cannot be used, of which the first are named. They are an error unless they are to be left out."""
+    """Invalid lines of a file, the first ones with reasons. They are an error, unless `--skip-bad` leaves them out."""
 
     def __init__(self, skip_bad: bool | None = None) -> None:
-        """None: the command has no `--skip-bad`."""
+        """Make an empty collection. `skip_bad` is None if the command has no `--skip-bad`."""
         self._skip_bad = skip_bad
-        self.unwanted = 0  # lines that say themselves that nobody should learn them
+        self.unwanted = 0  # lines with a bad label or a zero weight
         self._named: list[str] = []
         self._count = 0
 
@@ -46,7 +46,7 @@ class InvalidLines:
             self._named.append(str(reason))
 
     def raise_if_any(self) -> None:
-        """Raises `UserError`."""
+        """Raise `UserError` with the first invalid lines, unless they are skipped."""
         if not self._count or self._skip_bad:
             return
         is_optional = self._skip_bad is not None
@@ -66,7 +66,10 @@ def read_records(
     make: Callable[[int, dict[str, Any]], T | None],
     misfits: InvalidLines,
 ) -> list[T]:
-    """Makes a record, for people a `what`, of each line, or None of a line that nobody should learn. Raises `UserError`."""
+    """Make a record of each line. `make` returns None for unwanted lines, and messages call a record `what`.
+
+    Raises `UserError` for invalid lines, unless `misfits` skips them, and for a file without a record.
+    """
     made: list[T] = []
     for number, line in _lines(name, stream, lines_max):
         try:
@@ -85,13 +88,13 @@ def read_records(
 
 
 def read_rows(name: str, stream: BinaryIO, example: str, lines_max: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbers of lines, from 1, and their objects. Empty lines are passed over. `UserError` names the first bad line."""
+    """Yield line numbers, from 1, with their objects. Empty lines are ignored. Raises `UserError` for an invalid line."""
     for number, line in _lines(name, stream, lines_max):
         yield number, _parsed(f"{name}:{number}", line, example)
 
 
 def _lines(name: str, stream: BinaryIO, lines_max: int) -> Iterator[tuple[int, Any]]:
-    """Numbers and bytes of lines that are not empty; or those of an array's elements, which are parsed already."""
+    """Yield the numbers and bytes of lines that are not empty, or the numbers and parsed elements of an array."""
     first = stream.readline(LINE_BYTES_MAX + 1).removeprefix(BYTE_ORDER_MARK)
     array = _array(name, first, stream) if first.lstrip().startswith(b"[") else None
     if isinstance(array, list):
@@ -112,7 +115,7 @@ def _lines(name: str, stream: BinaryIO, lines_max: int) -> Iterator[tuple[int, A
 
 
 def _array(name: str, first: bytes, stream: BinaryIO) -> list[Any] | None:
-    """The elements of a file that is one array; None for a file of lines, of which `first` is the first."""
+    """Return the elements of a file that is one array, or None for a file of lines. `first` is the first line."""
     try:
         found = json.loads(first)
     except (ValueError, RecursionError):
@@ -145,7 +148,7 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
         row = json.loads(line.decode()) if isinstance(line, bytes) else line
     except UnicodeDecodeError:
         raise UserError(f"{where}: this is no text in UTF-8: save it as that") from None
-    except json.JSONDecodeError as error:  # its own text counts lines, of which there is one
+    except json.JSONDecodeError as error:  # not `str(error)`, which counts lines from 1 in this line
         raise UserError(f"{where}: no JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: no JSON: {error}") from None
@@ -156,9 +159,9 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
 
 # Forms ------------------------------------------------------------------------------------------------------------------
 
-# A message as text. `peer chat --template 'User: {}\nAssistant: '` asks in the same way.
+# Texts of messages by role. `peer chat --template 'User: {}\nAssistant: '` uses the same form.
 FORMS: Final = {"system": "{}\n", "user": "User: {}\nAssistant: ", "assistant": "{}\n"}
-ANSWER: Final = "assistant"  # of this role is a response
+ANSWER: Final = "assistant"  # role of responses
 ANSWERS: Final = ("chosen", "rejected", "response")
 ROLES: Final = {
     **{role: role for role in FORMS},
@@ -169,9 +172,9 @@ ROLES: Final = {
     "model": ANSWER,
     "bot": ANSWER,
 }
-TEXT_PARTS: Final = ("text", "input_text", "output_text")  # types of the parts of a content that are texts
+TEXT_PARTS: Final = ("text", "input_text", "output_text")  # types of text in a content with parts
 CALLS: Final = ("tool_calls", "function_call")
-TURN: Final = re.compile(r"^(?:Assistant|A):", re.MULTILINE)  # the answer, in transcripts without a prompt
+TURN: Final = re.compile(r"^(?:Assistant|A):", re.MULTILINE)  # begins an answer in transcripts without a prompt
 NEXT_TURN: Final = re.compile(r"\n\n(?:Human|H):")
 GOOD: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 SHOWN_CHARACTERS: Final = 40
@@ -179,7 +182,7 @@ Messages = list[tuple[str, str]]
 
 
 def is_positive_example(where: str, row: dict[str, Any]) -> bool:
-    """True for a line that its KTO label, or the weight of its last message, allows to learn. Raises `UserError`."""
+    """Return False for a bad KTO label, or for weight 0 of the last message. Raises `UserError` for an unknown label."""
     turns = row.get("messages")
     if isinstance(turns, list) and turns and isinstance(turns[-1], dict) and turns[-1].get("weight") == 0:
         return False
@@ -192,10 +195,10 @@ def is_positive_example(where: str, row: dict[str, Any]) -> bool:
 
 
 def to_plain_texts(where: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The same with texts in `prompt` and in `response`, or in `chosen` and `rejected`.
+    """Convert a line to plain texts in `prompt` and `response`, or in `prompt`, `chosen` and `rejected`.
 
-    The last message is the answer. The messages before it are the prompt, and replace a prompt that is a text. Raises `UserError`
-    for messages that are no text.
+    The last message is the response, and the messages before it are the prompt. They replace a `prompt` that is a text. Raises
+    `UserError` for messages with tools or other contents than text.
     """
     row = dict(row)
     if row.get("tools"):
@@ -215,7 +218,7 @@ def to_plain_texts(where: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_response(row: dict[str, Any]) -> None:
-    """Names the response `response`, and the turns before pairs of answers `prompt`."""
+    """Rename the response to `response`, and the turns before a pair of answers to `prompt`."""
     turns = next((row[name] for name in ("messages", "conversations", "conversation") if name in row), None)
     if "response" not in row:
         name = next((name for name in ("completion", "output", "answer") if name in row), None)
@@ -257,7 +260,7 @@ def _split_messages(where: str, row: dict[str, Any], said: dict[str, Messages]) 
 
 
 def _split_transcripts(where: str, row: dict[str, Any]) -> None:
-    """Cuts two transcripts at the last turn that both have begun alike. Raises `UserError` where the turns before differ."""
+    """Cut two transcripts at the last answer in their common part. Raises `UserError` if they differ in earlier turns."""
     chosen, rejected = row["chosen"], row["rejected"]
     length = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
     common = min(chosen, rejected, key=len) if length is None else chosen[:length]
@@ -275,7 +278,7 @@ def _split_transcripts(where: str, row: dict[str, Any]) -> None:
 
 
 def _messages(where: str, name: str, given: Any) -> Messages:
-    """Roles and texts."""
+    """Return the roles and texts of messages."""
     given = [given] if isinstance(given, dict) else given
     return [_message(where, name, message) for message in given or [None]]
 
@@ -295,7 +298,7 @@ def _message(where: str, name: str, message: Any) -> tuple[str, str]:
 
 
 def _content(where: str, name: str, content: Any) -> str:
-    """A text, or the texts of its parts."""
+    """Return the text of a content, or the concatenated texts of its parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [None]

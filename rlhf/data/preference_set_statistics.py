@@ -1,7 +1,7 @@
-"""Figures of a set of preferences itself: odd pairs, and the accuracy of a word-count model. numpy only; no vote depends on it.
+"""Statistics of a preference set: odd pairs, and the accuracy of a word-count model. numpy only; no vote depends on them.
 
-The model is the least that a reward model must be as good as: Bradley–Terry over the counts of words, and of neighbouring words
-where these help: each is a feature, by a hash. It knows neither the prompt nor the order of words.
+The word-count model is a baseline for reward models: Bradley–Terry over hashed counts of words, and of word bigrams if these
+help. It ignores the prompt, and the order of words beyond bigrams.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy.typing as npt
 from rlhf.data.preference_sets import PERMILLE, PreferencePair, is_held_out
 from rlhf.pair_accuracy import CONTRADICTORY, IDENTICAL, MEASURED_PAIRS_MAX, WORD_COUNT
 
-WORD_FEATURES: Final = 1 << 15  # features of words; few share one: short texts have some thousands of words
-FEATURES: Final = 2 * WORD_FEATURES  # the others are of neighbours
-STEPS: Final = 100  # of Nesterov's method; with so many, the weights no longer move
-PENALTIES: Final = (0.003, 0.01, 0.03, 0.1)  # for each pair; that one is taken which does best on pairs that are kept back
+WORD_FEATURES: Final = 1 << 15  # hash buckets of words; collisions are rare among some thousands of words
+FEATURES: Final = 2 * WORD_FEATURES  # the second half is for bigrams
+STEPS: Final = 100  # steps of Nesterov's method, after which the weights no longer move
+PENALTIES: Final = (0.003, 0.01, 0.03, 0.1)  # candidates, per pair; chosen by accuracy on pairs that are kept back
 KEPT_BACK_PERMILLE: Final = 200
-CHARACTERS_MAX: Final = 1 << 20  # that the word-count model learns from: some seconds of one processor
+CHARACTERS_MAX: Final = 1 << 20  # characters that the word-count model learns from: some seconds of one processor
 T = TypeVar("T")
 
 Weights = npt.NDArray[np.float64]
@@ -34,12 +34,12 @@ Weights = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _FeatureDifferences:
-    """Counts of the first response of each pair less those of the second: a sparse matrix."""
+    """Feature counts of the first response minus those of the second, for each pair: a sparse matrix (pairs, features)."""
 
     row: npt.NDArray[np.int64]
     column: npt.NDArray[np.int64]
     value: Weights
-    p: Weights  # of each pair
+    p: Weights  # (pairs,): probability that the first response is better
 
     def __matmul__(self, weights: Weights) -> Weights:
         return np.bincount(self.row, self.value * weights[self.column], len(self.p)).astype(np.float64)
@@ -48,14 +48,14 @@ class _FeatureDifferences:
         return np.bincount(self.column, self.value * of_pairs[self.row], FEATURES).astype(np.float64)
 
     def part(self, pairs: npt.NDArray[np.bool_], features_used: int) -> _FeatureDifferences:
-        """Some of the pairs, and of the features the first ones."""
+        """Return the rows of some pairs, and the first `features_used` columns."""
         chosen = pairs[self.row] & (self.column < features_used)
         number = np.cumsum(pairs) - 1
         return _FeatureDifferences(number[self.row[chosen]], self.column[chosen], self.value[chosen], self.p[pairs])
 
     @property
     def largest(self) -> float:
-        """The largest eigenvalue of the matrix times its transpose, by its power: how sharp the loss can bend."""
+        """Largest eigenvalue of the matrix times its transpose, by power iteration. It bounds the curvature of the loss."""
         vector = np.ones(len(self.p))
         for _ in range(10):
             vector = self @ self.transposed(vector / max(np.linalg.norm(vector), np.finfo(np.float64).tiny))
@@ -70,9 +70,9 @@ def hash_features(text: str) -> Counter[int]:
 
 
 def _fit(of: _FeatureDifferences, penalty: float) -> Weights:
-    """The weights at which −p·log σ(d) − (1−p)·log σ(−d) + penalty/2·|w|², summed over the pairs, is least."""
+    """Return the weights that minimize the sum over the pairs of −p·log σ(d) − (1 − p)·log σ(−d) + penalty/2·|w|²."""
     weights, decay = np.zeros(FEATURES), penalty * len(of.p)
-    rate = 1 / (1.1 * of.largest / 4 + decay)  # a logistic loss bends by a quarter at most; the power comes from below
+    rate = 1 / (1.1 * of.largest / 4 + decay)  # the logistic loss has curvature ≤ 1/4; power iteration underestimates
     ahead, momentum = weights, 1.0
     for _ in range(STEPS):
         slope = 1 / (1 + np.exp(-(of @ ahead))) - of.p
@@ -83,7 +83,7 @@ def _fit(of: _FeatureDifferences, penalty: float) -> Weights:
 
 
 def fit_word_counts(pairs: Sequence[PreferencePair]) -> Weights:
-    """With the best of the penalties, and neighbours where they help."""
+    """Fit the word-count model with the best penalty, and with bigrams if they help."""
     whole = _differences(pairs)
     is_kept = np.array([is_held_out(f"penalty {pair.id.hex()}", KEPT_BACK_PERMILLE) for pair in pairs])
     kept_back, others = whole.part(is_kept, FEATURES), whole.part(~is_kept, FEATURES)
@@ -99,7 +99,7 @@ def score_texts(weights: Weights, texts: Iterable[str]) -> list[float]:
 
 
 def word_count_accuracy(weights: Weights, pairs: Sequence[PreferencePair]) -> float | None:
-    """The share of the pairs whose better response scores higher; equal scores count half, ties of people not at all."""
+    """Return the share of pairs whose better response scores higher. Equal scores count half. Ties of people are left out."""
     return _accuracy(weights, _differences(pairs))
 
 
@@ -130,13 +130,13 @@ class PreferenceSetStatistics:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """The word-count accuracy is of the same pairs as a model's. It is left out if none of them has a better response."""
+        """The statistics by name. The word-count accuracy uses the same pairs as a model's, and is missing if all are ties."""
         found = word_count_accuracy(fit_word_counts(self._trained), self._held_out)
         return self.odd | ({} if found is None else {WORD_COUNT: found})
 
 
 def odd_pairs(pairs: Iterable[PreferencePair]) -> dict[str, float]:
-    """Pairs of two identical responses, and pairs that others contradict: the other response to the same prompt is better."""
+    """Count pairs with identical responses, and pairs that another pair with the same texts contradicts."""
     identical, opinions = 0, defaultdict[tuple[str, ...], list[bool]](list)
     for pair in pairs:
         if pair.first == pair.second:
@@ -150,12 +150,12 @@ def odd_pairs(pairs: Iterable[PreferencePair]) -> dict[str, float]:
 
 
 def evenly_spaced(items: Sequence[T], count_max: int) -> list[T]:
-    """At most `count_max` of the items, evenly spaced."""
+    """Return at most `count_max` items, evenly spaced."""
     count = min(len(items), count_max)
     return [items[number] for number in np.linspace(0, max(0, len(items) - 1), count).astype(np.int64)]
 
 
 def _sample(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
-    """At most `CHARACTERS_MAX` of them."""
+    """Return evenly spaced pairs with about `CHARACTERS_MAX` characters at most."""
     characters = sum(len(pair.first) + len(pair.second) for pair in pairs)
     return evenly_spaced(pairs, len(pairs) * CHARACTERS_MAX // max(characters, CHARACTERS_MAX))

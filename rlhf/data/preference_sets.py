@@ -1,7 +1,7 @@
-"""Preferences and given responses: what is a frozen set of them, and how one is made of a file.
+"""Sets of preferences or of instruction examples: their bytes, their parsing from files, and their held-out part.
 
-A set is its records in ascending order of their ids, each behind its length (u32). It travels like a training text: cut into
-shards under a `training.corpus.DataManifest`, whose digest is what names the set.
+A set is a sequence of records with ascending ids. Each record follows its length (u32, big-endian). Peers exchange a set like a
+training text: in shards under a `training.corpus.DataManifest`. The manifest's digest is the name of the set.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
-HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
-PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # as many as a project has tasks: a million
-UTF8_BYTES_MAX: Final = 4  # of a character
-PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
+HELD_OUT_PERMILLE: Final = 100  # of the prompts, for measurements only
+PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
+UTF8_BYTES_MAX: Final = 4  # per character
+PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
 RESPONSE_EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
@@ -34,11 +34,11 @@ PAIR_EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    id: Annotated[bytes, Length(1, 32)]  # the task of a project; of a file, the number of the line as u64, big-endian
+    id: Annotated[bytes, Length(1, 32)]  # task of a project, or line of a file as u64, big-endian
     prompt: Text
     first: Text
     second: Text
-    p: Annotated[int, Between(0, PERMILLE)]  # permille that the first response is the better one; 500: a tie
+    p: Annotated[int, Between(0, PERMILLE)]  # probability, in permille, that the first response is better; 500: a tie
 
     @property
     def responses(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class InstructionExample:
-    id: Annotated[bytes, Length(1, 32)]  # the number of the line as u64, big-endian
+    id: Annotated[bytes, Length(1, 32)]  # line of a file as u64, big-endian
     prompt: Text
     response: Text
 
@@ -56,7 +56,7 @@ class InstructionExample:
         return (self.response,)
 
 
-PromptRecord = PreferencePair | InstructionExample  # of a set: a prompt and what is said after it
+PromptRecord = PreferencePair | InstructionExample  # a prompt with its responses
 R = TypeVar("R", bound=PromptRecord)
 
 
@@ -64,14 +64,14 @@ R = TypeVar("R", bound=PromptRecord)
 
 
 def encode_records(records: Iterable[PromptRecord]) -> Iterator[bytes]:
-    """The bytes of a set, in pieces. The records ascend by their ids."""
+    """Yield the bytes of a set in pieces. The ids of the records must ascend."""
     for record in records:
         data = codec.encode(record)
         yield len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def decode_records(stream: BinaryIO, kind: type[R]) -> list[R]:
-    """The records of a set; `RemoteProtocolError` for any other bytes."""
+    """Return the records of a set. Raises `RemoteProtocolError` for invalid bytes."""
     records: list[R] = []
     while head := stream.read(LENGTH_BYTES):
         size = int.from_bytes(head, "big")
@@ -99,10 +99,10 @@ def _bad(detail: str) -> RemoteProtocolError:
 
 
 def read_preference_file(name: str, stream: BinaryIO, misfits: InvalidLines | None = None) -> list[PreferencePair]:
-    """The pairs of JSONL with `prompt`, `chosen`, `rejected` and perhaps `p`, how likely the chosen one is better (else 1).
+    """Read pairs from JSONL with `prompt`, `chosen`, `rejected` and optionally `p`, or in another form of `dataset_files`.
 
-    Also of the other forms in `forms`. `UserError` names the first lines that are none, unless `misfits` leaves them out. Empty
-    lines are passed over, other fields ignored.
+    `p` is the probability that the chosen response is better, by default 1. Empty lines and other fields are ignored. Raises
+    `UserError` with the first invalid lines, unless `misfits` leaves them out.
     """
 
     def make(number: int, row: dict[str, Any]) -> PreferencePair:
@@ -115,10 +115,9 @@ def read_preference_file(name: str, stream: BinaryIO, misfits: InvalidLines | No
 
 
 def read_examples(name: str, stream: BinaryIO, misfits: InvalidLines | None = None) -> list[InstructionExample]:
-    """Of JSONL with `prompt` and `response`, or as `forms` has it.
+    """Read examples from JSONL with `prompt` and `response`, or in another form of `dataset_files`.
 
-    `UserError` names the first lines that are none, unless `misfits` leaves them out. Responses that are labelled as bad are left
-    out in any case.
+    Examples with a bad label are left out. Raises `UserError` with the first invalid lines, unless `misfits` leaves them out.
     """
 
     def make(number: int, row: dict[str, Any]) -> InstructionExample | None:
@@ -146,24 +145,24 @@ def checked_text(where: str, row: dict[str, Any], field: str) -> str:
 
 
 def _permille(where: str, p: Any) -> int:
-    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN is in no range
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN fails the comparison
         raise UserError(f"{where}: p must be a number in 0..1, not {json.dumps(p)[:64]}")
     return round(PERMILLE * p)
 
 
-# Sides --------------------------------------------------------------------------------------------------------------------
+# Held-out records ---------------------------------------------------------------------------------------------------------
 
 
 def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
-    """By a hash of the prompt: all responses to one prompt stay on one side, in every set."""
+    """Return True if a hash of the prompt selects it. So all responses to one prompt are on the same side, in every set."""
     digest = hashlib.sha256(b"folkmoot/held-out/1" + prompt.encode()).digest()
     return int.from_bytes(digest[:8], "big") % PERMILLE < permille
 
 
 def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[list[R], list[R]]:
-    """The records that are trained on, and those that are held out. `UserError` if none are left to train on.
+    """Split a set into training records and held-out records. Raises `UserError` if no training record is left.
 
-    Prompts are held out. Where one side would be empty, there are too few of them, and records are held out.
+    The split is by prompt. If one side would be empty, because there are few prompts, the split is by record.
     """
     sides = [is_held_out(record.prompt, permille) for record in records]
     if 0 < permille < PERMILLE and len(set(sides)) == 1:
@@ -177,7 +176,7 @@ def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> t
 
 
 def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
-    """One flag for each record, by a hash of its texts: true if it is held out. Few records are all trained on."""
+    """Return for each record whether it is held out, by a hash of its texts. No record of a small set is held out."""
     texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
     keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
     distinct = sorted(set(keys))  # equal records stay on one side
@@ -186,5 +185,5 @@ def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
 
 
 def rounds_for_epochs(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:
-    """Rounds of so many epochs. In an epoch as many pairs are drawn, by the trainers at the start together, as there are."""
+    """Return the number of rounds in which `trainers` trainers together draw `epochs` · `pairs` pairs."""
     return math.ceil(Fraction(epochs * pairs, trainers * steps * batch))

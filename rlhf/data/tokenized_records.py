@@ -1,4 +1,4 @@
-"""Sets of prompts and responses as token ids, the records that a step draws, and the rows that a batch is made of. numpy only."""
+"""Sets of prompts and responses as token ids, the draw of records for a step, and the arrays of a batch. numpy only."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ from training.data.token_sequences import TokenArray, TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-PAIRS_A_BEAT: Final = 256  # tokenized between two signs of progress: some milliseconds
+PAIRS_A_BEAT: Final = 256  # pairs tokenized between two heartbeats: some milliseconds
 T = TypeVar("T", bound=TokenizedText)
 
 
 @dataclass(frozen=True, slots=True)
 class PairSplit:
-    """Which tokens are whose. A record has as many texts as responses, one after another: its prompt and one of them.
+    """Positions of the texts of records in an array of tokens. A text is a prompt followed by one response.
 
-    So text 2i is the prompt of pair i with its first response, text 2i + 1 with the second.
+    Text 2i is the prompt of pair i with the first response, text 2i + 1 with the second.
     """
 
-    starts: npt.NDArray[np.int64]  # (texts + 1,): of each text; the last is the end
-    p: npt.NDArray[np.float32]  # (records,): of pairs, that the first response is the better one
+    starts: npt.NDArray[np.int64]  # (texts + 1,): start of each text, then the end of the last one
+    p: npt.NDArray[np.float32]  # (records,): probability that the first response is better; 1 for examples
 
     def __len__(self) -> int:
-        """Records."""
+        """Return the number of records."""
         return len(self.p)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPairs(TokenizedText):
-    """`train` and `held_out` hold the tokens of all texts, one after another, and `train` behind them those of `prompts`."""
+    """Tokenized pairs. `train` and `held_out` are concatenated texts. In `train`, the distinct prompts follow the texts."""
 
     train_split: PairSplit
-    held_out_split: PairSplit  # held out: by the prompt, so that no prompt is on both sides
-    prompts: npt.NDArray[np.int64]  # (M + 1,): where each starts in `train`; the last is the end
+    held_out_split: PairSplit
+    prompts: npt.NDArray[np.int64]  # (M + 1,): start of each prompt in `train`, then the end of the last one
     statistics: PreferenceSetStatistics
 
 
 def preference_set_manifest(
     records: Iterable[PromptRecord], tokens: bytes | None = None, keep: Callable[[bytes], object] = lambda blob: None
 ) -> DataManifest:
-    """What names a set, as `training.corpus` names a text; `keep` gets its shards and then the manifest itself."""
+    """Return the manifest of a set. `keep` receives each shard, and then the encoded manifest."""
     manifest = replace(split_into_shards(encode_records(records), keep), tokens=tokens)
     keep(manifest.encode())
     return manifest
@@ -90,14 +90,14 @@ def tokenize_pairs(
 
 
 def prompt_texts(pairs: Iterable[PreferencePair]) -> list[str]:
-    """The prompts of some pairs, each once. Without one that is empty: a model goes on from something."""
+    """Return the distinct prompts of pairs. The empty prompt is left out, because a model needs a first token."""
     return list(dict.fromkeys(pair.prompt for pair in pairs if pair.prompt))
 
 
 def tokenize_all(
     spec: JobSpec, pairs: Sequence[PreferencePair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
 ) -> tuple[TokenArray, PairSplit]:
-    """All of these pairs. `UserError` for the first one that is longer than the context."""
+    """Tokenize pairs, without a split. Raises `UserError` for the first pair that is longer than the context."""
     texts: list[TokenArray] = []
     for number, pair in enumerate(pairs):
         both = [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
@@ -114,13 +114,14 @@ def tokenize_all(
 
 
 def record_label(record: PromptRecord) -> str:
-    """For people; of a file, its line."""
+    """Name a record for people, by its line in a file or by its task."""
     return f"line {int.from_bytes(record.id, 'big')}" if len(record.id) == 8 else f"task {record.id.hex()[:16]}"
 
 
 def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
-    """Of some pairs, N of them: (ids of both texts, padded behind with zeros to the longest: (N, 2, S); where the last token of
-    each is: (N, 2); p: (N,)).
+    """Return the arrays of N pairs: token ids (N, 2, S), positions of the last tokens (N, 2), and p (N,).
+
+    S is the length of the longest text. Shorter texts are padded at the end with zeros.
     """
     texts = text_numbers(numbers)
     starts, ends = side.starts[texts], side.starts[texts + 1]
@@ -132,30 +133,30 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
 
 @dataclass(frozen=True, slots=True)
 class ResponseSplit(PairSplit):
-    """Of pairs, or of single responses."""
+    """A `PairSplit` for pairs or single responses, with the starts of responses and their log-probabilities."""
 
-    responses: npt.NDArray[np.int64]  # (texts,): where the response of each text begins
-    reference: npt.NDArray[np.float32]  # (texts,): what the reference gives the response, log-probability; NaN: not known yet
+    responses: npt.NDArray[np.int64]  # (texts,): start of the response of each text
+    reference: npt.NDArray[np.float32]  # (texts,): log-probability of the response under the reference; NaN: not computed yet
 
     @property
     def tokens_mean(self) -> float:
-        """Of a response."""
+        """Mean number of tokens per response."""
         return float((self.starts[1:] - self.responses).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedResponses(TokenizedText):
-    """`train` and `held_out` hold the tokens of all texts, one after another."""
+    """Tokenized prompts with responses. `train` and `held_out` are concatenated texts."""
 
     train_split: ResponseSplit
-    held_out_split: ResponseSplit  # held out: by the prompt, so that no prompt is on both sides
-    statistics: PreferenceSetStatistics | None  # of pairs
+    held_out_split: ResponseSplit
+    statistics: PreferenceSetStatistics | None  # None: a set without pairs
 
 
 def tokenize_responses(
     spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
 ) -> TokenizedResponses:
-    """`UserError` for the first record that the job cannot use."""
+    """Tokenize and split a set. Raises `UserError` for the first record with an empty prompt or longer than the context."""
     train, held_out = split_held_out(records, spec.held_out_permille)
     (trained, of_train), (measured, of_held_out) = (_whole(spec, side, tokenizer, on_block) for side in (train, held_out))
     pairs = [[record for record in side if isinstance(record, PreferencePair)] for side in (train, held_out)]
@@ -167,7 +168,7 @@ def _whole(
     spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None]
 ) -> tuple[TokenArray, ResponseSplit]:
     texts: list[TokenArray] = []
-    begins: list[int] = []  # of each response, in its text
+    begins: list[int] = []  # start of each response in its text
     for number, record in enumerate(records):
         prompt = tokenizer.encode(record.prompt.encode())
         if not len(prompt):
@@ -192,12 +193,12 @@ def _whole(
 
 
 def append_stop_token(response: TokenArray, stop: int | None) -> TokenArray:
-    """As the model is to end it."""
+    """Append the stop token, unless the response ends with it."""
     return response if stop is None or response[-1] == stop else np.append(response, np.uint16(stop))
 
 
 def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
-    """Of some texts, B of them: (inputs, next tokens, whether these are of the response), each (B, S), padded behind."""
+    """Return inputs, next tokens, and the mask of response tokens among these, each (B, S), for B texts. Padded at the end."""
     starts, ends = side.starts[texts], side.starts[texts + 1]
     shape = (len(texts), int((ends - starts).max()) - 1)
     x, y, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
@@ -208,7 +209,7 @@ def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[n
 
 
 def dpo_batch(data: TokenizedResponses, drawn: npt.NDArray[np.int64], *, is_held_out: bool) -> tuple[npt.NDArray[Any], ...]:
-    """Of N pairs: `response_batch` of both texts of each, (N, 2, S); what the reference gives them, (N, 2); p, (N,)."""
+    """Return the arrays of `response_batch` (N, 2, S), reference log-probabilities (N, 2) and p (N,) for N pairs."""
     tokens, side = (data.held_out, data.held_out_split) if is_held_out else (data.train, data.train_split)
     texts = text_numbers(drawn)
     shaped = (array.reshape(len(drawn), 2, -1) for array in response_batch(tokens, side, texts))
@@ -221,9 +222,9 @@ def text_numbers(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
-    """The numbers in 0 .. pairs−1 of the `count` pairs of one step: nobody chooses, and everybody can check.
+    """Draw the `count` pairs of one step, as numbers in 0 .. pairs − 1, by a hash that everybody can verify.
 
-    One pair may be drawn twice, as one stretch of a text may (`training.data.token_sequences.batch_offsets`).
+    A pair may be drawn twice, like a window of a text (`training.data.token_sequences.batch_offsets`).
     """
     draw = hashlib.sha256(b"folkmoot/pairs/1" + job + trainer)
     draw.update(b"".join(number.to_bytes(8, "big") for number in (round, step, seed)))
@@ -236,7 +237,7 @@ def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int,
 def draw_pairs_by_epoch(
     job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """As `draw_pairs`, but a trainer meets each pair once in each of its passes over them. `steps` are those of a round."""
+    """Draw pairs without repetition: each pass of a trainer over the pairs has its own order. `steps` are steps per round."""
     first = (round * steps + step) * count
     places = np.arange(first, first + count, dtype=np.int64)
     passes: npt.NDArray[np.int64] = places // pairs
@@ -244,9 +245,9 @@ def draw_pairs_by_epoch(
     return np.array([orders[number][place % pairs] for number, place in zip(passes, places, strict=True)], dtype=np.int64)
 
 
-@lru_cache(maxsize=8)  # one for each trainer and pass whose steps are trained or replayed in turn; 8 MB each at most
+@lru_cache(maxsize=8)  # one entry per trainer and pass, at most 8 MB each
 def _order_of_pairs(job: bytes, trainer: bytes, number_of_pass: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
-    """In which order a trainer meets the pairs in one pass over them."""
+    """Return the order of the pairs in one pass of a trainer."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * pairs, "pairs-in-turn", job, trainer, number_of_pass, seed), dtype="<u8")
     return np.argsort(drawn, kind="stable")
 
@@ -261,7 +262,10 @@ def _open_set(
     tokenized: bool = False,
     named: bytes | None = None,
 ) -> T:
-    """A file with a set of these records; as `training.corpus.open_tokens`. `UserError` for records that the job cannot use."""
+    """Open a set and tokenize it for a job, as `training.corpus.open_tokens` does with a text.
+
+    Raises `UserError` for records that the job cannot use, or for tokens other than `named`.
+    """
     if tokenized:
         raise UserError(f"{path} holds tokens, and this job learns from a set of prompts and responses")
     with path.open("rb") as stream:

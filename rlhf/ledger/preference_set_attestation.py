@@ -1,17 +1,17 @@
-"""Sets of preferences that people decided in a project. Pure rules: which set a plan may learn from is said by the voters.
+"""Attestation of preference sets: the voters decide whether a plan's set equals the labels of its project. Pure rules.
 
-The texts of a project are in pages, which the state names by digest alone. So no rule can make the set of a project itself. The
-author of a plan names project, height and set. Every voter derives the set from the state and the pages that it has
-(`rlhf.preference_derivation.decided_pairs`) and says by a transaction what it found. After each block:
+The ledger holds only digests of a project's pages, so its rules cannot derive the set. The author of a plan names a project, a
+height and a set. Each voter derives the set from the ledger and the pages (`rlhf.preference_derivation.decided_pairs`), and
+attests its result in a transaction. After each block, while the set is undecided:
 
-| what the present voters have said of a set that is not decided yet | the plan |
+| attestations of the present voters | the plan |
 |---|---|
-| a quorum derived the set that the plan names | begins; the set is decided |
-| so many derived another one, or none, that no quorum is left for it | is cancelled |
-| anything, and a task of the set was redacted since the plan was decided | is cancelled |
-| anything else | waits |
+| any, if a task of the set was redacted after the plan was decided | is cancelled |
+| too many voters derived another set, or none, for a quorum | is cancelled |
+| a quorum derived the plan's set | starts; the set is decided |
+| otherwise | waits |
 
-Of a quorum at least f + 1 voters are honest: so no set is decided that nobody honest has derived.
+A quorum has at least f + 1 honest voters, so an honest voter has derived each decided set.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import UserError
 from protocol.limits import VOTERS_MAX
 
-Row = tuple[int, bytes, TaskRow]  # of a pair: its place in its page, its task, its row
+Row = tuple[int, bytes, TaskRow]  # a pair: index in its page, id of its task, row of its task
 NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
-SETS_KEPT_MAX: Final = 64  # decided sets beside those of jobs and plans that are known: of these no redaction may be forgotten
+SETS_KEPT_MAX: Final = 64  # decided sets without a known job or plan; the others stay, because their redactions count
 
 
 def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
-    """Pages with pairs that were decided up to a height, by their keys.
+    """Yield each page of a project with pairs that were decided up to `height`: its key, its row and these pairs.
 
-    `UserError`: it is no project that compares responses.
+    Raises `UserError` if this is not a project of pairs.
     """
     row = state.projects.get_record(project)
     if row is None or row.spec.kind is not QuestionKind.PAIR:
@@ -58,34 +58,34 @@ def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator
 
 
 def is_decided_comparison(row: TaskRow, height: int) -> bool:
-    """It was decided up to this height which response is the better one, or that none is."""
+    """Return True if the task's label names the better response or a tie, and was decided up to `height`."""
     return row.label is not None and row.label[0] in (FIRST, SECOND, TIE) and row.height <= height
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetSource:
-    """Where a set comes from."""
+    """Origin of a set in a project."""
 
     project: Digest
-    height: Count  # pairs that were decided up to it
-    tokens: Digest | None = None  # what a manifest says of them: the voters take the author's word, trainers check it
+    height: Count  # the set has the pairs that were decided up to this height
+    tokens: Digest | None = None  # `DataManifest.tokens`: voters copy the author's value, trainers verify it
 
 
 @dataclass(frozen=True, slots=True)
 class AttestPreferenceSet:
-    """`rlhf/attest-set`, by a voter: what it derived."""
+    """`rlhf/attest-set`, by a voter: the set that it derived."""
 
     plan: Digest
-    set: Digest | None  # of the manifest; None: the project gives no set
+    set: Digest | None  # digest of the manifest; None: no set results from the project
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetClaim:
-    """The set of a plan, as its author names it, and what the voters have said of it so far."""
+    """The set that a plan's author named, and the voters' attestations so far."""
 
     source: PreferenceSetSource
     set: Digest
-    redactions_seen: Count  # of the redacted tasks of all projects, how many were looked at
+    redactions_seen: Count  # number of redactions, in all projects, that the claim has taken into account
     is_decided: bool = False
     attestations: Annotated[dict[Key, Digest | None], Length(0, VOTERS_MAX)] = field(default_factory=dict)
 
@@ -93,9 +93,9 @@ class PreferenceSetClaim:
 @dataclass(frozen=True, slots=True)
 class AttestedPreferenceSet:
     source: PreferenceSetSource
-    decided_height: Count  # height
-    redactions_seen: Count  # as of a claim
-    redacted: Count = 0  # tasks of it that were redacted since
+    decided_height: Count
+    redactions_seen: Count  # as in a claim
+    redacted: Count = 0  # tasks of the set that were redacted after the decision
 
 
 class ClaimStatus(enum.Enum):
@@ -105,7 +105,7 @@ class ClaimStatus(enum.Enum):
 
 
 def create_claim(view: StateReader, source: PreferenceSetSource, named: bytes, height: int) -> PreferenceSetClaim:
-    """Raises `Refused` for a source of which no set can come."""
+    """Return the claim of a new plan. Raises `Refused` if no set can come from this source."""
     if not runs_curation(view):
         raise Refused("this network does not run the module curation, so no project decides preferences")
     curation = view.module_state(CurationState)
@@ -122,14 +122,14 @@ def create_claim(view: StateReader, source: PreferenceSetSource, named: bytes, h
 
 
 def current_voters(members: MembersState) -> tuple[bytes, ...]:
-    """By their keys of now: some heights pass until a voter votes with a key that it has changed."""
+    """Return the current keys of the voters. A voter votes with its old key for some heights after a rotation."""
     return tuple(sorted(map(members.current_key, members.voters)))
 
 
 def add_attestation(
     claim: PreferenceSetClaim | None, voters: Sequence[bytes], voter: bytes, found: bytes | None
 ) -> PreferenceSetClaim:
-    """After a voter has said what it derived. Those that do not vote any more are dropped, as with projects that are stopped."""
+    """Add the attestation of a voter, and drop those of former voters. Raises `Refused`."""
     if claim is None or claim.is_decided:
         raise Refused("no such plan waits for its set")
     if voter not in voters:
@@ -143,7 +143,7 @@ def add_attestation(
 def tally_claim(
     claim: PreferenceSetClaim, voters: Sequence[bytes], curation: CurationState
 ) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """The table above."""
+    """Apply the table in the docstring of this module."""
     known = VoterSet.from_keys(voters)
     spoken = [claim.attestations[voter] for voter in voters if voter in claim.attestations]
     agree = sum(found == claim.set for found in spoken)
@@ -157,7 +157,7 @@ def tally_claim(
 
 
 def redacted_since(curation: CurationState, source: PreferenceSetSource, seen: int) -> int:
-    """How many pairs of a set were redacted after so many redactions."""
+    """Count the pairs of a set among the redactions after the first `seen`."""
     found = 0
     for place in range(seen, curation.redacted):
         redaction = curation.redactions.get_record(redaction_key(place))
@@ -173,7 +173,7 @@ def redacted_since(curation: CurationState, source: PreferenceSetSource, seen: i
 def update_attested_sets(
     sets: Mapping[bytes, AttestedPreferenceSet], curation: CurationState, named: Set[bytes]
 ) -> dict[bytes, AttestedPreferenceSet]:
-    """With what was redacted since the last block; without the oldest ones of those that are not `named` any more."""
+    """Count new redactions in each set, and drop the oldest sets outside `named` beyond `SETS_KEPT_MAX`."""
     others = sorted(sets.keys() - named, key=lambda key: (sets[key].decided_height, key))
     kept = sets.keys() - set(others[: max(0, len(others) - SETS_KEPT_MAX)])
     counted = {key: redacted_since(curation, sets[key].source, sets[key].redactions_seen) for key in sorted(kept)}

@@ -1,4 +1,4 @@
-"""What the network keeps of RLHF: plans, and the figures of each job's last rounds, as the accepted proposals say them."""
+"""The ledger's module of RLHF: tuning plans, attested preference sets, and the figures of each policy's last rounds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from rlhf.objectives.ppo import MODULE, PPO, PpoSettings, RolloutDeclaration, ex
 from training.api.job_notes import FAILURE_ALERT_HEIGHTS
 from training.job_spec import AuditMode, JobSpec
 
-# one of each job and plan
+# kept sets, and one for each job and running plan
 SETS_MAX: Final = (
     preference_set_attestation.SETS_KEPT_MAX + RUNNING_MAX + FINISHED_KEPT_MAX + QUEUE_MAX + tuning_plans.PLANS_RUNNING_MAX
 )
@@ -57,7 +57,7 @@ class RlhfState:
     plans: Annotated[dict[Digest, TuningPlan], Length(0, tuning_plans.PLANS_RUNNING_MAX + tuning_plans.PLANS_KEPT_MAX)] = field(
         default_factory=dict
     )
-    # by what a job's data is
+    # by digest of the manifest, as in a job's `data`
     sets: Annotated[dict[Digest, AttestedPreferenceSet], Length(0, SETS_MAX)] = field(default_factory=dict)
 
     def running_plans(self) -> dict[bytes, TuningPlan]:
@@ -74,7 +74,7 @@ class RlhfModule(Module[RlhfState]):
         "rlhf/resume": ResumePlan,
         "rlhf/cancel": CancelPlan,
     }
-    # A start looks at all members that may train, as that of a job does.
+    # A start reads all members that can train, like the start of a job.
     costs: ClassVar[Mapping[str, int]] = {"rlhf/start": 64} | dict.fromkeys(
         ("rlhf/attest-set", "rlhf/report-accuracy", "rlhf/pause", "rlhf/resume", "rlhf/cancel"), 2
     )
@@ -100,7 +100,7 @@ class RlhfModule(Module[RlhfState]):
                 if len(state.running_plans()) >= tuning_plans.PLANS_RUNNING_MAX:
                     raise Refused(f"{tuning_plans.PLANS_RUNNING_MAX} plans go on, the most there can be")
                 first = plan.current
-                # What `settle_block` asks for is refused without a word: the person is told here.
+                # A refusal in `settle_block` is silent, so this trial start reports the reason to the author.
                 self._jobs.start_job(view.module_state(JobsState), view, first.job, first.spec, said.author, context.height)
                 return StateChange(replace(state, plans={**state.plans, key: plan}))
             case AttestPreferenceSet(key, found):
@@ -127,7 +127,7 @@ class RlhfModule(Module[RlhfState]):
         raise AssertionError(said.content)
 
     def start_refusal(self, plan: TuningPlan, view: StateReader, height: int) -> str:
-        """Why a block at this height would not start the job that a running plan has come to. Empty: it would, or none is due."""
+        """Return why a block at this height would not start the due job of a running plan. Empty: it would, or no job is due."""
         wanted = tuning_plans.plan_requests(plan, view.module_state(MembersState).current_key(plan.author))
         try:
             for due in (fact for fact in wanted if isinstance(fact, JobLaunch)):
@@ -137,7 +137,7 @@ class RlhfModule(Module[RlhfState]):
         return ""
 
     def settle_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
-        """Sets are decided; plans go on to their next stages, and ask for the jobs that are due. What replays read is kept."""
+        """Decide sets, advance plans, request their due jobs, and retain the models that audits need."""
         jobs, members = view.module_state(JobsState), view.module_state(MembersState)
         voters = preference_set_attestation.current_voters(members)
         state = _decided(state, view, context.height) if runs_curation(view) else state
@@ -150,7 +150,7 @@ class RlhfModule(Module[RlhfState]):
                 facts.append(JobHalt(plan.current.job, author))
             elif plan.phase is PlanPhase.RUNNING and members.is_current_key(author):
                 facts += tuning_plans.plan_requests(plan, author)
-            elif plan.phase is PlanPhase.RUNNING:  # expelled: what it has not begun yet does not begin, and what it paused ends
+            elif plan.phase is PlanPhase.RUNNING:  # the author is expelled: later stages do not start, and a paused job ends
                 moved[key] = replace(plan, phase=PlanPhase.CANCELLED)
                 facts += [JobHalt(plan.current.job, author)] * (plan.paused_at is not None)
         facts += [JobLastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
@@ -174,17 +174,17 @@ class RlhfModule(Module[RlhfState]):
         return StateChange(replace(state, jobs=left, plans=tuning_plans.drop_oldest_plans(followed)))
 
     def follow_key_rotations(self, state: RlhfState, current: Callable[[bytes], bytes]) -> RlhfState:
-        """What a voter has said of a set, or of a plan, goes on with it."""
+        """Move attestations, reports and stop requests to the new keys of their voters."""
         moved = {key: _rekeyed(plan, current) for key, plan in state.plans.items()}
         return replace(state, plans=moved) if moved != state.plans else state
 
     def _closed(self, view: StateReader, context: BlockContext) -> Iterator[tuple[bytes, JobSpec, RoundMedians]]:
-        """The policies of which the block closes a round that has accepted something: job, specification, figures."""
+        """Yield (job, specification, figures) of each policy whose round closes in this block with an accepted proposal."""
         known = view.module_state(JobsState).jobs
         for closed in context.facts_of(ClosedRound):
             job = known.get(closed.job)
             if job is not None and closed.proposals and self._rules.terms_of_spec(job.spec).objective == PPO.name:
-                # A quorum has accepted them, and whoever accepts a proposal has decoded it.
+                # A quorum accepted these proposals, so honest voters have decoded them.
                 bodies = [codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals]
                 said = [codec.decode(RolloutDeclaration, body.declaration) for body in bodies]
                 yield closed.job, JobSpec.decode(job.spec), round_medians(closed.round, said)
@@ -198,7 +198,7 @@ def _rekeyed(plan: TuningPlan, current: Callable[[bytes], bytes]) -> TuningPlan:
 
 
 def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:
-    """With what the voters have said of sets, and with the sets that they have decided."""
+    """Tally the voters' attestations: record decided sets, and cancel plans with refused sets."""
     voters, curation = (
         preference_set_attestation.current_voters(view.module_state(MembersState)),
         view.module_state(CurationState),
@@ -221,7 +221,7 @@ def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:
 
 
 def _named(jobs: JobsState) -> set[bytes]:
-    """What the jobs that are known learn from, also those that are over."""
+    """Return the data digests of all known jobs, finished ones included."""
     specs = [job.spec for job in jobs.jobs.values()] + [waiting.spec for waiting in jobs.queue]
     return {spec.data for spec in map(JobSpec.decode, specs) if spec.data is not None}
 
@@ -231,7 +231,7 @@ def _claimed(state: RlhfState) -> set[bytes]:
 
 
 def preference_set_origin(view: StateReader, data: bytes) -> str:
-    """Where a set comes from, for people."""
+    """Describe the origin of a set, for people."""
     found = view.module_state(RlhfState).sets.get(data)
     if found is None:
         return "not decided by annotators"
@@ -245,7 +245,7 @@ def _running(state: RlhfState, key: bytes) -> TuningPlan:
 
 
 def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> TuningPlan:
-    """The plan of a transaction by its author. Raises `Refused`."""
+    """Return a running plan for a transaction of its author. Raises `Refused` for other members."""
     plan = _running(state, key)
     if members.current_key(plan.author) != author:
         raise Refused("only its author can say that of a plan; `rlhf cancel JOB`, said by a quorum of the voters, ends it")
@@ -253,8 +253,10 @@ def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> 
 
 
 def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
-    """Where audits are sampled, figures that nobody looked at may be accepted. No median of more than twice as many proposals as
-    there may be liars is theirs.
+    """Return True if the median distance from the reference reaches `kl_stop`.
+
+    With sampled audits, false figures can be accepted. They cannot determine the median of more than 2 · `byzantine_max`
+    proposals, so a median of fewer proposals is ignored.
     """
     own: PpoSettings = spec.decoded_settings
     is_theirs = spec.audit is AuditMode.SAMPLED and found.accepted <= 2 * spec.byzantine_max
@@ -262,14 +264,14 @@ def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
 
 
 def outdated_sets(state: RlhfState) -> set[bytes]:
-    """Sets of which a pair is redacted, and those of plans that ended before their sets were decided."""
+    """Return sets with a redacted pair, and undecided sets of plans that ended."""
     claims = [plan.claim for plan in state.plans.values() if plan.claim is not None and plan.phase is not PlanPhase.RUNNING]
     refused = {claim.set for claim in claims if not claim.is_decided} - state.sets.keys()
     return refused | {key for key, found in state.sets.items() if found.redacted}
 
 
 def sets_in_use(view: StateReader) -> set[bytes]:
-    """By jobs that run, wait or are audited, by the reward models that these read, and by plans that go on."""
+    """Return the sets of unfinished and audited jobs, of the reward models that they read, and of running plans."""
     state, jobs, audited = view.module_state(RlhfState), view.module_state(JobsState), view.module_state(AuditsState).jobs
     live = [job.spec for key, job in jobs.jobs.items() if job.phase is not JobPhase.FINISHED or key in audited]
     live += [waiting.spec for waiting in jobs.queue]
@@ -282,13 +284,13 @@ def sets_in_use(view: StateReader) -> set[bytes]:
 
 
 def is_exported(view: StateReader, data: bytes) -> bool:
-    """A set goes with an export, so that its draws can be traced, unless a text of it is redacted."""
+    """Return True unless a text of the set is redacted. Exports include the set, so that its draws can be traced."""
     found = view.module_state(RlhfState).sets.get(data)
     return found is None or not found.redacted
 
 
 def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[EventLine]:
-    """The figures of each closed round, and a job's warning once."""
+    """Yield the figures of each closed round, and the warning of a job once."""
     if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
         return
     old, jobs = before.module_state(RlhfState).jobs, after.module_state(JobsState).jobs
@@ -310,7 +312,7 @@ def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[Even
 
 
 def find_failed_plans(view: StateReader, height: int) -> Iterator[str]:
-    """Plans of the last heights that ended before their policy, with reasons."""
+    """Describe plans that failed recently because of their reward model's accuracy."""
     known = view.module_state(RlhfState).plans if view.module_state(NetworkState).module_version(MODULE) else {}
     for plan in known.values():
         failure = plan.failure

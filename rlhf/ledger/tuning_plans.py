@@ -1,28 +1,30 @@
-"""Plans: jobs of which each begins by itself when the one before it is done. Pure rules of the decided state.
+"""Tuning plans: sequences of one or two jobs, in which each job starts by itself. Pure rules of the ledger.
 
-A plan is a reward model, and perhaps a policy that is tuned by it; or a policy that learns from preferences by itself, or by a
-rule. It goes on whoever is away, its author too. Where it learns from what people decided in a project, it first waits until the
-voters have derived its set (`rlhf.ledger.preference_set_attestation`). In each block:
+A plan is a reward model, optionally followed by a policy that it rewards; or one policy, tuned by a rule or by DPO. The plan also
+continues while its author is offline. A plan with preferences of a project first waits for the attestation of its set
+(`rlhf.ledger.preference_set_attestation`). In each block:
 
-| the current stage's job, after the block | the plan |
+| job of the current stage, after the block | the plan |
 |---|---|
-| is not there, since it was not started yet | waits; the next block tries to start it, for 10,000 blocks |
-| was started, and waits in line or runs | waits |
-| has closed all its rounds, and no update of them was accepted | fails |
-| made no progress in its last eight rounds, and so ended before | fails |
-| has closed all its rounds, and is the last stage | is finished |
-| has closed all its rounds, another stage follows | waits for reports on its model; then starts that one with it, or fails |
-| was ended before, or taken out of the line | is cancelled |
+| does not exist yet | waits; each block tries to start the job, for 10,000 blocks |
+| is queued or runs | waits |
+| has closed all its rounds, without an accepted update | fails |
+| ended early, after eight rounds without progress | fails |
+| has closed all its rounds, in the last stage | is finished |
+| has closed all its rounds, before another stage | waits for reports, for 10,000 blocks; then starts that stage, or fails |
+| was cancelled, or removed from the queue | is cancelled |
 
-A paused plan holds its current job: the open round is closed as always, and then none begins; a job that waits, waits on. It
-starts none. All else is as in the table. Once its pauses have lasted for 10,000 blocks together it is cancelled. Of the first row
-only blocks count in which it was not paused: so nobody keeps a place for ever. A quorum of the voters ends any plan.
+A plan whose wait of 10,000 blocks ends is cancelled. A quorum of the voters can end any plan.
 
-Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if
-f + 1 of them find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` waits for no report.
+A paused plan closes its open round and opens no further one. Its queued job stays queued, and the plan starts no job. The
+table applies otherwise, and paused blocks do not count for the waits. A plan that was paused for 10,000 blocks in all is
+cancelled, because it occupies a place.
 
-The next block, and not this one: what the last round makes of the model is computed when its block is applied, and the next
-block names the root of the state with it. Whoever has computed another model cannot apply that block.
+Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if f + 1
+voters find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` does not wait for reports.
+
+A stage starts at the earliest one block after the last round of its predecessor. Peers compute the model while they apply the
+block of that round, and only the next block carries a state root with this model. A peer with another model cannot apply it.
 """
 
 from __future__ import annotations
@@ -59,15 +61,15 @@ from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
 from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
-PLANS_RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
-PLANS_OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
-PLANS_KEPT_MAX: Final = 16  # that are over, for `rlhf status`
-REFUSED_HEIGHTS_MAX: Final = 10_000  # for which the current stage's job may be refused: hours of rounds of a few seconds
-PAUSED_HEIGHTS_MAX: Final = 10_000  # of all pauses of a plan: paused it holds a place and models as one that runs
-REASONS_MAX: Final = len(Verdict) + 2  # an update's verdicts, `diverging` and `absent`
-SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
+PLANS_RUNNING_MAX: Final = 4  # of all members: each plan keeps a base and a reward model on every peer's disk
+PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that it cannot occupy all places
+PLANS_KEPT_MAX: Final = 16  # ended plans, for `rlhf status`
+REFUSED_HEIGHTS_MAX: Final = 10_000  # blocks that may refuse the job of a stage: hours, with rounds of a few seconds
+PAUSED_HEIGHTS_MAX: Final = 10_000  # blocks, all pauses together: a paused plan keeps its place and its models
+REASONS_MAX: Final = len(Verdict) + 2  # the verdicts, `diverging` and `absent`
+SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # the settings of the objective, and numbers, names and digests
 
-assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
+assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # each plan retains a base and both stages
 
 Spec = Annotated[bytes, Length(0, SPEC_BYTES_MAX)]
 
@@ -81,25 +83,25 @@ class PlanPhase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """`rlhf/start`, by any member: a plan."""
+    """`rlhf/start`, by any member: starts a plan."""
 
     first: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of a `reward` or `dpo` job, or of a `ppo` job with a rule
-    policy: Spec = b""  # of the job that a reward model then rewards, whose `reward_model` is left out; empty: there is none
-    # of the set that the first job names; None: whose preferences they are is not known
+    policy: Spec = b""  # specification of the second job, without its `reward_model`; empty: there is no second job
+    # origin of the first job's set; None: no voter vouches for the preferences
     source: PreferenceSetSource | None = None
-    ignores_accuracy: bool = False  # the policy starts, whatever the accuracy of the reward model
+    ignores_accuracy: bool = False  # the policy starts with any accuracy of the reward model
 
 
 @dataclass(frozen=True, slots=True)
 class CancelPlan:
-    """`rlhf/cancel`, by the plan's author or a quorum of the voters: ends it, and the job that it has come to."""
+    """`rlhf/cancel`, by the plan's author or a quorum of the voters: ends the plan and its current job."""
 
     plan: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class PausePlan:
-    """`rlhf/pause`, by the plan's author: after the open round none begins, and no stage, until it is resumed."""
+    """`rlhf/pause`, by the plan's author: after the open round, no round or stage begins until the plan is resumed."""
 
     plan: Digest
 
@@ -124,9 +126,9 @@ class PlanFailure:
     """Why a plan failed."""
 
     height: Count
-    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> updates of the current stage
-    accuracy: PairAccuracy | None = None  # of the reward model, if updates were accepted
-    rounds: Count = 0  # in a row that have accepted nothing, if that is why
+    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> number of updates, in the current stage
+    accuracy: PairAccuracy | None = None  # of the reward model, if that is the reason
+    rounds: Count = 0  # consecutive rounds without an accepted update, if that is the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +136,26 @@ class PlanStage:
     job: Digest
     objective: Name
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
-    spec: Spec  # empty as soon as the job was started: it has it
-    root: Digest | None = None  # of the job's last model, once the plan has gone on from it
-    accuracy: PairAccuracy | None = None  # of that model, as the voters have decided it
+    spec: Spec  # empty once the job has started, because the job holds the specification
+    root: Digest | None = None  # root of a first stage's last model, once that stage is over
+    accuracy: PairAccuracy | None = None  # of that model, decided by the voters
 
 
 @dataclass(frozen=True, slots=True)
 class TuningPlan:
     author: Key
-    start_height: Count  # height
-    base: Digest | None  # job whose model all stages begin with; None: a first model
+    start_height: Count
+    base: Digest | None  # job whose last model all stages start from; None: a new model
     stages: Annotated[tuple[PlanStage, ...], Length(1, 2)]
-    stage_height: Count  # height at which the current stage became it
+    stage_height: Count  # height at which the plan reached the current stage, plus the length of later pauses
     stage_index: Annotated[int, Between(0, 1)] = 0  # the current stage
     phase: PlanPhase = PlanPhase.RUNNING
-    paused_at: Count | None = None  # running, and since this height paused
-    paused_heights: Count = 0  # heights that earlier pauses lasted for
-    stop_requests: TrainerKeys = ()  # voters that want it to end
-    claim: PreferenceSetClaim | None = None  # where its set is said to come from a project
+    paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
+    paused_heights: Count = 0  # length of earlier pauses, in blocks
+    stop_requests: TrainerKeys = ()  # voters that voted to end the plan
+    claim: PreferenceSetClaim | None = None  # for a set from a project
     ignores_accuracy: bool = False
-    # on the current stage's model
+    # by voter, on the model of the current stage
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     failure: PlanFailure | None = None
 
@@ -166,12 +168,12 @@ class TuningPlan:
 
 
 def stage_job_id(plan: bytes, stage: int) -> bytes:
-    """The id of a stage's job."""
+    """Return the id of a stage's job."""
     return hashlib.sha256(b"folkmoot/rlhf-stage\x00" + plan + bytes([stage])).digest()
 
 
 def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan, view: StateReader, height: int) -> TuningPlan:
-    """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
+    """Return the plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for a malformed specification."""
     first, network = rules.terms_of_spec(said.first), view.module_state(NetworkState)
     network.require_parameters_allowed(first.parameters)
     if first.objective == PPO.name:
@@ -183,7 +185,7 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
         )
     stages = [PlanStage(stage_job_id(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:
-        # Everything but the root is known now: so a policy that can never start is refused before anything is trained.
+        # Only the model root is unknown now, so a policy that can never start is refused before any training.
         spec = with_reward_model(said.policy, ModelReference(stages[0].job, first.rounds, bytes(32)))
         then = rules.terms_of_spec(spec)
         network.require_parameters_allowed(then.parameters)
@@ -210,7 +212,10 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
 
 
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
-    """The specification of a policy with the model that rewards it. Raises `RemoteProtocolError` if it is none."""
+    """Insert the reward model into the specification of a policy.
+
+    Raises `RemoteProtocolError` unless this is a `ppo` job with the reward `model` and without a reward model.
+    """
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
     if own is None or own.reward != MODEL_REWARD or own.reward_model is not None:
@@ -225,7 +230,7 @@ def pause_plan(plan: TuningPlan, height: int) -> TuningPlan:
 
 
 def resume_plan(plan: TuningPlan, height: int) -> TuningPlan:
-    """The time that its current stage may be refused stood still meanwhile."""
+    """Resume a paused plan. The pause does not count for `REFUSED_HEIGHTS_MAX`."""
     if plan.paused_at is None:
         raise Refused("the plan is not paused")
     rest = height - plan.paused_at
@@ -237,7 +242,7 @@ def has_pause_expired(plan: TuningPlan, height: int) -> bool:
 
 
 def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
-    """True if its reward model is trained, and reports on it are missing."""
+    """Return True if the plan's reward model is trained and the voters have to report on it."""
     job = jobs.jobs.get(plan.current.job)
     is_trained = not plan.current.spec and job is not None and job.is_done
     return is_trained and plan.phase is PlanPhase.RUNNING and not plan.ignores_accuracy
@@ -246,7 +251,7 @@ def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
 def add_report(
     plan: TuningPlan | None, jobs: JobsState, voters: Sequence[bytes], voter: bytes, accuracy: PairAccuracy
 ) -> TuningPlan:
-    """The plan with one more report. Reports of former voters are dropped."""
+    """Add the report of a voter, and drop those of former voters. Raises `Refused`."""
     if plan is None or not awaits_reports(plan, jobs):
         raise Refused("no plan waits for reports on this reward model")
     if voter not in voters:
@@ -260,7 +265,7 @@ def add_report(
 
 
 def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], height: int) -> TuningPlan:
-    """Before a block closes rounds: at the next stage, if the current one is over. This block names the root of its model."""
+    """Move a plan to its next stage if the current one is over. Called before the block at `height` closes rounds."""
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if plan.phase is not PlanPhase.RUNNING or stage.spec or job is None or not job.is_done:
         return plan
@@ -280,7 +285,7 @@ def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], he
 
 
 def plan_requests(plan: TuningPlan, author: bytes) -> Iterator[JobRetained | JobLaunch | JobHold]:
-    """What a running plan wants of the block. `author` is the author's key of now."""
+    """Yield the requests of a running plan to the block. `author` is the author's current key."""
     if plan.base is not None:
         yield JobRetained(plan.base)
     yield from (JobRetained(stage.job) for stage in plan.stages[: plan.stage_index + 1])
@@ -291,9 +296,10 @@ def plan_requests(plan: TuningPlan, author: bytes) -> Iterator[JobRetained | Job
 
 
 def models_needed_by_audits(rules: JobSpecRules, audited: Iterable[bytes], jobs: JobsState) -> Iterator[JobRetained]:
-    """The jobs whose models replays of the policies among these read: the reference, and the reward model.
+    """Yield the references and reward models of policies under audit, which must not be deleted.
 
-    Without them no auditor could report or judge. A liar could start so many other jobs that its last rounds are never audited.
+    Re-execution of a policy reads both models. Without retention, a liar could start many other jobs to have them deleted, and
+    escape the audits of its last rounds.
     """
     for terms in (rules.terms_of_spec(jobs.jobs[key].spec) for key in audited):
         if terms.objective == PPO.name:
@@ -301,7 +307,7 @@ def models_needed_by_audits(rules: JobSpecRules, audited: Iterable[bytes], jobs:
 
 
 def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> TuningPlan:
-    """After the block at `height` has ended and started jobs."""
+    """Update a plan after the block at `height` has ended and started jobs."""
     if plan.phase is not PlanPhase.RUNNING:
         return plan
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
@@ -319,7 +325,7 @@ def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> Tuning
 
 
 def failure_text(plan: TuningPlan) -> str:
-    """For people. Empty: the plan did not fail."""
+    """Describe why a plan failed, for people, or return "" if it did not fail."""
     if plan.failure is None:
         return ""
     if plan.failure.accuracy is None:
@@ -330,7 +336,7 @@ def failure_text(plan: TuningPlan) -> str:
 
 
 def drop_oldest_plans(plans: dict[bytes, TuningPlan]) -> dict[bytes, TuningPlan]:
-    """Without the oldest of those that are over."""
+    """Return the plans without the oldest ended ones beyond `PLANS_KEPT_MAX`."""
     over = sorted(
         (key for key in plans if plans[key].phase is not PlanPhase.RUNNING), key=lambda key: (plans[key].start_height, key)
     )

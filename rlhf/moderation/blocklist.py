@@ -1,4 +1,4 @@
-"""The words that a job names: their bytes, and which of the job's texts they block."""
+"""The blocklist of a job: its packed bytes, and the texts that it blocks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 from protocol.errors import UserError
 
-# of a packed list: its entries, with a line break each, as `rlhf.moderation.word_matcher` bounds them
+# of a packed list: the limits of `rlhf.moderation.word_matcher`, in bytes, and a line break after each entry
 BYTES_MAX: Final = 10_000 * (4 * 64 + 1)
-OPEN_MAX: Final = 4  # lists at once, of as many jobs
+OPEN_MAX: Final = 4  # lists in memory, each of another job
 
 
 class Blocklist:
-    """Implemented by `rlhf.moderation.word_matcher`, whose tables nobody loads before a text is looked at."""
+    """A packed list that is ready to match texts. The large tables of `rlhf.moderation.word_matcher` load with the first list."""
 
     def __init__(self, blob: bytes) -> None:
-        """Raises `UserError` for what is no packed list: whoever started the job is to blame, and no trainer."""
+        """Unpack a list. Raises `UserError` for malformed bytes, which the author of the job chose, not a trainer."""
         from rlhf.moderation.word_matcher import ENTRIES_MAX, ENTRY_CHARACTERS_MAX, WordMatcher, parse_word_list
 
         assert BYTES_MAX == ENTRIES_MAX * (4 * ENTRY_CHARACTERS_MAX + 1)
@@ -33,19 +33,17 @@ class Blocklist:
         return self._filter.find_entry(text.decode(errors="replace")) is not None
 
     def blocks_response(self, prompt: bytes, response: bytes) -> bool:
-        """Alone, as people see it, or behind its prompt: neither half of a word may be left to the other."""
+        """Return True if the list blocks the response, alone or behind its prompt, because a word may begin in the prompt."""
         return self.blocks_text(response) or self.blocks_text(prompt + response)
 
 
 @lru_cache(maxsize=OPEN_MAX)
 def read_blocklist(path: Path) -> Blocklist:
-    """Of a file whose bytes never change: a blob."""
+    """Read a list from a blob, whose bytes never change."""
     with path.open("rb") as file:
         return Blocklist(file.read(BYTES_MAX + 1))
 
 
 def pack_entries(entries: Sequence[str]) -> bytes:
-    """The bytes of a list, of which a job names the digest. The entries ascend, as `rlhf.moderation.word_matcher.parse_word_list`
-    gives them.
-    """
+    """Pack ascending entries from `rlhf.moderation.word_matcher.parse_word_list`. A job names the digest of these bytes."""
     return "\n".join(entries).encode()

@@ -1,8 +1,8 @@
-"""The safety filter: which word of a list a text holds, however it is written.
+"""The safety filter: it finds words of a list in a text, disguised spellings included.
 
-A text is read as pieces: characters that stand side by side and look like letters, in lower case and with all their readings
-(`lookalikes`). An entry of a list is one word, where `*` stands for any letters. An entry is found in a text as a piece of it,
-and, with its stars taken out, as several pieces that lie close together and look like one word that was taken apart.
+A piece is a run of adjacent characters that look like letters. It is read in lower case, in all readings of its characters
+(`rlhf.moderation.confusables`). An entry of a list is one word, where `*` stands for any letters. An entry matches a whole piece.
+Without its stars, it also matches several pieces that are close together and look like one word that was split.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from protocol.errors import UserError
 from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
-ENTRIES_MAX: Final = 10_000  # of a list: entries that begin with a star are compared with every word
+ENTRIES_MAX: Final = 10_000  # of a list: every word is compared with all entries that begin with a star
 ENTRY_CHARACTERS_MAX: Final = 64
-READINGS_MAX: Final = 64  # of one piece: a text of nothing but doubtful letters must not take minutes
-PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # of one word that was taken apart
-GAP_MAX: Final = 3  # characters between two pieces of it
-APART_MIN: Final = 3  # letters of an entry that is looked for in pieces: shorter ones are everywhere
-MASKED_MIN: Final = 4  # letters of an entry of which some may be any letter
-ANY: Final = "\ufffd"  # is read so
+READINGS_MAX: Final = 64  # of one piece: otherwise a text of ambiguous letters would take minutes
+PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # of one split word
+GAP_MAX: Final = 3  # characters between two pieces of a split word
+APART_MIN: Final = 3  # letters of a split word: shorter words would match everywhere
+MASKED_MIN: Final = 4  # letters of a word with masked letters
+ANY: Final = "\ufffd"  # the reading of a masked letter
 MASKS: Final = "*#"
-PICTURES: Final = 0x2190  # from here on, marks are no punctuation
-WORD_MIN: Final = 5  # letters of a piece that counts as a word by itself, in English
+PICTURES: Final = 0x2190  # marks from this code point on are pictures, the others are punctuation
+WORD_MIN: Final = 5  # a piece of this many letters counts as an English word of its own
 SHORT_WORDS: Final = frozenset(confusables.SHORT_WORDS.split())
-SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # of an English contraction, which is no piece of the next word
+SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # of English contractions; they are not a part of the next word
 APOSTROPHES: Final = "'’ʼ`´‘＇"
-INNER_SYMBOLS: Final = "@$€£¥¢§"  # between letters they are no punctuation
+INNER_SYMBOLS: Final = "@$€£¥¢§"  # between letters, these are not punctuation
 REPEATED_LETTERS: Final = re.compile(r"(.)\1\1+", re.DOTALL)
-LINES_MAX: Final = 10_000_000  # of a file; it is read line by line
+LINES_MAX: Final = 10_000_000  # of a file, which is read line by line
 EXAMPLE: Final = '{"id": 1, "text": "…"}'
 
 
@@ -43,7 +43,10 @@ EXAMPLE: Final = '{"id": 1, "text": "…"}'
 
 
 def parse_word_list(name: str, data: bytes) -> tuple[str, ...]:
-    """The entries of a list, one a line, ascending. Empty lines and those that begin with # are passed over."""
+    """Parse a list with one entry per line. Returns distinct entries in ascending order.
+
+    Empty lines and lines that begin with # are ignored. Raises `UserError` for an invalid or empty list.
+    """
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -78,9 +81,9 @@ def entry_problem(entry: str) -> str | None:
 class _CharacterKind(enum.Enum):
     LETTER = enum.auto()
     DIGIT = enum.auto()
-    SYMBOL = enum.auto()  # punctuation that stands for a letter in leetspeak
-    MASK = enum.auto()  # a star or a picture: in leetspeak any letter
-    STRANGE = enum.auto()  # a letter that looks like none of the Latin ones: in leetspeak any letter
+    SYMBOL = enum.auto()  # punctuation that is a letter in leetspeak
+    MASK = enum.auto()  # a star, # or a picture: any letter in leetspeak
+    STRANGE = enum.auto()  # a letter that looks like no Latin letter: any letter in leetspeak
     SPACE = enum.auto()
     MARK = enum.auto()
 
@@ -90,7 +93,7 @@ DOUBTFUL: Final = {_CharacterKind.DIGIT, _CharacterKind.SYMBOL, _CharacterKind.M
 
 @dataclass(frozen=True, slots=True)
 class _Character:
-    """A character."""
+    """A character with its kind and its readings, the likeliest first."""
 
     raw: str
     kind: _CharacterKind
@@ -98,16 +101,16 @@ class _Character:
 
 
 class _LeetReading(enum.Enum):
-    """What digits and symbols are, in one reading of a text."""
+    """Three ways to read the digits and symbols of a text."""
 
-    NUMBERS = enum.auto()  # digits stand for themselves, symbols are punctuation
+    NUMBERS = enum.auto()  # digits are digits, symbols are punctuation
     NOISE = enum.auto()  # both are punctuation
     LETTERS = enum.auto()  # both are letters
 
 
 @dataclass(slots=True)
 class _WordPiece:
-    before: list[_Character]  # what lies between the piece before and this one
+    before: list[_Character]  # characters between the previous piece and this one
     units: list[_Character] = field(default_factory=list)
 
     @property
@@ -139,7 +142,7 @@ class _WordPiece:
         return len(self.before) == 1 and self.before[0].raw in APOSTROPHES and self.raw.lower() in SUFFIXES
 
     def words(self) -> Iterator[str]:
-        """The likeliest reading first; of a long piece, which is no disguised word, that one alone."""
+        """Yield the readings of the piece, the likeliest first. A piece that is too long for a disguised word has one reading."""
         if len(self.units) > ENTRY_CHARACTERS_MAX:
             return iter(["".join(unit.readings[0] for unit in self.units)])
         has_small = any("a" <= unit.raw <= "z" and unit.raw != "l" for unit in self.units)
@@ -153,7 +156,7 @@ class _WordPiece:
         return map("".join, itertools.islice(itertools.product(*readings), READINGS_MAX))
 
     def trimmed(self) -> Iterator[_WordPiece]:
-        """Symbols at its ends may be punctuation: in `hit!` the last character is no letter."""
+        """Yield the piece, also without symbols at its ends, which may be punctuation, as in `hit!`."""
         yield self
         inner = [place for place, unit in enumerate(self.units) if unit.kind not in (_CharacterKind.SYMBOL, _CharacterKind.MASK)]
         if inner and inner[-1] + 1 < len(self.units):
@@ -168,7 +171,7 @@ _DIGITS = {chr(first + digit): str(digit) for first in (ord("0"), *confusables.D
 
 @lru_cache(maxsize=1 << 16)
 def _unit(character: str) -> _Character | None:
-    """None for what nobody sees."""
+    """Classify a character. Returns None for an invisible one."""
     if character in confusables.SPACES:
         return _Character(character, _CharacterKind.SPACE)
     if character in _READINGS:
@@ -184,12 +187,12 @@ def _unit(character: str) -> _Character | None:
         return _Character(
             character, _CharacterKind.MASK if character in MASKS or number >= PICTURES else _CharacterKind.MARK, (ANY,)
         )
-    # Of scripts that have cases, those below this one were complete before any Python that runs this.
+    # Scripts with cases below U+0600 are complete in the Unicode of every supported Python, so `lower` is deterministic there.
     return _Character(character, _CharacterKind.STRANGE, (character.lower() if number < 0x600 else character,))
 
 
 def _read(unit: _Character, leet: _LeetReading) -> _Character:
-    """In leetspeak a strange letter is any letter. Otherwise a digit stands for itself alone."""
+    """Apply a way of reading: in leetspeak a strange letter is any letter, otherwise a digit has one reading."""
     if leet is _LeetReading.LETTERS:
         return replace(unit, kind=_CharacterKind.MASK, readings=(ANY,)) if unit.kind is _CharacterKind.STRANGE else unit
     return replace(unit, readings=unit.readings[:1]) if unit.kind is _CharacterKind.DIGIT else unit
@@ -234,13 +237,13 @@ def _is_letter(unit: _Character, leet: _LeetReading) -> bool:
 
 class WordMatcher:
     def __init__(self, entries: Sequence[str]) -> None:
-        """`entries` are sound (`entry_problem`)."""
-        self._whole: dict[str, str] = {}  # as it is read -> the entry
-        self._starred: dict[str, list[tuple[list[str], str]]] = {}  # what it begins with -> its parts, and the entry
-        self._taken_apart: dict[str, str] = {}  # without stars
-        self._of_length: dict[int, list[str]] = {}  # those
-        self._goes_on: dict[str, None] = {}  # of those: more letters may follow
-        self._starts: set[str] = {""}  # of all of them
+        """Index the entries, which must be valid (`entry_problem`)."""
+        self._whole: dict[str, str] = {}  # reading of an entry without stars -> entry
+        self._starred: dict[str, list[tuple[list[str], str]]] = {}  # part before the first star -> (parts, entry)
+        self._taken_apart: dict[str, str] = {}  # reading with the stars removed -> entry
+        self._of_length: dict[int, list[str]] = {}  # the keys of `_taken_apart`, by length
+        self._goes_on: dict[str, None] = {}  # keys of `_taken_apart` whose entry ends with a star
+        self._starts: set[str] = {""}  # all prefixes of the keys of `_taken_apart`
         for entry in entries:
             parts = ["".join(unit.readings[0] for unit in _units(part)) for part in entry.split("*")]
             if len(parts) == 1:
@@ -256,7 +259,7 @@ class WordMatcher:
                 self._goes_on[bare] = None
 
     def find_entry(self, text: str) -> str | None:
-        """The first entry that the text holds; None if it holds none."""
+        """Return an entry that the text contains, or None."""
         units = list(_units(text))
         kinds = {unit.kind for unit in units}
         return next(
@@ -298,7 +301,7 @@ class WordMatcher:
         return None
 
     def _joined(self, pieces: Sequence[_WordPiece], first: int) -> Iterator[str]:
-        """Entries that this piece and the next ones make together. Letters may follow a star, but none stand before it."""
+        """Yield entries that consist of this piece and the next ones. Extra letters are allowed for a star at the end only."""
         window, read = list[_WordPiece](), {"": None}
         for piece in pieces[first : first + PIECES_MAX]:
             if window and not (piece.is_near and not piece.is_suffix and not window[-1].is_suffix):
@@ -313,7 +316,7 @@ class WordMatcher:
                 yield from (self._taken_apart[word] for word in read if word in self._taken_apart)
 
     def _grown(self, start: str, word: str) -> str | None:
-        """The beginning of an entry with this piece behind it; None if no entry begins so."""
+        """Append a piece to a prefix of an entry. Returns the longer prefix, or None if no entry begins with it."""
         whole = start + word
         if start in self._goes_on:
             return start
@@ -327,7 +330,7 @@ def _is_masked(word: str, bare: str) -> bool:
 
 
 def _is_part(pieces: Sequence[_WordPiece], place: int) -> bool:
-    """Whether this piece is the part of a word in leetspeak: the first one of `tit1e`."""
+    """Return True if only digits or inner symbols separate this piece from a neighbour, like `tit` in `tit1e`."""
     return any(
         bool(piece.before) and all(unit.kind is _CharacterKind.DIGIT or unit.raw in INNER_SYMBOLS for unit in piece.before)
         for piece in pieces[max(place, 1) : place + 2]
@@ -335,13 +338,13 @@ def _is_part(pieces: Sequence[_WordPiece], place: int) -> bool:
 
 
 def _runs(pieces: Sequence[_WordPiece]) -> Iterator[_WordPiece]:
-    """Single letters that stand apart, as one piece; also without an `a` or `I` at an end, which may be a word by itself."""
+    """Yield runs of separated single letters as one piece, also without an `a` or `I` at an end, which may be a word."""
     first = 0
     while first < len(pieces):
         end = first + 1
         while end < min(len(pieces), first + PIECES_MAX) and _is_run(pieces[first : end + 1]):
             end += 1
-        # A letter that is glued to something else is no part of a run; nor is what follows in the same way.
+        # A run does not count if no space separates it from the piece before or after it.
         is_whole = not (first and pieces[first].is_glued) and not (end < len(pieces) and pieces[end].is_glued)
         starts = (first, first + 1) if pieces[first].raw in "aAiI" else (first,)
         stops = (end, end - 1) if pieces[end - 1].raw in "aAiI" else (end,)
@@ -353,7 +356,7 @@ def _runs(pieces: Sequence[_WordPiece]) -> Iterator[_WordPiece]:
 
 
 def _is_run(pieces: Sequence[_WordPiece]) -> bool:
-    """Whether these single letters belong to one word: they are parted alike, or by marks alone."""
+    """Return True if these are single letters with equal gaps, or with gaps of marks alone."""
     inner = pieces[1:]
     alike = inner[1:] if pieces[0].raw in "aAiI" else inner
     if not all(piece.is_single for piece in pieces) or not all(piece.is_near for piece in inner):
@@ -362,7 +365,7 @@ def _is_run(pieces: Sequence[_WordPiece]) -> bool:
 
 
 def _was_one_word(pieces: Sequence[_WordPiece], first: int, end: int) -> bool:
-    """Whether these pieces, not all of them single letters, look like a word that was taken apart, and not like several words."""
+    """Return True if these pieces look like one split word and not like several words. Not for single letters alone."""
     window, inner = pieces[first:end], pieces[first + 1 : end]
     units = [unit for piece in window for unit in piece.units]
     if len(units) < APART_MIN or len(units) == len(window) or any(unit.kind is _CharacterKind.DIGIT for unit in units):
@@ -384,7 +387,7 @@ def _is_of_one_case(raw: str) -> bool:
 
 
 def _is_leetspeak(units: Sequence[_Character]) -> bool:
-    """Whether enough characters are letters: with more digits it is a number, or the name of a thing, such as A55."""
+    """Return True if enough characters are letters. With more digits this is a number, or a name such as A55."""
     digits, masks = (sum(unit.kind is kind for unit in units) for kind in (_CharacterKind.DIGIT, _CharacterKind.MASK))
     if masks and (len(units) < MASKED_MIN or 2 * masks > len(units) or not any(unit.raw.isascii() for unit in units)):
         return False
@@ -392,7 +395,7 @@ def _is_leetspeak(units: Sequence[_Character]) -> bool:
 
 
 def _fits(parts: Sequence[str], word: str) -> bool:
-    """Whether the parts stand in the word in this order, the first at its beginning, the last at its end."""
+    """Return True if the word contains the parts in order, from its beginning to its end."""
     head, *middle, tail = parts
     at, stop = len(head), len(word) - len(tail)
     if at > stop or not word.startswith(head) or not word.endswith(tail):
@@ -406,7 +409,7 @@ def _fits(parts: Sequence[str], word: str) -> bool:
 
 
 def _shortened(word: str) -> tuple[str, ...]:
-    """With three or more of a letter as one, and as two: no English word has three."""
+    """Reduce each letter that is repeated three times or more to one and to two. English words have no such letter."""
     return (REPEATED_LETTERS.sub(r"\1", word), REPEATED_LETTERS.sub(r"\1\1", word)) if REPEATED_LETTERS.search(word) else ()
 
 
@@ -414,7 +417,10 @@ def _shortened(word: str) -> tuple[str, ...]:
 
 
 def filter_jsonl(entries: Sequence[str], name: str, stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """For each line of JSONL with `id` and `text`: its `id`, whether it is `blocked`, and by which `word` of the list."""
+    """Yield `id`, `blocked` and `word`, the entry found, for each line of JSONL with `id` and `text`.
+
+    Raises `UserError` for an invalid line.
+    """
     words = WordMatcher(entries)
     for number, row in read_rows(name, stream, EXAMPLE, LINES_MAX):
         text = row.get("text")

@@ -1,7 +1,7 @@
-"""What people watch while a policy moves: medians of its rounds, and a warning where it is rewarded for saying the same.
+"""Monitoring of a policy: medians of its rounds, and a warning when the score rises while the responses lose diversity.
 
-distinct-2 is the share of different pairs among all pairs of neighbouring tokens in a trainer's responses of a round (Li et al.
-2016, arXiv:1510.03055). It falls with the number of responses: it says something beside other rounds of the same job alone.
+distinct-2 is the number of distinct bigrams of tokens divided by the number of all bigrams, in a trainer's responses of a round
+(Li et al. 2016, arXiv:1510.03055). It falls with the number of responses, so only rounds of the same job can be compared.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Sha
 from rlhf.rpc import PolicyMetricsView
 from training.job_spec import JobSpec
 
-ROUNDS_KEPT: Final = 8  # of a job: its first one, whose policy is the reference, and the last ones
-SCORE_RISE_MIN: Final = MILLIONTHS // 20  # of a response: rules score in 0..1, reward models with a deviation of 1
-DISTINCT_FIFTHS_MAX: Final = 4  # of the earlier round's distinct-2: what falls less comes and goes with the prompts
+ROUNDS_KEPT: Final = 8  # per job: the first round, whose policy is the reference, and the last ones
+SCORE_RISE_MIN: Final = MILLIONTHS // 20  # per response: rules score in 0..1, reward models with a deviation of 1
+DISTINCT_FIFTHS_MAX: Final = 4  # fifths of the earlier distinct-2: smaller drops are variance of the prompts
 
 
-# Of rounds ---------------------------------------------------------------------------------------------------------------------
+# Figures of rounds -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMedians:
-    """Of the accepted proposals of a round, each by itself; of an even number the lower one."""
+    """Median of each declared figure over the accepted proposals of a round, or the lower of two middle ones."""
 
     round: Count
     accepted: Count
@@ -47,10 +47,10 @@ def round_medians(number: int, said: Sequence[RolloutDeclaration]) -> RoundMedia
 
 @dataclass(frozen=True, slots=True)
 class PolicyHistory:
-    """Of one job, as far as rounds of it have accepted something."""
+    """History of a policy: its first and its last rounds with an accepted proposal."""
 
     rounds: Annotated[tuple[RoundMedians, ...], Length(1, ROUNDS_KEPT)]
-    warned: Count | None = None  # the first round that was worth the warning
+    warned: Count | None = None  # first round with a loss of diversity
 
     def with_round(self, found: RoundMedians, responses: int) -> PolicyHistory:
         rounds = (*self.rounds, found)
@@ -60,26 +60,26 @@ class PolicyHistory:
 
 
 def has_lost_diversity(before: RoundMedians, now: RoundMedians, responses: int) -> bool:
-    """Whether the score has risen while distinct-2 has fallen."""
+    """Return True if the score has risen while distinct-2 has fallen, both beyond their thresholds."""
     rise = now.score - before.score
     return rise >= SCORE_RISE_MIN * responses and 5 * now.distinct <= DISTINCT_FIFTHS_MAX * before.distinct
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMetrics:
-    """Measured once a policy is tuned. A value is J = E r − β·KL.
+    """Measurements of a tuned policy. A value is J = E r − β·KL.
 
-    Those of the toy are exact; others are estimates, with normalised scores of the reward model.
+    The toy's values are exact. Others are estimates, with normalized scores of the reward model.
     """
 
     reference_value: float
     value: float
     kl: float  # nats
     score: float
-    optimum: float | None = None  # of the toy
-    gap_closed: float | None = None  # of the toy: (value − reference_value) / (optimum − reference_value)
-    pair_accuracy: float | None = None  # of the held-out pairs, in which the better response scores higher
-    linear_accuracy: float | None = None  # the same of the word-count model, which learned from the same pairs
+    optimum: float | None = None  # the toy's largest value
+    gap_closed: float | None = None  # for the toy: (value − reference_value) / (optimum − reference_value)
+    pair_accuracy: float | None = None  # share of held-out pairs whose better response scores higher
+    linear_accuracy: float | None = None  # the same for the word-count model, trained on the same pairs
 
 
 # For people --------------------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def metrics_view(job: bytes, spec: bytes, found: RoundMedians) -> PolicyMetricsV
 
 
 def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
-    """Of a job that has been warned of; empty of others."""
+    """Return the warning about a job, or "" if there is none."""
     if course.warned is None:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The objective `ppo`: what a job says, what a proposal declares, what a step is made of, how far a policy may go. No torch."""
+"""The objective `ppo`: its settings, the declaration of a proposal, the data of a step, and the KL controller. No torch."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
-START_COMMAND: Final = "rlhf start"  # what a person types to start a plan
+START_COMMAND: Final = "rlhf start"  # the command that starts a plan
 VALUE_HEAD: Final = f"{HEAD}value"
-RULE_PREFIX: Final = "rule:"  # begins a reward that is a function of the program
-MODEL_REWARD: Final = "model"  # the reward that a finished job of the objective `reward` has learned
+RULE_PREFIX: Final = "rule:"  # prefix of a reward that is a function of the program
+MODEL_REWARD: Final = "model"  # a reward by a reward model, from a finished job
 TOKEN_BYTES: Final = 2
-LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # of a response, which is written in as many bytes
+LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # tokens of a response: its length is written in `TOKEN_BYTES`
 EPOCHS_MAX: Final = 64
-GAE_LAMBDA: Final = 0.95  # λ of GAE, unless a job says another
-CLIP_RANGE: Final = 0.2  # of the ratio, and of the value in its own units, unless a job says another
-GROUP_MAX: Final = 1_024  # responses to one prompt: a mean of more is hardly a better one
-ROLLOUT_TOKENS_MAX: Final = 8 << 20  # of one trainer and round, prompts too: a worker holds 48 bytes for each, 400 MB
-PLACES_MAX: Final = 4 << 20  # responses, once for each epoch: a worker holds 20 bytes for each, and a loss is made of each
+GAE_LAMBDA: Final = 0.95  # default λ of GAE
+CLIP_RANGE: Final = 0.2  # default clip range of the ratio, and of the value in its own units
+GROUP_MAX: Final = 1_024  # responses to one prompt: more would hardly improve their mean
+ROLLOUT_TOKENS_MAX: Final = 8 << 20  # of one trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
+PLACES_MAX: Final = 4 << 20  # responses times epochs: a worker holds 20 bytes per place, and computes a loss for it
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
-WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
-NATS_MIN: Final = 1e-3  # of a bound in nats a response: below it a policy is its reference
+WEIGHT_MAX: Final = 1e3  # of any weight or bound in the settings: far above useful values
+NATS_MIN: Final = 1e-3  # of a bound in nats per response: below it a policy equals its reference
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
 Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
@@ -57,37 +57,38 @@ Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 
 # The KL controller ------------------------------------------------------------------------------------------------------
 #
-# How far a policy may go from its reference. Exact: every peer finds the same bits.
+# It bounds the distance of a policy from its reference. The arithmetic is exact, so all peers compute the same bits. After a
+# round, d is the median k1 of the accepted proposals, in nats per response.
 #
-# | a job's term | after a round, with the median k1 of its accepted proposals as nats a response |
+# | setting | effect |
 # |---|---|
-# | `kl_target` | β of the next round is β · (1 + e), where e = K · (nats / target − 1), within ±1/5 |
-# | `kl_stop` | at so many nats or more the job ends |
+# | `kl_target` | β of the next round is β · (1 + e), where e = K · (d / target − 1), within ±1/5 |
+# | `kl_stop` | the job ends if d ≥ `kl_stop` |
 #
-# This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), whose bound of 1/5 is on nats / target − 1.
+# This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), where ±1/5 bounds d / target − 1.
 
-BILLIONTHS: Final = 10**9  # of one β, in score a nat
-# K. They have 1/10, for thousands of iterations, where a job here has tens. With 1 the distance swings by half of the target.
+BILLIONTHS: Final = 10**9  # β is in billionths, as score per nat
+# K. Ziegler et al. use 1/10 for thousands of iterations; a job here has tens. With 1 the distance oscillates by half the target.
 GAIN: Final = Fraction(1, 4)
-CHANGE_MAX: Final = Fraction(1, 5)  # of β, in a round: one round's sample of responses says little
-# The least β is so large that a fifth of it is not lost where it is rounded down; the largest is the largest that a job may say.
+CHANGE_MAX: Final = Fraction(1, 5)  # of β per round: one round is a small sample of responses
+# The minimum is large enough that a change by a fifth survives rounding down. The maximum is `WEIGHT_MAX`.
 BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 
 
 @dataclass(frozen=True, slots=True)
 class KlControllerState:
-    """What the rounds of a job with `kl_target` go by, once one has accepted something."""
+    """State of the controller of a job with `kl_target`, after its first round with an accepted proposal."""
 
     beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # in billionths
 
 
 def nats_per_response(k1: int, responses: int) -> Fraction:
-    """A response's, of a sum in millionths."""
+    """Convert a sum of k1 in millionths to nats per response."""
     return Fraction(k1, MILLIONTHS * responses)
 
 
 def next_beta(beta: int, of_round: Fraction, target: float) -> int:
-    """In billionths, as `beta`. `of_round` is in nats, as the target."""
+    """Return β of the next round in billionths. `of_round` and `target` are in nats per response."""
     change = GAIN * (of_round / Fraction(target) - 1)
     return _bounded(math.floor(beta * (1 + max(-CHANGE_MAX, min(CHANGE_MAX, change)))))
 
@@ -97,7 +98,7 @@ def first_beta(said: float) -> int:
 
 
 def current_beta(steering: bytes, said: float) -> float:
-    """In score a nat; `said` is what the job says, for rounds before the first that accepted something."""
+    """Return β in score per nat. `said` is the job's setting, for rounds before the first accepted proposal."""
     return codec.decode(KlControllerState, steering).beta / BILLIONTHS if steering else said
 
 
@@ -106,7 +107,7 @@ def exceeds_kl_stop(of_round: Fraction, stop: float | None) -> bool:
 
 
 def lower_median(values: Sequence[int]) -> int:
-    """Of an even number the lower one."""
+    """Return the median, or the lower of two middle values."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -114,12 +115,12 @@ def _bounded(beta: int) -> int:
     return max(BETA_MIN, min(BETA_MAX, beta))
 
 
-# What a job says --------------------------------------------------------------------------------------------------------
+# Settings ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """What responses a job has."""
+    """Limits of a trainer's responses in a round."""
 
     responses: int
     tokens_max: int  # of one response
@@ -132,52 +133,53 @@ class RolloutLimits:
 
 
 class PolicyAlgorithm(enum.StrEnum):
-    PPO = "ppo"  # a value head says how good each token is
-    GRPO = "grpo"  # several responses to one prompt are compared with one another; no value head
+    PPO = "ppo"  # a value head estimates the return at each token
+    GRPO = "grpo"  # advantages are relative to other responses to the same prompt; no value head
 
 
 class PromptSourceKind(enum.StrEnum):
     TEXT = "text"  # windows of the job's text
-    SET = "set"  # those of the preferences from which the reward model has learned
+    SET = "set"  # prompts of the reward model's training set
 
 
 class AdvantageScale(enum.StrEnum):
     NONE = "none"
-    DEVIATION = "deviation"  # prompts count more whose responses score alike
+    DEVIATION = "deviation"  # gives more weight to prompts whose responses have similar scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PpoSettings:
-    """What a `ppo` job says beside what all jobs say.
+    """Settings of a `ppo` job.
 
-    A round is one iteration. `local_steps` are `epochs` passes over the round's responses, `batch` of them in each inner step.
+    A round is one iteration. Its `local_steps` are `epochs` passes over the round's responses, with `batch` responses per step.
     """
 
     reward: Annotated[str, Length(1, 64)]  # rule:NAME, or model
-    # Of windows of the job's text; of a set's prompts at most, where longer ones lose their beginnings; without both of token 0.
+    # Length of a window of the job's text, or maximum length of a set's prompts, which lose their beginnings. Without text and
+    # set, the prompt is this many tokens 0.
     prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16
     response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # at most
-    stop_token: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
+    stop_token: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response; 10: a newline
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
-    beta: float = 0.05  # of the KL penalty, in score a nat
-    # Off the score of a response without the stop token. At 1 a policy learns to stop, and little else.
+    beta: float = 0.05  # weight of the KL penalty, in score per nat
+    # Subtracted from the score of a response without the stop token. At 1 a policy learns little else than to stop.
     unfinished_penalty: float = 0.1
     score_clip: float = 10.0
     gae_lambda: float = GAE_LAMBDA  # λ of GAE
-    clip_range: float = CLIP_RANGE  # of the ratio, and of the value in its own units
-    # Within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows.
+    clip_range: float = CLIP_RANGE  # for the ratio, and for the value in its own units
+    # Width beyond these edges in which gradients fall to zero. 0 is the original PPO. A narrow ramp amplifies rounding errors.
     clip_ramp: float = 0.4
     value_weight: float = 0.1
-    reward_model: ModelReference | None = None  # where `reward` is model
+    reward_model: ModelReference | None = None  # if `reward` is model
     algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO
     group_size: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
-    group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: by what a group's advantages are divided
-    # In nats a response. The controller steers beta to it (`rlhf.objectives.ppo`); without it beta stays.
+    group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: divisor of a group's advantages
+    # In nats per response. The KL controller adjusts beta to reach it; without it beta is constant.
     kl_target: float | None = None
-    kl_stop: float | None = None  # nats a response, at which the job ends; none: it has all its rounds
+    kl_stop: float | None = None  # distance in nats per response that ends the job; none: it has all its rounds
     prompts: PromptSourceKind = PromptSourceKind.TEXT
-    # Blob of a blocklist (`rlhf.moderation.blocklist`). Prompts with a listed word are left out, responses with one are not
-    # shown.
+    # Blob of a blocklist (`rlhf.moderation.blocklist`). Blocked prompts are not drawn. Blocked responses get the lowest score and
+    # are not shown.
     blocklist: Digest | None = None
 
     def settings_problem(self) -> str | None:
@@ -200,36 +202,36 @@ class PpoSettings:
 
     @property
     def reward_rule(self) -> RewardRule | None:
-        """None: the reward is no rule of the program."""
+        """The rule, or None if `reward` is not a known rule."""
         return RULES.get(self.reward.removeprefix(RULE_PREFIX)) if self.reward.startswith(RULE_PREFIX) else None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutDeclaration:
-    """The declaration of a `ppo` proposal: its responses, and what they sum up to."""
+    """The declaration of a `ppo` proposal: its responses and their figures."""
 
-    blob: Digest  # `rlhf.objectives.rollouts`
+    blob: Digest  # the responses, encoded as in `rlhf.objectives.rollouts`
     tokens: Count  # of all responses
     unfinished: Count  # responses without the stop token
-    k1: Figure  # Σ log π − log π_ref over all tokens
-    score: Figure  # Σ of the rewards of all responses, without penalties
+    k1: Figure  # sum of log π − log π_ref over all tokens
+    score: Figure  # sum of the rewards of all responses, without penalties
     distinct: Share  # `rlhf.objectives.rollouts.distinct_2`
-    # of length and score: `rlhf.objectives.rollouts.length_score_correlation`
+    # `rlhf.objectives.rollouts.length_score_correlation`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
-    blocked: Count = 0  # responses that hold a listed word
+    blocked: Count = 0  # responses that the blocklist blocks
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatches:
-    """What all inner steps of a round are made of. A row is a response; a place is one turn of a row in an inner step."""
+    """Data of all inner steps of a round. A row is a response. A place is one use of a row in an inner step."""
 
-    order: npt.NDArray[np.int64]  # (places,): the row
-    share: npt.NDArray[np.float32]  # (places,): tokens that a response has on average in the inner step of the place
-    x: npt.NDArray[np.int64]  # (rows, S): prompt and response, padded behind; the last column is left out
-    begin: npt.NDArray[np.int64]  # (rows,): how long the prompt is
-    tokens: npt.NDArray[np.int64]  # (rows, T): the response; all that follow have this shape
+    order: npt.NDArray[np.int64]  # (places,): row of each place
+    share: npt.NDArray[np.float32]  # (places,): mean tokens per response in the inner step of the place
+    x: npt.NDArray[np.int64]  # (rows, S): prompt and response, padded at the end, without the last column
+    begin: npt.NDArray[np.int64]  # (rows,): length of the prompt
+    tokens: npt.NDArray[np.int64]  # (rows, T): the response; the next arrays have this shape
     mask: npt.NDArray[np.bool_]
-    old: npt.NDArray[np.float32]  # log-probability
+    old: npt.NDArray[np.float32]  # log-probability under the round's first model
     advantages: npt.NDArray[np.float32]
     values: npt.NDArray[np.float32]
     returns: npt.NDArray[np.float32]
@@ -240,7 +242,7 @@ FIGURES: Final = RejectionReason("figures", "its figures are not those of its re
 
 
 class PpoObjective(Objective):
-    """Proximal policy optimization: responses that the policy gives, scored, against a reference."""
+    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a KL penalty against a reference."""
 
     name = "ppo"
     start_command = START_COMMAND
@@ -248,12 +250,12 @@ class PpoObjective(Objective):
     module, version = MODULE, 1
     role = ROLE
     settings_type = PpoSettings
-    reads_text = False  # prompts may come from a text, but no trainer has one of its own
+    reads_text = False  # prompts may come from a text, but trainers have no local texts
     refers_to_first = True
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
-    required_objectives = ("reward", "reward-mean")  # `rlhf.objectives.supervised_objectives`, which knows this module
-    loss_unit = "(clipped surrogate)"  # and a part of the value's loss: it has no unit
+    required_objectives = ("reward", "reward-mean")  # of `rlhf.objectives.supervised_objectives`, which imports this module
+    loss_unit = "(clipped surrogate)"  # plus the weighted value loss: it has no unit
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         problem = settings.settings_problem()
@@ -291,8 +293,8 @@ class PpoObjective(Objective):
         return None
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
-        # Attention over equal tokens gives the same for any number of them. Where the prompt is a token that responses have, too,
-        # the model would take `0` for `0 0`: of the toy's best policies some are then out of reach.
+        # Attention gives the same result for any number of equal tokens. In the toy, the prompt 0 is also a token of responses.
+        # Without a vector for the first token, the model could not tell `0` from `0 0`, nor reach some optimal policies.
         has_prompts = job.data is not None or settings.prompts is PromptSourceKind.SET
         heads = [VALUE_HEAD] * (settings.algorithm is PolicyAlgorithm.PPO) + [FIRST_TOKEN_VECTOR] * (not has_prompts)
         return [*tensor_shapes(job.model), *((name, (job.model.width,)) for name in heads)]
@@ -318,7 +320,7 @@ class PpoObjective(Objective):
         return own.blocklist is not None and blocklist.read_blocklist(files[own.blocklist]).blocks_response(prompt, text)
 
     def responses_per_round(self, job: JobSpecProtocol, settings: PpoSettings) -> int:
-        """Of one trainer in a round."""
+        """Return the number of responses of one trainer in a round."""
         return job.local_steps // settings.epochs * job.batch
 
     def rollout_limits(self, job: JobSpecProtocol, settings: PpoSettings) -> RolloutLimits:
@@ -353,7 +355,7 @@ class PpoObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """The places of the step."""
+        """Return the places of the step (`RolloutBatches`)."""
         import numpy as np
 
         return np.arange(step.number * count, (step.number + 1) * count, dtype=np.int64)
@@ -361,7 +363,7 @@ class PpoObjective(Objective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Responses and what is known of them, as `rlhf.pytorch.ppo.ppo_loss` takes them."""
+        """Return the arguments of `rlhf.pytorch.ppo.ppo_loss` for the drawn places."""
         assert declaration is not None and isinstance(declaration.step_data, RolloutBatches)
         known = declaration.step_data
         of_rows = (known.x, known.begin, known.tokens, known.mask, known.old, known.advantages, known.values, known.returns)
@@ -369,7 +371,7 @@ class PpoObjective(Objective):
 
 
 def in_millionths(value: float) -> int:
-    """Of a sum; what is no number is the largest."""
+    """Convert a sum to clamped millionths. NaN and infinities become `FIGURE_MAX`."""
     if not math.isfinite(value):
         return FIGURE_MAX
     return max(-FIGURE_MAX, min(FIGURE_MAX, round(value * MILLIONTHS)))

@@ -1,13 +1,13 @@
-"""Rollouts: prompts, responses and their statistics, of one trainer in one round, as it commits to them. numpy only.
+"""Rollouts of one trainer in one round: prompts, responses, their encoding and their statistics. numpy only.
 
-Token t of response i is the argmax of logit_v + g_v over all tokens v: a sample of softmax(logits), whose noise nobody chooses
-(Gumbel 1954; Maddison et al. 2014). g_v = −ln(−ln u_v), and u follows from a hash of (job, round, trainer, i, t).
+Token t of response i is the argmax of logit_v + g_v over all tokens v. This samples softmax(logits) with the Gumbel noise
+g_v = −ln(−ln u_v) (Gumbel 1954; Maddison et al. 2014). No trainer can choose u, a hash of (job, round, trainer, i, t).
 
-The blob is canonical, all numbers unsigned, 16 bits, little-endian:
+The blob has one canonical form. All numbers are unsigned, 16 bits, little-endian:
 
     length of response 0, 1, … | tokens of response 0, 1, …
 
-A response ends with its first stop token, or has as many tokens as there may be.
+A response ends with its first stop token, or at the maximum length.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from training import random_stream
 from training.data.token_sequences import TokenArray
 
 TokenIds = npt.NDArray[np.int64]
-NOISE_BYTES: Final = 4  # of one u: it is (x + ½) / 2³², so that neither logarithm is of zero
+NOISE_BYTES: Final = 4  # x of one u = (x + ½) / 2³², which keeps both logarithms finite
 _PLACE = struct.Struct(">III")  # round, response, token
 
 
 class RolloutId(NamedTuple):
-    """Whose rollouts these are, and of which round."""
+    """Job, round and trainer of rollouts."""
 
     job: bytes
     round: int
@@ -42,41 +42,41 @@ class RolloutId(NamedTuple):
 
 
 def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
-    """The noise of some tokens, each named by its response and its number there: a row of `vocabulary` numbers for each."""
+    """Return the noise (tokens, vocabulary) of tokens, each given as (response, position)."""
     drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
     noise = np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5
     noise /= 2.0**32
-    for _ in range(2):  # in place: most of the time would go to memory
+    for _ in range(2):  # in place, because memory would take most of the time
         np.negative(np.log(noise, out=noise), out=noise)
     return noise.astype(np.float32)
 
 
 def noise_bytes(place: RolloutId, response: int, token: int, length: int) -> bytes:
-    """The first bytes that the noise of a token is made of."""
+    """Return the first `length` bytes of the hash from which a token's noise is computed."""
     whose = b"folkmoot/rollout/1" + place.job + place.trainer + _PLACE.pack(place.round, response, token)
     return hashlib.shake_128(whose).digest(length)
 
 
 def prompt_numbers(place: RolloutId, draw: int, responses: int, prompts: int) -> TokenIds:
-    """Of so many prompts, which one a draw gives each response."""
+    """Return the number of the prompt, in 0 .. prompts − 1, of each response in a draw."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place, draw), dtype="<u8")
     return (drawn % np.uint64(prompts)).astype(np.int64)
 
 
 def epoch_order(place: RolloutId, responses: int, epoch: int) -> TokenIds:
-    """In which order the inner steps of an epoch take the responses."""
+    """Return the order in which the inner steps of an epoch use the responses."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-order", *place, epoch), dtype="<u8")
     return np.argsort(drawn, kind="stable")
 
 
 def encode_rollouts(responses: Sequence[Sequence[int]]) -> bytes:
-    """The blob."""
+    """Encode responses as a blob."""
     lengths, tokens = [len(response) for response in responses], [token for response in responses for token in response]
     return np.array([*lengths, *tokens], dtype="<u2").tobytes()
 
 
 def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
-    """The responses. Raises `RemoteProtocolError` unless it is the canonical blob of responses that the job may have."""
+    """Decode a blob. Raises `RemoteProtocolError` unless it is canonical and within the limits of the job."""
     if len(blob) % TOKEN_BYTES or len(blob) > bounds.bytes_max:
         raise _no_rollouts(f"{len(blob)} bytes")
     numbers = np.frombuffer(blob, dtype="<u2").astype(np.int64)
@@ -95,12 +95,12 @@ def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
 
 
 def is_finished(response: TokenIds, stop: int | None) -> bool:
-    """Whether it ends by itself, or where no stop token is, as it must."""
+    """Return True if a response ends with the stop token, or if there is none."""
     return stop is None or int(response[-1]) == stop
 
 
 def read_rollouts(path: Path, bounds: RolloutLimits) -> list[TokenIds]:
-    """As `decode_rollouts`, of a file that may be larger than any blob."""
+    """Decode a file like `decode_rollouts`. An oversized file is not read into memory."""
     with path.open("rb") as file:
         return decode_rollouts(file.read(bounds.bytes_max + 1), bounds)
 
@@ -111,13 +111,13 @@ def _no_rollouts(detail: str) -> RemoteProtocolError:
 
 # Prompts ----------------------------------------------------------------------------------------------------------------
 
-DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blocked, none is found in as many
+DRAWS_MAX: Final = 16  # per response: they only fail if nearly every prompt is blocked
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class TextWindows:
-    """Prompts of a text, each by its number: one begins at each token behind which `length` tokens stand."""
+    """Prompts that are windows of a text. Window i has `length` tokens from token i on."""
 
     text: TokenArray
     length: int
@@ -131,7 +131,7 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetPrompts:
-    """Prompts of pairs which are not held out, each once. Of longer ones the last `length` tokens are taken."""
+    """Distinct prompts of the training pairs. `draw_prompts` uses the last `length` tokens of longer ones."""
 
     pairs: TokenizedPairs
     length: int
@@ -150,9 +150,9 @@ def draw_prompts(
     source: TextWindows | PreferenceSetPrompts,
     blocks: Callable[[TokenIds], bool] = lambda tokens: False,
 ) -> list[TokenIds]:
-    """The prompts of `count` responses. Nobody chooses them, and everybody can check.
+    """Draw the prompts of `count` responses by a hash, which everybody can verify.
 
-    Each is that of the first draw whose prompt is blocked neither whole nor as it is taken; where there is none it is token 0.
+    A prompt is drawn again if it is blocked, whole or truncated. After `DRAWS_MAX` draws the prompt is token 0.
     """
     found: dict[int, TokenIds] = {}
     for draw in range(DRAWS_MAX if len(source) else 0):
@@ -170,19 +170,19 @@ def draw_prompts(
 
 # Statistics -------------------------------------------------------------------------------------------------------------
 
-SCORE_VARIANCE: Final = 1e-4  # added to that of the scores: whoever's differ by 1e-4 finds the same correlation within .01
+SCORE_VARIANCE: Final = 1e-4  # added: scores that differ by 1e-4 then give the same correlation within 0.01
 Floats = npt.NDArray[np.float64]
 
 
 def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
-    """In millionths, rounded down; all of them where no response has two tokens."""
+    """Return distinct-2 in millionths, rounded down, or `MILLIONTHS` if no response has two tokens."""
     pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
     return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
 
 
 def length_score_correlation(lengths: Floats, scores: Floats) -> int:
-    """Pearson's, in millionths; 0 where all lengths are the same."""
+    """Return Pearson's correlation of length and score in millionths, or 0 if all lengths are equal."""
     lengths, scores = lengths - lengths.mean(), scores - scores.mean()
     spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
     found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
-    return max(-MILLIONTHS, min(MILLIONTHS, found))  # where a score is no number it is the largest
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # `in_millionths` returns FIGURE_MAX for NaN

@@ -1,7 +1,7 @@
-"""Rewards that are functions of this program, by name: a job names one as `rule:NAME`, and brings no code.
+"""Rewards that are functions of this program. A job names one as `rule:NAME`, and cannot bring code.
 
-Every peer must find the same number for the same response: a rule counts bytes and adds exact fractions, and reads no tables of
-the interpreter.
+All peers must compute the same score of a response. So a rule counts bytes and adds exact fractions, and does not use Unicode
+tables of the interpreter.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-Reward = Callable[[Sequence[int], bytes], float]  # of a response: its tokens, and its text without the stop token
+Reward = Callable[[Sequence[int], bytes], float]  # (tokens, text without the stop token) -> score of a response
 
 VOWELS: Final = b"aeiouAEIOU"
 LETTERS: Final = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))
 
 TOY_VOCABULARY: Final = 6
-TOY_PROMPT: Final = 0  # the one prompt: this token
-TOY_LENGTH: Final = 5  # tokens of every response; nothing stops it before
+TOY_PROMPT: Final = 0  # the only prompt is this token
+TOY_LENGTH: Final = 5  # tokens of every response; there is no stop token
 TOY_BETA: Final = 0.1
 TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 
@@ -28,18 +28,18 @@ TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 class RewardRule:
     name: str
     about: str  # for people, in one line
-    make: Callable[[int], Reward]  # from a job's seed
-    vocabulary: int | None = None  # the only one that it knows; None: any
+    make: Callable[[int], Reward]  # takes the seed of the job
+    vocabulary: int | None = None  # required size of the vocabulary; None: any
 
 
 def vowel_share(tokens: Sequence[int], text: bytes) -> float:
-    """Share of vowels among the Latin letters of the text, 0..1; 0 without letters."""
+    """Return the share of vowels among the Latin letters of the text, or 0 without letters."""
     letters = len(text) - len(text.translate(None, LETTERS))
     return (len(text) - len(text.translate(None, VOWELS))) / letters if letters else 0.0
 
 
 def bigram_table(seed: int) -> tuple[tuple[float, ...], ...]:
-    """A[a][b] of the toy in −1..1, six rows of six: multiples of 2⁻³¹, so that sums and quarters of them are exact."""
+    """Return A[a][b] of the toy, 6 × 6 numbers in −1..1. They are multiples of 2⁻³¹, so sums and quarters of them are exact."""
     return tuple(tuple(_bigram(seed, a, b) for b in range(TOY_VOCABULARY)) for a in range(TOY_VOCABULARY))
 
 
@@ -49,7 +49,7 @@ def _bigram(seed: int, a: int, b: int) -> float:
 
 
 def bigram_reward(seed: int) -> Reward:
-    """The mean of A over the neighbouring tokens of a response of five tokens."""
+    """Return the toy's reward: the mean of A over the bigrams of a response of five tokens."""
     table = bigram_table(seed)
 
     def reward(tokens: Sequence[int], text: bytes) -> float:

@@ -1,4 +1,4 @@
-"""Objectives that learn from a set: scores from preferences, and responses that are given or preferred. No torch."""
+"""Objectives that learn from a set: reward models, instruction tuning and DPO. No torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from training.data.token_sequences import TokenizedText
 
 SCORE_HEAD: Final = f"{HEAD}reward"
-# While the head is zero no gradient passes it. A first round of one step would be so small that all later ones were too large
-# beside it (`training.replicated.replicated_model.NORM_RATIO`).
+# No gradient passes the head while it is zero. The update of a first round with one step would be so small that later updates
+# would exceed the bound on their ratio (`training.replicated.replicated_model.NORM_RATIO`).
 STEPS_MIN: Final = 2
 NATS: Final = "held_out_nats_per_response_token"
 BETA: Final = 0.1  # Rafailov et al. 2023, section 6
-NEWLINE: Final = 10  # of the bytes
+NEWLINE: Final = 10  # as a byte
 
 Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 
 
 class RecordObjective(Objective):
-    """What all have in common: a set as data, and steps of records that are drawn by a hash."""
+    """Base of objectives whose data is a set, and whose steps draw records by a hash."""
 
     module, version = MODULE, 1
-    reads_text = False  # a set, which all trainers share
-    contents: ClassVar[str] = "responses"  # of the set
+    reads_text = False  # the data is a set that all trainers share
+    contents: ClassVar[str] = "responses"  # name of the set's contents, for messages
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.data is None:
@@ -49,21 +49,21 @@ class RecordObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """The numbers of records."""
+        """Return the numbers of the drawn records."""
         from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses
 
         assert isinstance(data, TokenizedPairs | TokenizedResponses)
         return self.draw_example_numbers(job, step, count, len(data.train_split))
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """`draw_examples`, of so many records."""
+        """Draw numbers like `draw_examples`, from 0 .. records − 1."""
         from rlhf.data.tokenized_records import draw_pairs
 
         return draw_pairs(*step.place, count=count, pairs=records, seed=job.seed)
 
 
 class PairObjective(RecordObjective):
-    """Objectives whose set is one of preferences."""
+    """Base of objectives that learn from a preference set."""
 
     start_command = START_COMMAND
     role = ROLE
@@ -93,7 +93,7 @@ class PairObjective(RecordObjective):
 
 
 class RewardModelObjective(PairObjective):
-    """A response's score is a head's, at the response's last token, behind its prompt (Ouyang et al. 2022, arXiv:2203.02155)."""
+    """Reward model whose score is the output of a head at the last token of a response (Ouyang et al. 2022, arXiv:2203.02155)."""
 
     name = "reward"
     score_head = SCORE_HEAD
@@ -126,23 +126,24 @@ class RewardModelObjective(PairObjective):
 
 
 class TrainableParameters(enum.StrEnum):
-    WORDS = "words"  # the embedding, the last norm and the head; layers stay as the base has them
+    WORDS = "words"  # the embedding, the last norm and the head; layers stay as in the base
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanRewardSettings:
-    """What a `reward-mean` job says beside what all jobs say."""
+    """Settings of a `reward-mean` job."""
 
-    # Some thousands of pairs teach the layers of a small model their noise: of reviews .67 are foretold, and .71 where they stay.
+    # The layers of a small model memorize the noise of some thousands of pairs. On reviews the accuracy is 0.67, and 0.71 if the
+    # layers stay.
     learns: TrainableParameters = TrainableParameters.WORDS
 
 
 class MeanRewardObjective(RewardModelObjective):
-    """A response's score is the mean of what the head says at each token, its prompt's too.
+    """Reward model whose score is the mean output of the head over all tokens of prompt and response.
 
-    The prompt is the same for both responses. A score that is read at the last token alone teaches a policy how to end a text,
-    and foretells fewer pairs (docs/log.md).
+    The prompt is the same for both responses. A score at the last token alone teaches a policy how to end a text, and is less
+    accurate (docs/log.md).
     """
 
     name = "reward-mean"
@@ -155,7 +156,7 @@ class MeanRewardObjective(RewardModelObjective):
         return super().spec_problem(job, settings)
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
+        """Draw pairs by epoch: a model memorizes the noise of pairs that repeat before others appear (docs/log.md)."""
         from rlhf.data.tokenized_records import draw_pairs_by_epoch
 
         return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=records, seed=job.seed)
@@ -170,23 +171,23 @@ class MeanRewardObjective(RewardModelObjective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructTerms:
-    """What an `instruct` job says beside what all jobs say."""
+    """Settings of an `instruct` job."""
 
-    stop_token: Stop = NEWLINE  # token that every response ends with; none: it ends as it is
+    stop_token: Stop = NEWLINE  # token that ends every response, appended if missing; none: nothing is appended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpoTerms:
-    """What a `dpo` job says beside what all jobs say."""
+    """Settings of a `dpo` job."""
 
-    beta: float = BETA  # of the implicit reward, in score a nat: the smaller, the further the policy may go
+    beta: float = BETA  # of the implicit reward, in score per nat: with a smaller one, the policy moves further
     stop_token: Stop = NEWLINE
 
 
 class SupervisedObjective(RecordObjective):
-    """What `instruct` and `dpo` have in common: the tensors of a language model, and a token that ends a response."""
+    """Base of `instruct` and `dpo`: they have the tensors of a language model, and a stop token."""
 
-    refers_to_first = True  # `rlhf compare` shows it
+    refers_to_first = True  # `rlhf compare` samples from the first model
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if problem := super().spec_problem(job, settings):
@@ -215,8 +216,9 @@ class InstructObjective(SupervisedObjective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Also by what a response's nats are divided: the tokens of a response in the mean of all that are trained on. So all
-        tokens count alike, in whatever parts a step is computed.
+        """Return the arrays of `response_batch`, and the divisor of each response's nats.
+
+        The divisor is the mean number of tokens of all training responses, so all tokens have the same weight in any micro-batch.
         """
         import numpy as np
 
@@ -228,8 +230,9 @@ class InstructObjective(SupervisedObjective):
 
 
 class DpoObjective(SupervisedObjective, PairObjective):
-    """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): pairs teach the policy itself, without a reward
-    model and without samples. The reference is the job's first model.
+    """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290).
+
+    The policy learns from pairs, without a reward model and without samples. The reference is the job's first model.
     """
 
     name = "dpo"
@@ -258,8 +261,8 @@ MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
 MEAN: Final = "mean"
-REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # by where a score is read
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # by the tokens that give the score
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.required_objectives == REWARD_NAMES
-PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # whose jobs learn from a set of preferences
+PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of objectives that learn from a preference set
 OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)  # all of this feature

@@ -1,1 +1,1 @@
-"""What the worker process computes for these objectives with PyTorch."""
+"""The computation of these objectives with PyTorch, in the worker process."""

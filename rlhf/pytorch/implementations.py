@@ -1,4 +1,4 @@
-"""What PyTorch computes of the objectives of RLHF."""
+"""PyTorch implementations of the RLHF objectives, by name."""
 
 from __future__ import annotations
 

@@ -1,13 +1,18 @@
 """Rewards, advantages and losses of RLHF: functions of float32 tensors. Only the worker process imports them.
 
 Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and
-shorter ones are padded behind. `mask_BT` is true on a response's tokens, its stop token too. What padding
-holds changes neither values nor gradients, NaN too. Logits are the exception: `log_probabilities` has no mask, and a token
-with a logit that is NaN has NaN as its gradient, on padding too.
+shorter ones are padded at the end. `mask_BT` is true on a response's tokens, including its stop token. Contents of padding, even
+NaN, do not change values or gradients. Logits are an exception, because `log_probabilities` has no mask: a NaN logit makes its
+token's gradient NaN, also on padding.
 
-Sources: PPO, Schulman et al. 2017 (arXiv:1707.06347); GAE, Schulman et al. 2016 (arXiv:1506.02438); the reward of a token and the
-clipped value loss, Ziegler et al. 2019 (arXiv:1909.08593) and InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155); GRPO, Shao et
-al. 2024 (arXiv:2402.03300); DPO, Rafailov et al. 2023 (arXiv:2305.18290); k1 and k3, http://joschu.net/blog/kl-approx.html.
+| source | used for |
+|---|---|
+| Schulman et al. 2017 (arXiv:1707.06347) | PPO |
+| Schulman et al. 2016 (arXiv:1506.02438) | GAE |
+| Ziegler et al. 2019 (arXiv:1909.08593), Ouyang et al. 2022 (arXiv:2203.02155) | rewards of tokens, clipped value loss |
+| Shao et al. 2024 (arXiv:2402.03300) | GRPO |
+| Rafailov et al. 2023 (arXiv:2305.18290) | DPO |
+| http://joschu.net/blog/kl-approx.html | k1, k3 |
 """
 
 from __future__ import annotations
@@ -20,17 +25,17 @@ from torch.nn import functional as F
 
 from rlhf.objectives.ppo import CLIP_RANGE, GAE_LAMBDA
 
-DISCOUNT = 1.0  # γ: a response is short, and its last token counts as much as its first
-CENTRE_WEIGHT = 0.01  # pulls a reward model's scores to a mean of zero: the preferences say nothing of it
-WHITENING_EPSILON = 1e-8  # beside the variance
-DEVIATION_EPSILON = 1e-4  # beside the deviation of a group whose responses score alike
+DISCOUNT = 1.0  # γ: responses are short, so all tokens count alike
+CENTRE_WEIGHT = 0.01  # pulls the scores of a reward model to a mean of zero, which preferences leave open
+WHITENING_EPSILON = 1e-8  # added to the variance
+DEVIATION_EPSILON = 1e-4  # added to the deviation of a group, whose responses may have equal scores
 
 
 # Log-probabilities --------------------------------------------------------------------------------------------------------
 
 
 class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
-    """log p[y], with a gradient that is exact to rounding however sure the model is (decision 46)."""
+    """log p[y] with a gradient that is exact to rounding, even for p[y] near 1 (decision 46)."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, y_N: Tensor) -> Tensor:
@@ -48,13 +53,13 @@ class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
 
 def log_probabilities(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
-    """log π of each token, (B, T); `logits_BTV[:, t]` are those that token t was drawn from."""
+    """Return log π of each token (B, T). Token t was drawn from `logits_BTV[:, t]`."""
     logp_N: Tensor = _LogProbability.apply(logits_BTV.flatten(0, 1).float(), tokens_BT.flatten())
     return logp_N.view(tokens_BT.shape)
 
 
 def kl_estimate_k3(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Estimates KL(π ‖ reference) of each response, (B,): e^d − 1 − d with d = log reference − log π. Shown, never in a loss."""
+    """Estimate KL(π ‖ reference) of each response (B,): e^d − 1 − d with d = log reference − log π. For display only."""
     difference_BT = _only(reference_BT - logp_BT, mask_BT)
     return (torch.expm1(difference_BT) - difference_BT).sum(1)
 
@@ -65,9 +70,9 @@ def kl_estimate_k3(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Te
 def token_rewards(
     logp_BT: Tensor, reference_BT: Tensor, score_B: Tensor, mask_BT: Tensor, *, beta: float, score_clip: float
 ) -> Tensor:
-    """(B, T): −β·k1 of each token with k1 = log π − log reference, and the score within ±`score_clip` on the last token.
+    """Return the reward of each token (B, T): −β·k1 with k1 = log π − log reference, plus the clipped score on the last token.
 
-    The gradient of an expected k1 is unbiased; that of k3 is not. The score has its penalties already.
+    `score_B` includes penalties, and is clipped to ±`score_clip`. The gradient of the expected k1 is unbiased, unlike that of k3.
     """
     rewards_BT = _only(reference_BT - logp_BT, mask_BT) * beta
     return rewards_BT + _last(mask_BT) * score_B.clamp(-score_clip, score_clip)[:, None]
@@ -76,9 +81,9 @@ def token_rewards(
 def gae_advantages(
     rewards_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, *, discount: float = DISCOUNT, decay: float = GAE_LAMBDA
 ) -> tuple[Tensor, Tensor]:
-    """GAE (its equation 16), and the returns that the values learn: each (B, T), zero on padding.
+    """Return the advantages of GAE (equation 16) and the returns, the targets of the values: each (B, T), zero on padding.
 
-    `value_BT[:, t]` is the value before token t. After the last token it is zero.
+    `value_BT[:, t]` is the value before token t. The value after the last token is zero.
     """
     rewards_BT, value_BT = _only(rewards_BT, mask_BT), _only(value_BT, mask_BT)
     next_BT = F.pad(value_BT[:, 1:], (0, 1))
@@ -92,7 +97,7 @@ def gae_advantages(
 
 
 def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean 0 and variance 1 over all tokens, zero on padding. Give it all rollouts of a trainer's round at once."""
+    """Normalize to mean 0 and variance 1 over all tokens, zero on padding. Takes all rollouts of a trainer's round at once."""
     x_BT, count = _only(x_BT, mask_BT), mask_BT.sum()
     centred_BT = _only(x_BT - x_BT.sum() / count, mask_BT)
     variance = centred_BT.square().sum() / (count - 1).clamp(min=1)
@@ -100,9 +105,10 @@ def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def group_advantages(total_B: Tensor, group: int, *, by_deviation: bool = False) -> Tensor:
-    """GRPO, (B,): a response's whole reward less the mean of its group; `group` neighbours answer one prompt.
+    """Return the advantages of GRPO (B,): the total reward of a response minus the mean of its group.
 
-    Dividing by the deviation weighs prompts by how alike their responses score (Liu et al. 2025, arXiv:2503.20783): on request.
+    A group is `group` adjacent responses to one prompt. `by_deviation` divides by the deviation of the group, as in the paper.
+    This gives more weight to prompts whose responses have similar scores (Liu et al. 2025, arXiv:2503.20783).
     """
     total_GN = total_B.view(-1, group)
     centred_GN = total_GN - total_GN.mean(1, keepdim=True)
@@ -117,9 +123,10 @@ def group_advantages(total_B: Tensor, group: int, *, by_deviation: bool = False)
 def policy_losses(
     logp_BT: Tensor, old_BT: Tensor, advantage_BT: Tensor, mask_BT: Tensor, *, clip: float = CLIP_RANGE, ramp: float = 0.0
 ) -> Tensor:
-    """PPO's clipped surrogate (its equation 7) of each token, negated, (B, T); zero on padding. Take its `token_mean`.
+    """Return the negated clipped surrogate of PPO (equation 7) for each token (B, T), zero on padding. `token_mean` reduces it.
 
-    Between the edge 1 ± `clip` of the ratio and `ramp` beyond it a token's gradient falls linearly to zero; the textbook's jumps.
+    The gradient of a token falls linearly to zero between the edge 1 ± `clip` of the ratio and `ramp` beyond it. In the paper it
+    jumps to zero at the edge.
     """
     ratio_BT = torch.exp(_only(logp_BT - old_BT, mask_BT))
     advantage_BT = _only(advantage_BT, mask_BT)
@@ -130,9 +137,9 @@ def policy_losses(
 def value_losses(
     value_BT: Tensor, old_BT: Tensor, return_BT: Tensor, mask_BT: Tensor, *, clip: float = CLIP_RANGE, ramp: float = 0.0
 ) -> Tensor:
-    """Half the squared error of each value, clipped around the old value, (B, T); zero on padding. Take its `token_mean`.
+    """Return half the squared error of each value (B, T), clipped around the old value, zero on padding. `token_mean` reduces it.
 
-    Where the gradient is zero beyond the edge old ± `clip`, it falls to zero within about `ramp` (in units of the value).
+    Beyond the edge old ± `clip`, the gradient falls to zero within about `ramp`, in units of the value.
     """
     value_BT, old_BT, return_BT = (_only(x_BT, mask_BT) for x_BT in (value_BT, old_BT, return_BT))
     edge_BT = old_BT + clip * torch.sign(value_BT.detach() - old_BT)
@@ -142,19 +149,19 @@ def value_losses(
 
 
 def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: Tensor | int | None = None) -> Tensor:
-    """Mean over the response tokens; over `tokens` where these rows are a part of the inner batch."""
+    """Return the mean over the response tokens. If these rows are a part of a batch, `tokens` is the divisor."""
     return _only(x_BT, mask_BT).sum() / (mask_BT.sum() if tokens is None else tokens)
 
 
 def reward_model_losses(first_B: Tensor, second_B: Tensor, p_B: Tensor) -> Tensor:
-    """Bradley–Terry with p that the first response is better, and a pull to the centre: (B,) from the scores of both."""
+    """Return Bradley–Terry losses (B,) plus a pull to mean zero, from both scores and the probability p of the first response."""
     return _preference_losses(first_B - second_B, p_B) + CENTRE_WEIGHT * (first_B + second_B).square()
 
 
 def dpo_losses(
     first_B: Tensor, second_B: Tensor, reference_first_B: Tensor, reference_second_B: Tensor, p_B: Tensor, *, beta: float
 ) -> Tensor:
-    """DPO (its equation 7) with p that the first response is better: (B,) from the sums of the responses' log-probabilities."""
+    """Return the losses of DPO (B,) (equation 7) from the log-probabilities of responses and the probability p of the first."""
     return _preference_losses(beta * ((first_B - reference_first_B) - (second_B - reference_second_B)), p_B)
 
 
@@ -163,10 +170,10 @@ def _preference_losses(difference_B: Tensor, p_B: Tensor) -> Tensor:
 
 
 def _ramped_maximum(free: Tensor, clipped: Tensor, width: Tensor) -> Tensor:
-    """The larger of the two. Where `clipped` is larger by less than `width`, the gradient passes linearly from one to the other.
+    """Return about the maximum of both. While `clipped` exceeds `free` by less than `width`, their gradients are interpolated.
 
-    Processors round differently. A token that one has on this side of an edge and another on that side would move the gradient of
-    a step by far more than a replay tolerates.
+    Processors round differently, so a token can be on different sides of an edge at trainer and auditor. With a jump, it would
+    change the gradient of a step by far more than re-execution tolerates.
     """
     inside = torch.minimum((clipped - free).clamp(min=0), width)
     return torch.maximum(free, clipped) - (inside - inside.square() / (2 * width.clamp(min=torch.finfo(width.dtype).tiny)))
@@ -177,5 +184,5 @@ def _only(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _last(mask_BT: Tensor) -> Tensor:
-    """True on the last token of each response."""
+    """Return a mask (B, T) of the last token of each response."""
     return mask_BT & ~F.pad(mask_BT[:, 1:], (0, 1))

@@ -1,11 +1,14 @@
-"""A tuned policy, measured: one that a reward model has tuned by samples, that of the toy exactly.
+"""Evaluation of a tuned policy: of the toy exactly, of other policies by samples and their reward model.
 
-`python -m rlhf.pytorch.policy_evaluation BETA POLICY REFERENCE [REWARD TEXT PAIRS [TOKENIZER]]` is a process of its own. It
-prints figures and responses as JSON.
+`python -m rlhf.pytorch.policy_evaluation BETA POLICY REFERENCE [REWARD TEXT PAIRS [TOKENIZER]]` prints JSON.
 
-BETA is what the next round would have. POLICY, REFERENCE and REWARD are files of `training.formats.checkpoint`; TEXT is what the
-prompts come from, PAIRS the set that the reward model learned from, and TOKENIZER the job's, if it has one. Prompts and pairs are
-held out. Without REWARD it is the toy, whose BETA is that of its job.
+| argument | meaning |
+|---|---|
+| BETA | β of the next round; ignored for the toy, which has the β of its job |
+| POLICY, REFERENCE, REWARD | files of `training.formats.checkpoint`; without REWARD the policy is the toy |
+| TEXT | text with the prompts, of which the held-out part is used |
+| PAIRS | set of the reward model, of which the held-out part is used |
+| TOKENIZER | the job's tokenizer, if it has one |
 """
 
 from __future__ import annotations
@@ -47,19 +50,19 @@ from training.job_spec import JobSpec
 from training.objectives import registry
 from training.replicated.tensor_layout import Float32Array
 
-SAMPLES: Final = 256  # prompts, each with a response of both: their mean has a sixteenth of one's deviation
-TOY_SAMPLES: Final = 64  # responses of each of the two that people can read
+SAMPLES: Final = 256  # prompts, each with a response of policy and reference: the mean has 1/16 of the deviation
+TOY_SAMPLES: Final = 64  # responses of policy and reference, for people to read
 Float64Array = npt.NDArray[np.float64]
 
 
 # The toy -----------------------------------------------------------------------------------------------------------------
 #
-# It is small enough that the value of any policy, and the best one, can be computed. Arrays have shape (7776,), in the order of
-# `toy_responses`.
+# The toy is small enough to compute the value of any policy and the largest value exactly. Arrays have shape (7776,), in the
+# order of `toy_responses`.
 
 
 def toy_responses() -> npt.NDArray[np.int64]:
-    """All responses, shape (7776, 5): the numbers of base six in their order."""
+    """Return all responses (7776, 5): the five-digit numbers in base six, ascending."""
     return np.array(list(itertools.product(range(TOY_VOCABULARY), repeat=TOY_LENGTH)), dtype=np.int64)
 
 
@@ -70,23 +73,23 @@ def toy_rewards(seed: int) -> Float64Array:
 
 
 def policy_value(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
+    """Return J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
     return float(np.exp(logp) @ (rewards - beta * (logp - reference)))
 
 
 def optimal_value(reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """J* = β·ln E_reference e^{r/β}: no policy has a larger J."""
+    """Return J* = β·ln E_reference e^{r/β}, the largest J of any policy."""
     return float(beta * np.logaddexp.reduce(reference + rewards / beta))
 
 
 def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """(J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the best policy."""
+    """Return (J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the optimal policy."""
     start = policy_value(reference, reference, rewards, beta)
     return (policy_value(logp, reference, rewards, beta) - start) / (optimal_value(reference, rewards, beta) - start)
 
 
 def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Array:
-    """Of all responses."""
+    """Return the log-probability of each response."""
     model, responses = _model(spec, parameters), torch.from_numpy(toy_responses())
     prompted = F.pad(responses[:, :-1], (1, 0), value=TOY_PROMPT)
     with torch.no_grad():
@@ -96,7 +99,7 @@ def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Arr
 
 
 def toy_metrics(spec: JobSpec, parameters: Float32Array, first: Float32Array) -> PolicyMetrics:
-    """Of a policy over all responses; no sampling takes part."""
+    """Measure a policy of the toy over all responses, without sampling."""
     own: PpoSettings = spec.decoded_settings
     beta, rewards = own.beta, toy_rewards(spec.seed)
     logp, reference = toy_log_probabilities(spec, parameters), toy_log_probabilities(spec, first)
@@ -118,7 +121,7 @@ def evaluate_toy(files: Sequence[Path]) -> tuple[PolicyMetrics, list[dict[str, s
     return toy_metrics(spec, policy, reference), _samples([str(TOY_PROMPT)] * TOY_SAMPLES, *texts)
 
 
-# By samples --------------------------------------------------------------------------------------------------------------
+# Other policies ----------------------------------------------------------------------------------------------------------
 
 
 def evaluate_policy(
@@ -160,7 +163,7 @@ def _model(spec: JobSpec, parameters: Float32Array) -> GPT:
 
 
 def _prompts(text: TokenArray, length: int) -> Tensor:
-    """Evenly spaced."""
+    """Return evenly spaced windows of a text (SAMPLES, length)."""
     starts = np.linspace(0, len(text) - length, SAMPLES).astype(np.int64)
     return torch.from_numpy(np.stack([text[start : start + length] for start in starts]).astype(np.int64))
 
@@ -183,7 +186,7 @@ def _score(scorer: NormalizedRewardModel, prompts_BP: Tensor, responses: list[li
 
 
 def _logp(model: GPT, prompts_BP: Tensor, responses: list[list[int]]) -> float:
-    """The mean over the responses of what all tokens of one have together."""
+    """Return the mean log-probability of a response: the sum over its tokens, averaged over the responses."""
     lengths = list(map(len, responses))
     tokens_BT = _padded(responses, max(lengths))
     passed = rollout_passes.forward_pass(

@@ -1,4 +1,4 @@
-"""PPO in the worker: responses are sampled, committed to, checked, and trained on."""
+"""PPO in the worker: it samples responses, declares them, verifies declarations, and trains."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from training.engines.pytorch.model import GPT
 from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
-EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
-# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.rollouts.SCORE_VARIANCE`
+EPSILON: Final = 2.0**-10  # tolerated lead of another token: logits differ by about 1e-5 between processors
+# twice the effect of `FIGURE_TOLERANCE` in each score: `rlhf.objectives.rollouts.SCORE_VARIANCE`
 CORRELATION_TOLERANCE: Final = 0.02
-FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
+FIGURE_TOLERANCE: Final = 1e-4  # in sums, per token or response: no setting depends on less
 
 
 def ppo_loss(
@@ -59,7 +59,7 @@ def ppo_loss(
     old_value_BT: Tensor,
     return_BT: Tensor,
 ) -> Tensor:
-    """The clipped losses of policy and, if there is one, value: means over the tokens of the inner step of these responses."""
+    """Return the clipped policy loss, plus the value loss if there is a value head. Both are means over tokens."""
     own: PpoSettings = model.job.decoded_settings
     features_BTC = rollout_passes.response_features(model, x_BS, begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
@@ -73,7 +73,7 @@ def ppo_loss(
 
 @dataclass(frozen=True, slots=True)
 class _ScoredRollouts:
-    """What a round's model and the reference say of a trainer's responses."""
+    """A trainer's responses with the outputs of the round's model, of the reference and of the reward."""
 
     key: tuple[RolloutId, bytes]
     responses: Sequence[TokenIds]
@@ -96,9 +96,9 @@ class PpoDeclarer:
         self._engine, self._spec = engine, engine.spec
         self._own: PpoSettings = engine.spec.decoded_settings
         self._bounds = PPO.rollout_limits(engine.spec, self._own)
-        self._scorer: NormalizedRewardModel | None = None  # made when the engine has what the job reads
-        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # the last prompts
-        self._last: _ScoredRollouts | None = None  # a proposal is looked at several times in a row
+        self._scorer: NormalizedRewardModel | None = None  # made at the first use, once the engine has the reward model
+        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # the last drawn prompts
+        self._last: _ScoredRollouts | None = None  # cached, because a proposal is used several times in a row
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
@@ -127,7 +127,7 @@ class PpoDeclarer:
         place, said = RolloutId(job, round, trainer), declaration.record
         known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
         assert known.excess_BT is not None
-        if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # also where one is no number
+        if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # `<=` is also false for NaN
             return ROLLOUT
         return FIGURES if self._differ(said, self._record(known)) else None
 
@@ -175,7 +175,7 @@ class PpoDeclarer:
     def _known(
         self, parameters: Float32Array, place: RolloutId, blob: bytes, path: Path, on_step: OnProgress, is_checked: bool = False
     ) -> _ScoredRollouts:
-        """Raises `RemoteProtocolError` for a blob that is none."""
+        """Score the responses of a blob. Raises `RemoteProtocolError` for an invalid blob."""
         last = self._last
         if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
             return last
@@ -198,7 +198,7 @@ class PpoDeclarer:
         )
         score_B = self._scores(whole_BS, begins, responses, on_step)
         blocked = [False] * len(responses)
-        if self._own.blocklist is not None:  # the lowest that a score counts, whatever said it
+        if self._own.blocklist is not None:  # blocked responses get the lowest score, instead of their reward
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
             score_B[torch.tensor(blocked)] = -self._own.score_clip
         self._last = _ScoredRollouts(
@@ -225,12 +225,12 @@ class PpoDeclarer:
         if self._scorer is None:
             assert self._engine.required_model is not None
             self._scorer = NormalizedRewardModel(self._engine.required_model, on_step, self._engine.device)
-        # No text of the set ends with a stop token; that of an unfinished response is its last one.
+        # The reward model was trained on texts without stop tokens, so it scores responses without them.
         last = [begin + len(self._said(response)) - 1 for begin, response in zip(begins, responses, strict=True)]
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
 
     def _said(self, response: TokenIds) -> TokenIds:
-        """Without the stop token."""
+        """Return the response without its stop token."""
         stop = self._own.stop_token
         return response[:-1] if stop is not None and is_finished(response, stop) else response
 
@@ -238,7 +238,7 @@ class PpoDeclarer:
         return self._engine.tokenizer.decode([int(token) for token in tokens])
 
     def _prompts(self, place: RolloutId, on_step: OnProgress) -> list[TokenIds]:
-        """One of each response."""
+        """Return the prompt of each response."""
         if self._asked is not None and self._asked[0] == place:
             return self._asked[1]
         text, own, count = self._engine.tokens.train, self._own, self._bounds.responses

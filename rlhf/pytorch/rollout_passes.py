@@ -1,8 +1,7 @@
-"""Two ways through a model: sampling responses, and one pass over responses that are there.
+"""Sampling of responses from a model, and a forward pass over given responses.
 
-Axes: B responses, R some of them, T tokens of a response, S inputs: those of the longest prompt and T − 1, V vocabulary, C
-features. Prompts may differ in length. A row is a prompt, its response right behind it, and padding: no token sees what stands
-behind it.
+Axes: B responses, R some of them, T tokens of a response, S inputs (longest prompt and T − 1 tokens), V vocabulary, C features.
+Prompts may differ in length. A row is a prompt, its response, and padding at the end, which has no effect on causal attention.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from training.engines.pytorch.layers import KVCache
 from training.engines.pytorch.model import GPT
 from training.replicated.tensor_layout import Float32Array
 
-SAMPLED_AT_ONCE = 64  # responses: one pass over the weights serves them all
-NUMBERS_AT_ONCE = 1 << 20  # in the largest tensor of a pass: 4 MB
+SAMPLED_AT_ONCE = 64  # responses that share one pass over the weights
+NUMBERS_AT_ONCE = 1 << 20  # elements of the largest tensor of a pass: 4 MB
 
-Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # of tokens, each (response, number there): shape (tokens, V)
+Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # tokens as (response, position) -> noise (tokens, V)
 
 
 def sample_responses(
     model: GPT, prompts: Sequence[TokenIds], noise: Noise, bounds: RolloutLimits, on_token: OnProgress
 ) -> list[list[int]]:
-    """A response to each prompt: token t is the argmax of logits and noise."""
+    """Sample a response to each prompt. Each token is the argmax of logits plus noise."""
     responses: list[list[int]] = [[] for _ in prompts]
     rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     with torch.no_grad():
@@ -46,12 +45,13 @@ def sample_responses(
 def _sample_part(
     model: GPT, prompts: Sequence[TokenIds], rows: Sequence[int], noise: Noise, bounds: RolloutLimits, on_token: OnProgress
 ) -> list[list[int]]:
-    """Responses to prompts of which none is shorter than the one before. All are at the same position: while the shorter ones
-    are answered, the longer ones go on with tokens of their own.
+    """Sample responses to prompts in ascending order of their lengths.
+
+    All rows are at the same position. Longer prompts still feed their own tokens while shorter ones have begun their responses.
     """
     responses: list[list[int]] = [[] for _ in prompts]
     at, longest = len(prompts[0]), len(prompts[-1])
-    spec = replace(model.spec, context=longest + bounds.tokens_max)  # what is seen of it
+    spec = replace(model.spec, context=longest + bounds.tokens_max)  # enough for the cache
     going, cache = list(range(len(prompts))), KVCache(spec, len(prompts), model.device)  # rows of the cache
     pending = torch.from_numpy(np.stack([prompt[:at] for prompt in prompts]))
     while going:
@@ -74,10 +74,11 @@ def _sample_part(
 
 
 def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) -> Tensor:
-    """(B, T, C): the features that give each of T tokens of a response, the first of which stands at `begin_B`; behind the last
-    input any.
+    """Return the features (B, T, C) that predict each of T tokens of the responses, which start at `begin_B`.
+
+    Features after the last input are arbitrary.
     """
-    unseen = int(begin_B.min()) - 1  # positions at which no token is given
+    unseen = int(begin_B.min()) - 1  # first positions, which predict no response token
     features_BSC = model.features(x_BS, last=x_BS.shape[1] - unseen)
     at_BT = (begin_B[:, None] - 1 - unseen + torch.arange(tokens, device=x_BS.device)).clamp(max=features_BSC.shape[1] - 1)
     return features_BSC.gather(1, at_BT[:, :, None].expand(-1, -1, features_BSC.shape[2]))
@@ -85,9 +86,9 @@ def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) ->
 
 @dataclass(frozen=True, slots=True)
 class ForwardPassResult:
-    logp_BT: Tensor  # of each response token; of padding anything, as in all of these
-    value_BT: Tensor  # before each token; zero where the model has no such head
-    excess_BT: Tensor | None  # by how much another token's logit and noise are more than this one's
+    logp_BT: Tensor  # log-probability of each response token; padding is arbitrary in all these tensors
+    value_BT: Tensor  # value before each token; zero if the model has no value head
+    excess_BT: Tensor | None  # maximum of logit plus noise, minus that of the response's token; None: no noise given
 
 
 def forward_pass(
@@ -98,15 +99,16 @@ def forward_pass(
     head: str,
     on_part: OnProgress,
     noise: Noise | None = None,
-    begin_B: Tensor | None = None,  # how long each prompt is; None: they are alike
+    begin_B: Tensor | None = None,  # length of each prompt; None: all have the same
 ) -> ForwardPassResult:
-    """One pass over all responses, a few of like length at a time, always the same ones together: so on one machine it gives the
-    same bits.
+    """Compute log-probabilities, values and excesses of all responses, in parts of similar length.
+
+    The parts are always the same, so the bits are reproducible on one machine.
     """
     logp_BT, value_BT = torch.zeros(tokens_BT.shape), torch.zeros(tokens_BT.shape)
     excess_BT = None if noise is None else torch.zeros(tokens_BT.shape)
     begin_B = torch.full((len(x_BS),), x_BS.shape[1] - tokens_BT.shape[1] + 1) if begin_B is None else begin_B
-    end_B = (begin_B - 1 + torch.tensor(lengths)).tolist()  # of the inputs
+    end_B = (begin_B - 1 + torch.tensor(lengths)).tolist()  # number of inputs of each row
     by_end, done = sorted(range(len(end_B)), key=end_B.__getitem__, reverse=True), 0
     with torch.no_grad():
         while done < len(by_end):
@@ -129,7 +131,7 @@ def forward_pass(
 
 
 def _excess(logits_RTV: Tensor, tokens_RT: Tensor, responses: Sequence[tuple[int, int]], noise: Noise) -> Tensor:
-    """Of responses, each named by its number and length."""
+    """Return the excess (R, T) of responses, each given by its number and length."""
     excess_RT, device = torch.zeros(tokens_RT.shape), logits_RTV.device
     at_once = max(1, NUMBERS_AT_ONCE // logits_RTV.shape[2])
     for row, (number, length) in enumerate(responses):

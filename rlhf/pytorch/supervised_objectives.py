@@ -1,4 +1,4 @@
-"""Objectives that learn from sets, in the worker: scores, losses, and what is measured of those held out.
+"""Objectives that learn from sets, in the worker: scores, losses, and metrics on held-out records.
 
 Axes: N pairs, 2 responses of each, B texts, S tokens of a text, C features.
 """
@@ -24,29 +24,29 @@ from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-TOKENS_AT_ONCE: Final = 8_192  # in one pass where nothing is trained
-DEVIATION_MIN: Final = 1e-2  # processors differ by 1e-6 of a score: divided by this it stays below what auditors tolerate
-BINS: Final = 10  # of chances
+TOKENS_AT_ONCE: Final = 8_192  # in one forward pass without training
+DEVIATION_MIN: Final = 1e-2  # scores differ by 1e-6 between processors: divided by this, the difference is still tolerated
+BINS: Final = 10  # of probabilities
 Floats = npt.NDArray[np.floating[Any]]
 
 
 def calibration_error(chances: Floats, p: Floats) -> float:
-    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599) of N pairs.
+    """Return the expected calibration error (Guo et al. 2017, arXiv:1706.04599) of N pairs.
 
-    `chances`: σ(d), how likely the model finds the first response the better one; `p`: how likely people do. Both (N,). Each pair
-    counts in both orders, so that nothing depends on which response stands first.
+    `chances` (N,) is the model's probability σ(d) that the first response is better, and `p` (N,) that of people. Each pair
+    counts in both orders, so the order of the responses does not matter.
     """
     said, right = np.concatenate([chances, 1 - chances]).astype(np.float64), np.concatenate([p, 1 - p]).astype(np.float64)
     bins = np.minimum((said * BINS).astype(np.int64), BINS - 1)
-    # Of each bin, its share of the pairs times how far its mean chance is from its mean p.
+    # Each bin contributes its share of the pairs times the difference between its mean probability and its mean p.
     gaps = np.bincount(bins, weights=said - right, minlength=BINS)
     return float(np.abs(gaps).sum() / len(said))
 
 
 def text_scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
-    """(B,): of each text, at its last token or the mean of all up to it, as the job says.
+    """Return the score of each text (B,): at its last token, or the mean over its tokens for `reward-mean`.
 
-    What is behind it changes nothing: the model looks at the past alone.
+    Attention is causal, so padding after the last token has no effect.
     """
     features_BSC = model.features(x_BS)
     if model.job.objective == MEAN_REWARD.name:
@@ -61,14 +61,14 @@ def reward_loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tens
 
 
 def scores_of_pairs(model: GPT, x_N2S: Tensor, last_N2: Tensor) -> Tensor:
-    """(N, 2), of pairs that nothing is trained on. Those of a processor go in and come out."""
+    """Return the scores (N, 2) of pairs without gradients. Takes and returns tensors on the CPU."""
     with torch.no_grad():
         texts = (tensor.flatten(0, 1).to(model.device) for tensor in (x_N2S, last_N2))
         return text_scores(model, *texts).view(-1, 2).cpu()
 
 
 def held_out_scores(model: GPT, tokens: TokenizedPairs, on_step: OnProgress) -> Iterator[tuple[Tensor, Tensor]]:
-    """(scores (N, 2), p (N,)) of held-out pairs, a part at a time: always the same pairs, in the same parts."""
+    """Yield (scores (N, 2), p (N,)) of the measured held-out pairs, always in the same parts."""
     for chosen in _held_out(tokens, model.spec.context):
         x_N2S, last_N2, p_N = map(torch.from_numpy, pair_batch(tokens.held_out, tokens.held_out_split, chosen))
         yield scores_of_pairs(model, x_N2S, last_N2), p_N
@@ -76,9 +76,9 @@ def held_out_scores(model: GPT, tokens: TokenizedPairs, on_step: OnProgress) -> 
 
 
 class NormalizedRewardModel:
-    """A finished reward model. Its scores are normalised: over the held-out responses they have mean 0 and deviation 1.
+    """A finished reward model whose scores have mean 0 and deviation 1 over the held-out responses.
 
-    So `beta` and `score_clip` mean the same whatever a model's scores are. Where nothing is held out they stay as they are.
+    So `beta` and `score_clip` have the same effect with every model. Without held-out pairs the scores are not normalized.
     """
 
     def __init__(self, other: RequiredModel, on_step: OnProgress, device: torch.device = CPU) -> None:
@@ -90,7 +90,7 @@ class NormalizedRewardModel:
         self._mean, self._deviation = float(found.mean()), max(DEVIATION_MIN, float(found.std(correction=0)))
 
     def scores(self, x_BS: Tensor, last_B: Tensor, on_step: OnProgress) -> Tensor:
-        """(B,)."""
+        """Return the normalized score of each text (B,)."""
         at_once, found = max(1, TOKENS_AT_ONCE // x_BS.shape[1]), list[Tensor]()
         with torch.no_grad():
             for start in range(0, len(x_BS), at_once):
@@ -102,9 +102,7 @@ class NormalizedRewardModel:
 
 
 def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Of the held-out pairs: with a better response, the share whose better one scores higher, where equal scores count half;
-    and of all, whether chances are as people's. A figure is left out if there is no such pair. Figures of the set stand beside.
-    """
+    """Return the statistics of the set, and metrics of a reward model on held-out pairs (`preference_metrics`)."""
     assert isinstance(tokens, TokenizedPairs)
     parts = list(held_out_scores(model, tokens, on_step))
     if not parts:
@@ -114,15 +112,19 @@ def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: On
 
 
 def preference_metrics(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
-    """Of differences of scores, and of p that people give."""
-    d_N = torch.nan_to_num(d_N)  # a diverged model ranks no pair
+    """Return metrics from the differences of scores and p, the probability by people.
+
+    The accuracy is the share of pairs whose better response scores higher. Equal scores count half, and ties of people are left
+    out. The metric is missing if all pairs are ties. The calibration error is over all pairs.
+    """
+    d_N = torch.nan_to_num(d_N)  # NaN of a diverged model counts as equal scores
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
     found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found
 
 
 def response_logp(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor) -> Tensor:
-    """(B,): log-probability of each response behind its prompt. Logits are made for its tokens alone."""
+    """Return the log-probability of each response after its prompt (B,). Logits are computed for response tokens only."""
     x_BS, y_BS, mask_BS = (tensor.to(model.device) for tensor in (x_BS, y_BS, mask_BS))
     logits_MV = model.logits(model.features(x_BS)[mask_BS])
     logp_M = losses.log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
@@ -152,7 +154,7 @@ def dpo_loss(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor, referen
 
 
 def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Those of a reward model, of the implicit reward: β times the log-ratio of policy and reference."""
+    """Return the metrics of a reward model for the implicit reward: β times the log-ratio of policy and reference."""
     assert isinstance(tokens, TokenizedResponses)
     differences, ps = list[Tensor](), list[Tensor]()
     for chosen in _held_out(tokens, spec.model.context):
@@ -166,8 +168,10 @@ def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnPro
 
 
 def fill_reference_log_probabilities(engine: TorchEngine, drawn: npt.NDArray[np.int64] | None, on_step: OnProgress) -> None:
-    """Writes into the data what the reference gives both responses of these pairs (None: those held out), where it is not known
-    yet: so each pair is passed over once, and an auditor passes over no others than those of the rounds that it replays.
+    """Compute missing log-probabilities of these pairs under the reference, and store them in the data.
+
+    `drawn` is None for the measured held-out pairs. Each pair is computed once, and an auditor computes only pairs of the rounds
+    that it re-executes.
     """
     data, kept = engine.tokens, engine.read_parameters()
     assert isinstance(data, TokenizedResponses) and engine.first_parameters is not None
@@ -193,14 +197,14 @@ def _logp_of_pairs(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor) -
 
 
 def _held_out(tokens: TokenizedPairs | TokenizedResponses, context: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Numbers of held-out records, always the same ones together."""
+    """Yield numbers of the measured held-out records, always in the same parts."""
     chosen = _chosen(tokens)
     for start in range(0, len(chosen), _at_once(context)):
         yield chosen[start : start + _at_once(context)]
 
 
 def _chosen(tokens: TokenizedPairs | TokenizedResponses) -> npt.NDArray[np.int64]:
-    """Of those held out, evenly spaced."""
+    """Return the numbers of the held-out records to measure, evenly spaced."""
     count = min(len(tokens.held_out_split), MEASURED_PAIRS_MAX)
     return np.linspace(0, max(0, len(tokens.held_out_split) - 1), count).astype(np.int64)
 
