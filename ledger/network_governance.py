@@ -151,8 +151,7 @@ def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, vot
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:
-    """Make an upgrade due if a quorum votes for it. It is the only one: two quorums share a voter, and each voter has one vote.
-    """
+    """Make an upgrade due if a quorum votes for it. There is at most one: two quorums share a voter, which has one vote."""
     voters = VoterSet(members.voters)
     counts = Counter(wish for voter, wish in state.upgrade_votes.items() if voter in voters)
     for wish, count in counts.items():

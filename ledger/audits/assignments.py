@@ -24,8 +24,7 @@ from protocol.units import display_round_number
 
 
 def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[bytes, Proposal]) -> None:
-    """Draw the audits of a closed round, except for updates that voters re-executed before the ballot. `accepted` is by trainer.
-    """
+    """Draw the audits of a closed round, without updates that were re-executed before the ballot. `accepted` is by trainer."""
     job = tables.job
     revealed = sortition.matching_reveals(closed.reveals, tables.commitments)
     # Re-executors with omitted ballots draw now for the rounds that they missed. A leader that omits the ballots of its

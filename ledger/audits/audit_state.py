@@ -201,9 +201,9 @@ class AuditsState:
 class AuditFinding(ProposalReference):
     """A re-executor's finding about one accepted proposal.
 
-    | transaction     | author                                            | proposal     | findings                              |
-    | `audit/report`  | an auditor that was drawn for it                  | any drawn    | any; each one but MATCH is a challenge|
-    | `audit/verdict` | a re-executor of the round other than the accused | any disputed | any; MATCH means innocent             |
+    | transaction     | author                                            | proposal     | findings                          |
+    | `audit/report`  | an auditor that was drawn for it                  | any drawn    | all but MATCH are challenges      |
+    | `audit/verdict` | a re-executor of the round other than the accused | any disputed | all; MATCH means innocent         |
     """
 
     finding: ReplayFinding

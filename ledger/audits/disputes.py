@@ -201,8 +201,7 @@ def add_rewards(tables: AuditTables, number: int, accepted: Mapping[bytes, Propo
 
 
 def vest_rewards(tables: AuditTables) -> None:
-    """Vest rewards of rounds whose window is over, without an open dispute, an awaited report or an unopened loss of the trainer.
-    """
+    """Vest rewards of rounds without an open window, an open dispute, an awaited report or an unopened loss of the trainer."""
     current = tables.current_key
     for trainer, rounds in tables.unvested_rounds.items():
         is_open = tables.rounds_awaiting_reports(trainer)

@@ -45,8 +45,7 @@ def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
 
 
 def apply_loss_opening(tables: AuditTables, author: bytes, opening: loss_commitments.LossOpening) -> None:
-    """Open the loss that a trainer's proposal committed to, and compare each report on it. Raises `Refused` if it does not fit.
-    """
+    """Open the loss that a trainer's proposal committed to, and compare each report with it. May raise `Refused`."""
     of, trainer = tables.unopened_losses.get(opening.round, {}), opening.trainer
     known = of.get(trainer)
     if known is None or tables.current_key(trainer) != author:

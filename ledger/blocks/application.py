@@ -286,8 +286,7 @@ class LedgerApplication:
         return compact_body(body)
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """Return None if a part is missing. It may never come: of two ballots of a faulty voter, each peer keeps the first one.
-        """
+        """Return the body, or None without all parts. A part may never come: peers keep only the first ballot of each voter."""
         message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body

@@ -136,8 +136,7 @@ class Mempool:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
     def can_wait(self, running: Set[bytes]) -> bool:
-        """Return whether no transaction needs a block of its own: each waits for a round of a running job to close, or lingers.
-        """
+        """Return whether each transaction lingers or waits for a round of a running job, so that none needs a block now."""
         return all(entry.traits.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
 
     def release_lingering(self, now: float) -> float | None:

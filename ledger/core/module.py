@@ -119,8 +119,7 @@ class Module(Generic[S]):
         raise NotImplementedError
 
     def follow_key_rotations(self, state: S, current: Callable[[bytes], bytes]) -> S:
-        """Return the state with its tables of people under their present keys. `current` maps a key to the person's present key.
-        """
+        """Return the state with its tables of members under their present keys. `current` maps a key to the present one."""
         return state
 
     def settle_block(self, state: S, view: StateReader, context: BlockContext) -> StateChange:

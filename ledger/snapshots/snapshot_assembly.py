@@ -77,8 +77,7 @@ class RestoredSnapshot:
         return self.state.height
 
     def is_overtaken(self, applied: int, repairs: bool) -> bool:
-        """Return whether single blocks were faster and reached height `applied`. Never true for a snapshot that repairs a state.
-        """
+        """Return whether single blocks were faster, up to height `applied`. A snapshot that repairs a state is always needed."""
         return self.height <= applied and not repairs
 
     def install_models(self) -> None:
@@ -87,8 +86,7 @@ class RestoredSnapshot:
 
 
 class SnapshotAssembly:
-    """A snapshot while it is downloaded. `missing` holds the keys that can be requested now; it grows as parts name further ones.
-    """
+    """A snapshot while it is downloaded. `missing` holds the keys that can be requested now. It grows as parts name others."""
 
     def __init__(
         self, rules: LedgerRules, models: ModelStore, tip: tuple[VerifiedHeader, ...], digests: Mapping[str, bytes]

@@ -300,8 +300,7 @@ class SnapshotDownload:
 
     @property
     def _busy(self) -> Counter[bool]:
-        """Number of places in use by voters (True) and by others (False). Separate places keep strangers from displacing voters.
-        """
+        """Number of places that voters (True) and others (False) use. Separate places keep strangers from displacing voters."""
         return Counter(peer in self._voters for peer, source in self._sources.items() if self._holds_place(source))
 
     def _holds_place(self, source: _SnapshotSource) -> bool:

@@ -137,8 +137,7 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """The snapshots of one peer. `add_applied_state` follows the chain. `answer_request` reads from disk and may run in a thread.
-    """
+    """The snapshots of one peer. `add_applied_state` follows the chain. `answer_request` reads from disk, perhaps in a thread."""
 
     def __init__(self, archive: BlockArchive, models: ModelStore) -> None:
         self._archive, self._models = archive, models
@@ -146,8 +145,7 @@ class SnapshotStore:
         self._held: dict[int, Snapshot] = {}
 
     def add_initial_state(self, state: LedgerState) -> None:
-        """Add the state after a start. If the last block did not change the root, it certifies this state as its predecessor's.
-        """
+        """Add the state after a start. If the last block did not change the root, the block itself certifies this state."""
         last = self._archive.get_decision(state.height)
         if last is not None and last.decode().state_root == state.state_root:
             self._add(Snapshot(state.height - 1, state))
@@ -295,8 +293,7 @@ class SnapshotStore:
         return self._models.read_part(*model, message.index)
 
     def _headers(self, first: int) -> bytes | None:
-        """Return headers down from `first`, or None. A peer restored from a snapshot has no headers older than that snapshot's.
-        """
+        """Return headers down from `first`, or None. A peer that began with a snapshot has only the headers that came with it."""
         headers: list[bytes] = []
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):

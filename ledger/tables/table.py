@@ -212,8 +212,7 @@ class Table(Generic[R]):
         return ((key, self._decoded(data)) for key, data in sparse_merkle_tree.iterate_rows(*self.hashed_tree()))
 
     def row_groups(self) -> Iterator[tuple[bytes, Callable[[], list[tuple[bytes, R]]]]]:
-        """Yield the rows in groups: a name, and a function that reads the rows. The same name means the same rows in any table.
-        """
+        """Yield groups of rows: a name, and a function that reads the rows. Equal names mean equal rows, in any table."""
         node, read = self.hashed_tree()
 
         def rows(bucket: Bucket) -> list[tuple[bytes, R]]:

@@ -79,8 +79,7 @@ class KeyProof:
 
 @dataclass(frozen=True, slots=True)
 class RangeProof(KeyProof):
-    """A proof of all rows of a range, in order of their paths. `other` is alone in a subtree with the range, but outside of it.
-    """
+    """A proof of all rows of a range, in order of their paths. `other` is alone in a subtree around the range, but not in it."""
 
     rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]
 
