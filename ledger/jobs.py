@@ -44,7 +44,7 @@ PLANNED_MAX = 12  # finished or paused jobs that stay because modules will start
 REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay for replays of those audits: at most a base and a read model each
 # All running jobs may end at once.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # this number can end in one block, and none is forgotten in that block
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # that many can end in one block, and none is forgotten in that block
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 QUEUE_PER_MEMBER_MAX = 4  # no member can fill the queue alone
 TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, after rounds that could not be judged in time
@@ -585,7 +585,7 @@ class JobsModule(Module[JobsState]):
             is_over = job.phase is JobPhase.FINISHED or not job.anchors
             anchors = () if is_over else anchors_to_keep(job.anchors, doubtful.get(key, job.round))
             rollbacks = {} if is_over else job.rollback_requests
-            # An unchanged job stays the same object, which readers recognize.
+            # An unchanged job stays the same object, so that readers need not scan it again.
             is_same = (anchors, rollbacks) == (job.anchors, job.rollback_requests)
             jobs[key] = job if is_same else replace(job, anchors=anchors, rollback_requests=rollbacks)
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and job.opened_height == height))
@@ -687,7 +687,7 @@ class JobsModule(Module[JobsState]):
         """Start queued jobs in order, while there is a place.
 
         A job stays queued if it is held, if the present members cannot train it, or if no quorum of voters holds its initial
-        parameters. Otherwise all peers could wait for these parameters for ever.
+        parameters. Started without them, it would make all peers wait, perhaps for ever.
         """
         jobs, left = dict(state.jobs), list[QueuedJob]()
         for waiting in state.queue:
@@ -722,7 +722,7 @@ class JobsModule(Module[JobsState]):
         trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
         unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
-        if accepted & unsuspended:  # otherwise all others may be absent, and the round would never close
+        if accepted & unsuspended:  # without an accepted one, all may be absent and the round would never close
             able = unsuspended
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()

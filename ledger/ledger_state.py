@@ -512,8 +512,8 @@ class LedgerRules:
     def preverify_signatures(self, body: BlockBody) -> None:
         """Verify and cache the signatures of a body, up to the cost of a block. May run in a thread.
 
-        The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
-        signature, as `apply_block` does. Round certificates and evidence come first, as in `_acted`.
+        Membership is not checked, because an author may become a member in this very body. Raises `RemoteProtocolError` at the
+        first false signature, in the order of `_acted`: round certificates, evidence, transactions.
         """
         for closing in body.round_certificates:
             self.open_round_certificate(closing)

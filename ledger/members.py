@@ -169,10 +169,9 @@ class MembersState:
 
     @property
     def round_voters(self) -> tuple[bytes, ...]:
-        """Return the voters of a round that opens now: the present keys of the next height's voters, without expelled ones.
+        """The voters of a round that opens now: the present keys of the next height's voters, without expelled ones.
 
-        If none is left, these are the voters of the height after it. One of them is left, because the last voter is never
-        expelled.
+        If none is left, these are the voters of the height after it. One of those is left: the last voter is never expelled.
         """
         for keys in (self.voters, self.upcoming):
             left = sorted(self.current_key(key) for key in keys if not self.is_expelled(key))
@@ -479,7 +478,7 @@ def expel_member(state: MembersState, culprit: bytes, height: int) -> MembersSta
 def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: BlockContext) -> MembersState:
     """Rotate a key. The new key is the member at once, and its vote follows in turn. Approvals and candidacy of the old key end.
 
-    Owners rotate keys that a thief may have. The owner can approve and stand again.
+    A thief may have made them with the old key. The owner can approve and stand again.
     """
     member = state.members[author]
     if rotate.new_key in state.members:
@@ -499,9 +498,7 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
-    """Return the state without the candidacy, approvals, retirement votes and revocations of these keys, and without votes about
-    them.
-
+    """Return the state without candidacies, approvals, retirement votes and revocations of these keys, and votes about them.
     Their invitations no longer admit anyone, revoked or not.
     """
     standing = {

@@ -76,7 +76,7 @@ class RoundAudits:
 
     @property
     def may_renew_window(self) -> bool:
-        """Return whether the time for its reports may restart once more.
+        """True if the time for its reports may restart once more.
 
         A faulty auditor is ignored after three refuted challenges, and no longer drawn for a trainer after three refuted claims.
         It may still dispute earlier draws later. Without this bound it would delay an honest reward for ever.
@@ -105,7 +105,7 @@ class Dispute:
 
     @property
     def judges_heard(self) -> tuple[bytes, ...]:
-        """Return the re-executors that have given a verdict."""
+        """The re-executors that have given a verdict."""
         return self.voted_invalid + self.voted_valid + self.voted_withheld
 
     def may_judge_again(self, judge: bytes) -> bool:
@@ -265,9 +265,7 @@ def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
 
 
 def first_duty_of_each_trainer(due: Iterable[AuditDuty], members: MembersState) -> list[AuditDuty]:
-    """Return the first duty of each job and trainer. Windows allow for the slowest link with one transfer at a time, so others
-    wait.
-
+    """Return the first duty of each job and trainer. The others wait: windows allow the slowest link one transfer at a time.
     Jobs do not wait for one another. Each has its own windows, and disputes in one of them must not delay another.
     """
     first = dict[tuple[bytes, bytes], AuditDuty]()

@@ -145,11 +145,11 @@ def hold_against(tables: AuditTables, challenger: bytes) -> None:
         tables.ignored_challengers[challenger] = tables.job.round + 1 + tables.terms.suspension_rounds
 
 
-# Claims ----------------------------------------------------------------------------------------------------------------- A claim
-# is an auditor's challenge with the finding `withheld`. If most judges disagree, either the auditor or the trainer lies, and no
-# peer can tell which. The claim therefore counts against neither. After three claims the auditor is separated from the trainer:
-# it is not drawn for it. At most f auditors are faulty, so a trainer that is separated from more than f auditors is faulty: it is
-# shunned.
+# Claims -----------------------------------------------------------------------------------------------------------------
+# A claim is an auditor's challenge with the finding `withheld`. If most judges disagree, either the auditor or the trainer lies,
+# and no peer can tell which. The claim therefore counts against neither. After three claims the auditor is separated from the
+# trainer: it is not drawn for it. At most f auditors are faulty. A trainer that is separated from more than f is therefore faulty
+# itself: it is shunned.
 
 
 def auditors_apart(claims: WithheldClaims) -> set[bytes]:
@@ -243,7 +243,7 @@ def suspend_trainer(tables: AuditTables, trainer: bytes, cause: AuditLogEntry) -
 
 
 def end_suspensions(tables: AuditTables) -> None:
-    """End suspensions, and the time of ignored challengers, that last until the next round."""
+    """End suspensions of trainers, and exclusions of challengers, whose last round has closed."""
     assert AUDIT_TRANSITIONS[AuditStage.SUSPENDED, AuditEvent.TIME].after is AuditStage.TRAINS
     opens = tables.closed + 1
     tables.suspended = {key: until for key, until in tables.suspended.items() if until > opens}

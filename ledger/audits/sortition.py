@@ -15,8 +15,8 @@ from protocol.codec import Count, Digest
 
 TICKET_DOMAIN = b"folkmoot/audit\x00"
 TICKET_PREFIX_BYTES = 8  # of a ticket; they are the lot
-# The later a false update comes, the fewer honest rounds follow it, so audits are densest late. Both are multiples of the job's
-# rate, whose average is 1.
+# A false update that comes later is followed by fewer honest rounds, so audits are densest late. Both shares multiply the job's
+# rate, and their average over a job is 1.
 EARLY_SHARE = 0.5  # in the first two thirds of a job's rounds, without the closing ones
 LATE_SHARE = 2.0
 

@@ -221,10 +221,9 @@ def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None
 def end_windows(tables: AuditTables, now_ms: int | None) -> None:
     """Lapse reports and end disputes whose window is over. `now_ms` is the parent block's time; None: no window has time left."""
     if now_ms is not None:
-        # The block that closes a round does not know its own time, and its parent may be much older, so that a window from then
-        # would be too short. The window therefore begins at the parent of the block that closes the next round. Judges download
-        # one disputed proposal of a trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins
-        # when the one before it ends.
+        # The block that closes a round does not know its own time, and its parent may be much older. A window from then would be
+        # too short, so it begins at the parent of the block that closes the next round. Judges download one disputed proposal of
+        # a trainer at a time (`first_duty_of_each_trainer`), so the next dispute's window begins when the former one ends.
         begun_ms = max(1, now_ms)
         for number, audits in tables.rounds.items():
             if not audits.closed_ms:

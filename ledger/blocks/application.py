@@ -45,7 +45,7 @@ ROUND_DEFERRAL_SECONDS = 60.0
 # Audits of a job without open rounds end by block time, so blocks are made at this interval until these audits are over.
 SETTLING_BLOCK_SECONDS = 1.0
 BODY_FIXED_BYTES = 64  # of an encoded body, beside its round certificates, evidence and transactions
-# held until a block carries it: at most 30 kB each; evidence in excess is dropped
+# pieces of evidence that wait for a block, at most 30 kB each; further ones are dropped
 PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
 WHOLE_BYTES_MAX = 1_024  # such a body and its header fit into one packet, so that a compact form saves nothing
 
@@ -137,7 +137,7 @@ class LedgerApplication:
         self.inclusion_lists.prune_lists(state.members, state.height)
         self.pending_evidence = {key: evidence for key, evidence in self.pending_evidence.items() if self._would_expel(key)}
 
-    # Evidence and notices
+    # Evidence and inclusion lists
 
     def add_evidence(self, evidence: Evidence) -> bool:
         """Keep evidence until a block carries it. Return whether it is new and would expel a member.
@@ -226,7 +226,7 @@ class LedgerApplication:
 
     @property
     def _time_due_at(self) -> float | None:
-        """When the next block is due although nothing waits for one; None: none is due."""
+        """Time in seconds of the next block that is due without any content; None: no such block is due."""
         if self._settling is None or self._settling[0] is not self.state:
             self._settling = (self.state, any(job.phase is JobPhase.SETTLING for job in self.state.jobs.jobs.values()))
         return self.state.time_ms / 1_000 + SETTLING_BLOCK_SECONDS if self._settling[1] else None

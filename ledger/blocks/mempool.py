@@ -29,7 +29,6 @@ from protocol.messages import InclusionList, Transaction
 TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: it must be quick to apply
 SIGNED_BYTES = 128  # overhead of a signed message in a body, beside its own bytes
 SELECTION_PASSES_MAX = 4  # over waiting transactions, sorted by nonce; a second pass finds those that follow another author's
-
 # Refusals of one member's transactions in one block. An honest member has one transaction per nonce: one refusal in a pass.
 REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: a flood from one member must not keep out the others' transactions
@@ -177,16 +176,15 @@ class Mempool:
         """Add a transaction. Return whether it is new, so that this peer relays it.
 
         | if                                         | then                                                                    |
-        | it is a stranger's, and the room is used   | it is dropped and not relayed, because a stranger's key costs nothing   |
-        | its member exceeds a quota                 | all of that member's are dropped, until the next block                  |
+        | it is a stranger's, and there is no room   | it is dropped and not relayed, because a stranger's key costs nothing   |
+        | its member exceeds a quota                 | all of that member's are dropped, and further ones until the next block |
         | all members together exceed the bounds     | the same for the member with the largest share, until the rest fits     |
 
         A member's transaction in excess is relayed all the same.
         """
-        # Therefore the same transactions stay, whatever their order of arrival between two blocks. If the smallest nonces stayed
+        # By these rules the same transactions stay, in any order of arrival between two blocks. If the smallest nonces stayed
         # instead, peers would relay a flood in descending order without end. Two peers may still differ around a block, which
-        # makes room for a transaction that was in excess just before it: `peer.node` sends a leader the transactions that it
-        # lacks.
+        # makes room for a transaction that was in excess before it: `peer.node` sends a leader the transactions that it lacks.
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
@@ -259,9 +257,7 @@ class Mempool:
         return tuple(selection.chosen)
 
     def overdue_transactions(self, rules: LedgerRules, state: LedgerState) -> tuple[bytes, ...]:
-        """Return the digests, ascending, of the oldest few that came before the last block was proposed and could still be
-        decided.
-
+        """Return digests, ascending, of the oldest valid transactions that came before the last block was proposed.
         All tries together cost at most as much as a block. An entry that exceeds the remaining cost is skipped.
         """
         old = [

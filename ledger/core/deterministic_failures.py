@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ledger.core.module import Refused
 from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 
-# RuntimeError is excluded: a RecursionError depends on the caller's stack, others depend on threads. ImportError is excluded: it
-# depends on the installation.
+# RuntimeError is not in the list: a RecursionError depends on the caller's stack, and others depend on threads. ImportError is
+# not in the list either, because it depends on the installation.
 DETERMINISTIC_ERRORS = (
     ArithmeticError,
     AssertionError,

@@ -10,7 +10,7 @@ A block acts on every module in the same order, which is the order of the list t
 | `end_block` | the module counts and opens rounds, and ends whatever is over |
 
 In each step, a module sees earlier modules in their state after the step and later modules in their state before it. It writes
-only its own state. It affects other modules through *facts*, which are frozen records: a module that knows the type of a fact
+only its own state. It affects other modules through *facts*, which are frozen records. A module that knows the type of a fact
 finds it in `BlockContext.facts_of` at later steps of the same block.
 """
 
@@ -52,7 +52,7 @@ class EmbeddedStatement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockContext:
-    """Facts about the block that is being applied. They are the same at every peer."""
+    """Properties of the block that is being applied. They are the same at every peer."""
 
     chain_id: bytes
     height: int

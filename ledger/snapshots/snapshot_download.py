@@ -27,7 +27,7 @@ SOURCES_MAX: Final = 8  # voters that are asked at once, and as many other peers
 REQUEST_WINDOW: Final = 4  # open requests to one peer: 4 MiB are in transit while one part is checked
 OFFER_SECONDS: Final = 1.0  # a peer without a proven snapshot by then makes room for another, because many may be silent
 OFFERS_SECONDS: Final = 0.3  # time for better offers after the first proven one
-OFFERS_SECONDS_MAX: Final = 5.0  # limit of this time, which doubles after each snapshot that stalls: its holders may be slow
+OFFERS_SECONDS_MAX: Final = 5.0  # limit of OFFERS_SECONDS, which doubles after each stalled snapshot: its holders may be slow
 OFFER_RETRY_SECONDS: Final = 1.0  # retry of a peer that had no offer; the network has advanced meanwhile
 STALL_SECONDS: Final = 10.0  # timeout of a peer that sends nothing: 4 MiB take this long at 3 Mbit/s
 BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused is not asked for a time, which doubles up to this
@@ -65,7 +65,7 @@ class TrustBasis:
 def make_trust_basis(
     rules: LedgerRules, state: LedgerState | None, last: DecidedBlock | None, invited: TrustedBlock | None
 ) -> TrustBasis:
-    """Return the trust basis of a peer. It trusts the `last` block that it decided, and its applied `state` (None: a wrong one).
+    """Return the trust basis of a peer. It trusts the `last` block that it decided, and its applied `state` (None: it is wrong).
 
     If its invitation names a later block, it trusts neither of them: retired voters could have led it to a fork.
     """
@@ -307,7 +307,7 @@ class SnapshotDownload:
         return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
 
     def _ask_for_offers(self) -> None:
-        """Request offers, longest idle peer first. A proof that has begun continues even if all places are taken."""
+        """Request offers, first from peers that waited longest. A proof that has begun continues even if all places are taken."""
         busy = self._busy
         for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
             if source.waits or source.tip or max(source.again, source.rested) > self._now:

@@ -1,7 +1,7 @@
 """Snapshots that a peer offers: its stock, their proofs, and answers to requests. Sans-IO.
 
 A snapshot of height H is the state after H: the ledger's modules and the models of its jobs. The block at H + 1 certifies it. A
-snapshot is free until it is requested: states are immutable values, and models of past rounds are folders that are kept longer.
+snapshot costs nothing until it is requested: states are immutable, and models of past rounds are folders that are kept longer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BY
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotContent, SnapshotOffer, SnapshotPart
 
 SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
-# A peer that lags by more requests a snapshot. A model has 64 bits per parameter and an update about 1, so that these heights,
-# with a few trainers each, are as large, and must be applied besides.
+# A peer that lags by more requests a snapshot. A model has 64 bits per parameter, an update about 1. With a few trainers, the
+# updates of these heights are therefore as large as a model, and the peer must also apply them.
 SNAPSHOT_LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states to offer if none at a multiple is suitable; each keeps a model longer
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
@@ -145,7 +145,7 @@ class SnapshotStore:
         self._held: dict[int, Snapshot] = {}
 
     def add_initial_state(self, state: LedgerState) -> None:
-        """Add the state after a start. If the last block did not change the root, the block itself certifies this state."""
+        """Add the state after a start. If the last block left the root unchanged, it certifies this state for `height - 1`."""
         last = self._archive.get_decision(state.height)
         if last is not None and last.decode().state_root == state.state_root:
             self._add(Snapshot(state.height - 1, state))

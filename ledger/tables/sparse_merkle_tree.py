@@ -22,7 +22,7 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 EMPTY: Final = bytes(32)  # no known data have this hash
 DEPTH_MAX: Final = 256  # bits of a path
-# Half of this would double the memory of branches. Twice of this would double the unchanged rows that a block hashes.
+# Half this number would double the memory of branches. Twice this number would double the unchanged rows that a block hashes.
 BUCKET_ROWS_MAX: Final = 16
 ROW_HEADS_BYTES: Final = 6  # bytes that the encoding of a pair adds to key and value, at most
 
@@ -90,7 +90,7 @@ def make_branch(left: Node, right: Node) -> Branch:
 
 
 def read_no_bucket(slot: int, hash: bytes) -> bytes:
-    """Fail for a tree whose buckets should all be in memory."""
+    """Raise `StorageError`. This is the `BucketReader` of trees whose buckets are all in memory."""
     raise StorageError("the rows of this table are not here")
 
 

@@ -172,7 +172,7 @@ class Table(Generic[R]):
                     if value is not None and self._decoded(self._encoded(value)) != value:
                         raise TypeError(f"a {type(value).__name__} that is read back as something else")
 
-    # Once a block ----------------------------------------------------------------------------------------------------
+    # Once per block --------------------------------------------------------------------------------------------------
 
     def hashed_tree(self) -> tuple[Node, BucketReader]:
         """Return the tree of these rows, and a reader of its buckets that are not in memory."""
@@ -246,7 +246,7 @@ class Table(Generic[R]):
         return cls(kind)
 
     def adopt_rows_of(self, other: Table[R]) -> None:
-        """Read the same rows in the way of `other` from now on."""
+        """Share the rows of `other`, which has the same root."""
         assert other.root == self.root
         self._now = other._now
 
@@ -291,7 +291,7 @@ class TableAssembly:
         self._table.adopt_rows_of(Table(self._table.kind, nodes[0]))
 
 
-# Bounds of a state -------------------------------------------------------------------------------------------------------
+# Tables of a state -------------------------------------------------------------------------------------------------------
 
 
 def _table_fields(state: type) -> tuple[str, ...]:

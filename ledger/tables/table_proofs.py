@@ -63,7 +63,7 @@ class TableRoot:
 
 @dataclass(frozen=True, slots=True)
 class OtherLeaf:
-    """A row in a proof, by hashes alone."""
+    """Another row in a proof, represented by its hashes."""
 
     path: Digest
     value: Digest
