@@ -1,4 +1,4 @@
-"""Jobs as the ledger knows them, without looking into a specification or a model."""
+"""Jobs in the ledger. Specifications and models are opaque here."""
 
 from __future__ import annotations
 
@@ -34,55 +34,55 @@ from protocol.verdicts import ABSENT
 from rounds.round_state import RoundResult
 from rounds.round_terms import RoundTerms
 
-RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
-# Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
+RUNNING_MAX = 8  # jobs with open rounds at once: each costs every peer a model in memory
+# Finished jobs stay in the state for `jobs` and `sample`. Older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
-UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start very many
-WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.state_machine`)
-BASES_MAX = 8  # finished jobs that stay since others start from their models, or read them: each costs every disk a model
-PLANNED_MAX = 12  # finished or paused jobs that stay since modules are to start others from them, or go on with them
-REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay since replays of those read their models: a base, and another one
-# All that run may end.
+UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start many
+WINDING_UP_MAX = 16  # finished jobs with open audits; in excess of this, audits end early (`ledger.audits.state_machine`)
+BASES_MAX = 8  # finished jobs that stay because other jobs start from or read their models: each costs every disk a model
+PLANNED_MAX = 12  # finished or paused jobs that stay because modules will start others from them, or resume them
+REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay for replays of those audits: at most a base and a read model each
+# All running jobs may end at once.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many can end in one block, and none goes in the block that ended it
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # that many can end in one block, and none is forgotten in that block
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
-QUEUE_PER_MEMBER_MAX = 4  # so that nobody alone fills the line
-TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
-MISSED_VOUCHES_MAX = 3  # closings in a row in which a re-executor was called and gave no vouch: then it is called last
-CALLED_LAST_ROUNDS = 20  # for so long
-WRONG_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called for the job's `suspension_rounds`
+QUEUE_PER_MEMBER_MAX = 4  # no member can fill the queue alone
+TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, after rounds that could not be judged in time
+MISSED_VOUCHES_MAX = 3  # consecutive closed rounds in which a re-executor was called and did not vouch; then it is called last
+CALLED_LAST_ROUNDS = 20  # duration of being called last
+WRONG_VOUCHES_MAX = 3  # within WRONG_VOUCH_ROUNDS; then the re-executor is not called for the job's `suspension_rounds`
 WRONG_VOUCH_ROUNDS = 20
-INVALID_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs f + 1 re-executions or more
+INVALID_UPDATES_MAX = 3  # within INVALID_UPDATE_ROUNDS; then the trainer is suspended, as each costs over f re-executions
 INVALID_UPDATE_ROUNDS = 20
-NO_PROGRESS_ROUNDS = 8  # in a row with only refused updates end the job: chance or a warm-up does not last so long
-SUSPENSION_DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
+NO_PROGRESS_ROUNDS = 8  # consecutive rounds with only refused updates, which end the job: chance or a warm-up is shorter
+SUSPENSION_DOUBLINGS_MAX = 10  # of a suspension: 1024 times the first one is permanent, and round numbers stay small
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
-    """How the accepted proposals of a job are audited after the round."""
+    """Terms of audits after the round."""
 
-    rate: float  # times `auditors` is how many re-executors are drawn for a proposal, on average
+    rate: float  # `rate` × `auditors` is the average number of re-executors that are drawn for a proposal
     auditors: int
-    window: int  # rounds in which it may be reported and judged
-    suspension_rounds: int  # the first time; doubled each time after
-    # Of a trainer's least link. 0: a window is counted in rounds alone.
-    response_ms: int = 0  # until the first bytes come, whatever is shown
-    serving_ms_per_reexecutor: int = 0  # for all that one re-executor fetches of a proposal
-    closing: int = 0  # last rounds of the job, re-executed before the ballot: the job ends without waiting for their audits
+    window: int  # rounds in which a proposal may be reported and judged
+    suspension_rounds: int  # the first time; each further suspension doubles it
+    # Times over the slowest link of a trainer. 0: windows are counted in rounds alone.
+    response_ms: int = 0  # until the first bytes come, for any size
+    serving_ms_per_reexecutor: int = 0  # for the data that one re-executor downloads for a proposal
+    closing: int = 0  # last rounds of the job, re-executed before the ballot, so that its end need not wait for their audits
 
     def served_ms(self, reexecutors: int) -> int:
-        """How long the least link takes to show a proposal to all re-executors of its round but the trainer itself."""
+        """Return the time in ms in which the slowest link serves a proposal to all other re-executors of its round."""
         return self.response_ms + self.serving_ms_per_reexecutor * max(1, reexecutors - 1)
 
     def window_ms(self, reexecutors: int) -> int:
-        """How long a proposal may be reported and judged at least: it is shown, and then what they say has to be heard."""
+        """Return the minimum time in ms for reports and verdicts: the proposal is served, and then the answers arrive."""
         return self.served_ms(reexecutors) + self.response_ms
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """The model that a job starts from: a finished job's, after its last round."""
+    """The final model of a finished job, which another job starts from or reads."""
 
     job: Digest
     round: Count
@@ -91,30 +91,30 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What a job specification says to the ledger."""
+    """The terms of a job specification that the ledger needs."""
 
     name: str
     objective: str
     rounds: int
-    audited: bool  # re-executed before the ballot
+    audited: bool  # all updates are re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
     proposal_seconds: float  # how long a round waits for proposals
-    audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors: then not `audited`
+    audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors; then `audited` is False
     base: ModelReference | None = None
-    start: bytes | None = None  # digest of the parameters that it begins with, if those are of no job
-    read: ModelReference | None = None  # another finished job, whose model everybody who trains this one reads
+    start: bytes | None = None  # digest of the initial parameters, if they do not come from a job
+    read: ModelReference | None = None  # another finished job, whose model all trainers of this one read
     requires: tuple[ModuleVersion, ...] = ()  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
-    suspension_rounds: int = 20  # of a re-executor that vouched falsely, and of a trainer with false updates before votes
-    anchor_rounds: int = 8  # from one model that a rollback may go to, to the next
-    role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
+    suspension_rounds: int = 20  # of re-executors after false vouches, and of trainers after updates found false before votes
+    anchor_rounds: int = 8  # number of rounds between anchors
+    role: str = TRAINER  # if the job needs a worker: members with this role train, and the voters among them re-execute
 
     @property
     def is_reexecuted(self) -> bool:
         return self.audited or self.audits is not None
 
     def is_audited(self, taken: int) -> bool:
-        """Whether the proposals of the round after so many are re-executed before the ballot."""
+        """Return whether proposals are re-executed before the ballot in the round after `taken` rounds."""
         return self.audited or (self.audits is not None and self.rounds - taken <= self.audits.closing)
 
 
@@ -123,27 +123,27 @@ Record = TypeVar("Record")  # of one member in one job
 
 class JobSpecRules(Protocol):
     def terms_of_spec(self, spec: bytes) -> JobTerms:
-        """Raises `RemoteProtocolError` for a specification that is none."""
+        """Return the terms of a specification. Raises `RemoteProtocolError` if it is invalid."""
 
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
-        """Why a job cannot start from the model of another, whose specification is `base`; None if it can."""
+        """Return the reason why a job cannot start from the model of another job with the specification `base`; None: it can."""
 
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
-        """Why a job cannot read the model of another, whose specification is `read`; None if it can."""
+        """Return the reason why a job cannot read the model of another job with the specification `read`; None: it can."""
 
 
 class JobPhase(enum.StrEnum):
     RUNNING = "running"
-    PAUSED = "paused"  # between two rounds: none is open
-    SETTLING = "settling"  # all rounds are taken, and audits may still undo some
+    PAUSED = "paused"  # between two rounds; none is open
+    SETTLING = "settling"  # all rounds are closed, but audits may still undo some
     FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class VouchRecord:
-    """A re-executor's record in one job, from its closings. Numbers are of rounds."""
+    """A re-executor's record in one job, from its round certificates. Numbers are rounds."""
 
-    # closings in a row in which it was called and gave no vouch
+    # consecutive closed rounds in which it was called and did not vouch
     missed_vouches: Annotated[int, Between(0, MISSED_VOUCHES_MAX)] = 0
     assigned_last_until: Count = 0  # it is called last in rounds before this one
     # the last rounds in which it vouched falsely
@@ -151,7 +151,7 @@ class VouchRecord:
     suspended_until: Count = 0  # it is not called in rounds before this one
 
     def after_round(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
-        """After the closing of a round in which it was called for an accepted proposal, or has vouched."""
+        """Return the record after a closed round in which it was called for an accepted proposal, or vouched."""
         silences = self.missed_vouches + 1 if is_silent else 0
         recent = tuple(of for of in self.wrong_vouch_rounds if of + WRONG_VOUCH_ROUNDS > round) + (round,) * is_false
         record = replace(self, missed_vouches=silences, wrong_vouch_rounds=recent)
@@ -162,14 +162,14 @@ class VouchRecord:
         return record
 
     def is_expired(self, round: int) -> bool:
-        """Whether it says nothing about the rounds from this one on."""
+        """Return whether the record has no effect from this round on."""
         is_counted = self.missed_vouches or any(of + WRONG_VOUCH_ROUNDS > round for of in self.wrong_vouch_rounds)
         return not is_counted and max(self.assigned_last_until, self.suspended_until) <= round
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerRecord:
-    """A trainer's record in one job, from rounds with re-execution before the ballot. Numbers are of rounds."""
+    """A trainer's record in one job, from rounds with re-execution before the ballot. Numbers are rounds."""
 
     # the last rounds with a false update
     invalid_update_rounds: Annotated[tuple[Count, ...], Length(0, INVALID_UPDATES_MAX)] = ()
@@ -177,9 +177,9 @@ class TrainerRecord:
     suspensions: Annotated[int, Between(0, SUSPENSION_DOUBLINGS_MAX)] = 0
 
     def after_invalid_update(self, round: int, suspension_rounds: int) -> TrainerRecord:
-        """After the closing of a round in which its update was found false.
+        """Return the record after a closed round in which its update was found false.
 
-        A suspended trainer that trains all the same, because no other one does, is not suspended for longer.
+        A suspended trainer may train if no other one does. Its suspension is then not extended.
         """
         if self.suspended_until > round:
             return self
@@ -190,7 +190,7 @@ class TrainerRecord:
         return TrainerRecord(suspended_until=until, suspensions=times)
 
     def is_expired(self, round: int) -> bool:
-        """Whether the record may be deleted. One with suspensions sets the length of the next one, and stays."""
+        """Return whether the record may be deleted. One with suspensions stays, because it sets the length of the next one."""
         return not self.suspensions and all(of + INVALID_UPDATE_ROUNDS <= round for of in self.invalid_update_rounds)
 
 
@@ -205,81 +205,81 @@ class Job:
     started_height: Count  # height
     rounds: Count
     phase: JobPhase
-    round: Count  # the open round, or of a paused job the next one; after the last one, `rounds`
-    opened_height: Count  # height of the block that opened it, or gave it the voters and trainers it has now
+    round: Count  # the round that starts from the present model: the open one, or else the next one
+    opened_height: Count  # height of the block that opened or renewed the round, or paused or ended the job
     model_root: Digest
-    fully_audited: bool  # in the open round
-    voters: TrainerKeys  # of it, as all of the following
-    reexecutors: TrainerKeys  # voters that can re-execute; empty in a job that is not re-executed
+    fully_audited: bool  # whether all updates of the open round are re-executed before the ballot
+    voters: TrainerKeys  # of the open round, like the next three
+    reexecutors: TrainerKeys  # voters that can re-execute; empty in a job without re-execution
     trainers: TrainerKeys
     awaited: TrainerKeys
-    base_job: Digest | None = None  # job whose model it started from, which stays as long as this one runs
+    base_job: Digest | None = None  # job whose model it started from; that job stays while this one runs
     stop_requests: TrainerKeys = ()  # voters that want it to end
     timeout_doublings: Annotated[int, Between(0, TIMEOUT_DOUBLINGS_MAX)] = 0
-    # Over all rounds more may train than in one.
+    # Counts over all rounds, in which more members may train than in one round.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # Trainers of the open round that rotated in it: former key -> next key that is a trainer too.
+    # Trainers of the open round that rotated during it: former key -> next key, which is also a trainer.
     successors: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
     # Trainers of the open round whose member votes in it with another key: key of the trainer -> key of the voter.
     voting_keys: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
     vouch_records: Annotated[dict[Key, VouchRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     trainer_records: Annotated[dict[Key, TrainerRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    rounds_in_model: Count = 0  # rounds of the model's own line: without those that were undone
+    rounds_in_model: Count = 0  # rounds of the model's history, without undone ones
     anchors: ModelAnchors = ()  # ascending: the newest final one, and those after it
     undone_rounds: Annotated[tuple[UndoneRounds, ...], Length(0, UNDONE_KEPT)] = ()
     # members whose updates are re-executed before the ballot
     distrusted_members: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()
-    trainers_to_vouch_for: TrainerKeys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
-    # By voter: the anchor to which it asks that the job goes back, by the round that began with it.
+    trainers_to_vouch_for: TrainerKeys = ()  # those of the open round, if it is not `fully_audited`
+    # Voter -> the anchor to which it wants the job to return, as the round that began with it.
     rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0  # since the last accepted update or rollback
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
-        """With the model of its open round."""
+        """Return the job with this model for its open round."""
         anchors = (*self.anchors, ModelAnchor(self.round, self.rounds_in_model, root)) if is_anchor else self.anchors
         return replace(self, model_root=root, anchors=anchors)
 
     @property
     def is_trained(self) -> bool:
-        """Whether no round of it opens any more, unless a rollback opens one."""
+        """True if no further round opens unless a rollback opens one."""
         return self.phase in (JobPhase.SETTLING, JobPhase.FINISHED)
 
     @property
     def last_rollback(self) -> int:
-        """The height of the last one; 0: there was none."""
+        """Height of the last rollback; 0: there was none."""
         return self.undone_rounds[-1].height if self.undone_rounds else 0
 
     @property
     def made_no_progress(self) -> bool:
-        """Whether it is over, and its last rounds have refused all updates."""
+        """True if the job ended because its last rounds refused all updates."""
         return self.phase is JobPhase.FINISHED and self.refused_rounds == NO_PROGRESS_ROUNDS
 
     @property
     def is_done(self) -> bool:
-        """Whether all its rounds are in its model."""
+        """True if the job is over and all its rounds are in its model."""
         return self.phase is JobPhase.FINISHED and self.rounds_in_model == self.rounds
 
     @property
     def failed_rounds(self) -> int:
-        """The number of refused rounds by which it has failed; 0 if it has not."""
+        """Number of refused rounds if the job failed; otherwise 0."""
         if self.made_no_progress:
             return NO_PROGRESS_ROUNDS
         return self.rounds if self.is_done and not self.accepted else 0
 
     @property
     def rejections(self) -> dict[str, int]:
-        """Verdict -> updates, of all trainers together."""
+        """Return verdict -> number of updates, over all trainers."""
         return dict(sum(map(Counter, self.rejected.values()), Counter[str]()))
 
     @property
     def last_closed(self) -> int:
-        """The last round of a job that is over, undone or not."""
+        """The last closed round of a job that is over, undone or not."""
         return max((self.round - 1, *(undone.last for undone in self.undone_rounds)))
 
     @property
     def suspended_trainers(self) -> dict[bytes, int]:
-        """By member, the first round in which it trains again: before the vote its updates were found false."""
+        """Member -> the first round in which it trains again, after false updates that were found before the ballot."""
         untils = {key: record.suspended_until for key, record in self.trainer_records.items()}
         trains = () if self.phase is JobPhase.PAUSED else self.trainers
         return {key: until for key, until in untils.items() if until > self.round and key not in trains}
@@ -304,7 +304,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that was decided while others had its place."""
+    """A decided job that waits in the queue."""
 
     job: Digest
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
@@ -312,8 +312,8 @@ class QueuedJob:
     author: Key
     since: Count  # height
     base_job: Digest | None = None
-    stop_requests: TrainerKeys = ()  # voters that want it out of the line
-    start_model_holders: TrainerKeys = ()  # voters that hold what it starts from, and found nothing wrong with it
+    stop_requests: TrainerKeys = ()  # voters that want to remove it from the queue
+    start_model_holders: TrainerKeys = ()  # voters that hold its initial parameters and found no fault with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class JobsState:
     queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # in the order in which they were decided
 
     def unfinished(self) -> dict[bytes, Job]:
-        """Those that run, and those that are paused."""
+        """Return the running, paused and settling jobs."""
         return {key: job for key, job in self.jobs.items() if job.phase is not JobPhase.FINISHED}
 
     def running(self) -> dict[bytes, Job]:
@@ -331,37 +331,37 @@ class JobsState:
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """`job/start`: the specification is opaque here."""
+    """`job/start`: start a job. The specification is opaque here."""
 
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """`job/stop`: ends a job and gives up its open round. The author does that alone, voters by a quorum."""
+    """`job/stop`: end a job and abandon its open round. The author can do it alone; otherwise a quorum of voters is needed."""
 
     job: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class AttestStartModel:
-    """`job/attest-start-model`: this voter holds the parameters that a waiting job starts from, and they are sound."""
+    """`job/attest-start-model`: this voter holds the initial parameters of a queued job, and they are sound."""
 
     job: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRollback:
-    """`job/rollback`: the job goes back to an anchor. Voters do that by a quorum."""
+    """`job/rollback`: return the job to an anchor, by a quorum of voters."""
 
     job: Digest
-    round: Count  # that began with the anchor; of the present model it takes back what this voter has asked for
-    last: Count = 0  # height of the job's last rollback: then rounds that are undone are not meant
+    round: Count  # that began with the anchor; the present model's round withdraws this voter's request
+    last: Count = 0  # height of the job's last rollback that the voter knows, so that its request cannot mean undone rounds
 
 
 SuspendedUntil = Mapping[bytes, int]  # trainer -> the first round in which it may train again
 NO_SUSPENSIONS: SuspendedUntil = MappingProxyType({})
-MODEL_ROOT_PENDING = bytes(32)  # model root of a job whose model is made while its first block is applied
+MODEL_ROOT_PENDING = bytes(32)  # model root of a job whose first model is made while its first block is applied
 
 
 def job_id(author: bytes, transaction: Transaction) -> bytes:
@@ -370,40 +370,40 @@ def job_id(author: bytes, transaction: Transaction) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class JobFact:
-    """What a step of a block says of one job: see `ledger.core.module`."""
+    """A fact about one job: see `ledger.core.module`."""
 
     job: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedRound(JobFact):
-    """A fact: the block closes this round. What the model step needs, and what people want to see."""
+    """A fact: the block closes this round. It has the data for the model step and for display."""
 
     round: int
     outcome: RoundResult
     proposals: tuple[Signed, ...]  # the accepted ones
     ballots: tuple[bytes, ...]  # voters whose ballots were decided
     reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
-    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: what those ballots commit to
+    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the commitments in those ballots
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendedTrainers(JobFact):
-    """A fact: these may not train in this job for now."""
+    """A fact: these trainers are suspended in this job."""
 
     trainers: SuspendedUntil
 
 
 @dataclass(frozen=True, slots=True)
 class ContestableRound(JobFact):
-    """A fact: audits may still undo this round, and none before it."""
+    """A fact: audits may still undo this round, and no earlier one."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackDue(JobFact):
-    """A fact: an update in the model is false, or nobody could audit it. Without a trainer: voters want the round undone."""
+    """A fact: an update in the model is false, or could not be audited. Without a trainer: voters asked for the rollback."""
 
     round: int
     reason: UndoReason
@@ -412,7 +412,7 @@ class RollbackDue(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class JobRolledBack(JobFact):
-    """A fact: the job goes on from this anchor, in the round `round`; or it ends with it, and the round is the anchor's own."""
+    """A fact: the job continues from this anchor in the round `round`. If the job ends there, it is the anchor's own round."""
 
     anchor: ModelAnchor
     round: int
@@ -420,17 +420,17 @@ class JobRolledBack(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class JobAnchored(JobFact):
-    """A fact: the model that this block leads to is an anchor."""
+    """A fact: the model after this block is an anchor."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRetained(JobFact):
-    """A fact: this job is not forgotten yet, though it is over."""
+    """A fact: this job must be kept, although it is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLaunch(JobFact):
-    """A fact: a module starts a job in the name of a member. Where this is refused, the job is not there after the block."""
+    """A fact: a module starts a job in the name of a member. If it is refused, the job does not exist after the block."""
 
     spec: bytes
     author: bytes
@@ -438,34 +438,34 @@ class JobLaunch(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class JobHalt(JobFact):
-    """A fact: a module ends a job in the name of its author, if it goes on or waits."""
+    """A fact: a module ends an unfinished or queued job in the name of its author."""
 
     author: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class JobHold(JobFact):
-    """A fact: no round of this job begins with this block, nor the job if it waits. The open round may still be closed."""
+    """A fact: this block opens no round of this job, and does not start it from the queue. The open round may still close."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLastRound(JobFact):
-    """A fact: the round of this job that the block closes is its last one, though its specification has more."""
+    """A fact: the round of this job that the block closes is its last one, although its specification has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(JobFact):
-    """A fact."""
+    """A fact: this job has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded(JobFact):
-    """A fact."""
+    """A fact: this job is over."""
 
 
 class JobsModule(Module[JobsState]):
     name = "jobs"
-    # A start looks at all members that may train, and at all jobs and their specifications.
+    # A start reads all members that may train, and all jobs with their specifications.
     costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/attest-start-model": 8, "job/rollback": 8}
     contents: ClassVar[Mapping[str, type]] = {
         "job/start": StartJob,
@@ -494,16 +494,16 @@ class JobsModule(Module[JobsState]):
         raise AssertionError(said.content)
 
     def start_job(self, state: JobsState, view: StateReader, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
-        """With one more job, which runs or waits. Raises `Refused`, and `RemoteProtocolError` for what is no specification."""
+        """Return the state with one more job, running or queued. Raises `Refused`, or `RemoteProtocolError` for a bad `spec`."""
         members, network = view.module_state(MembersState), view.module_state(NetworkState)
-        # All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs.
+        # Every program of a network knows its modules and their parts of a specification, so all refuse the same jobs.
         for wanted in self.rules.terms_of_spec(spec).requires:
             if network.module_version(wanted.name) < wanted.version:
                 needs = f"a job like this needs {wanted.name} {wanted.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
         network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
         window_ms = self.audit_window_ms(spec, members)
-        # Sampled audits for which the least link would take too long are refused, so that nobody is suspended for its link.
+        # Audits that take too long over the slowest allowed link are refused, so that no trainer is suspended for its link.
         if window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
@@ -511,7 +511,7 @@ class JobsModule(Module[JobsState]):
         return self._start(state, members, key, spec, author, height)
 
     def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
-        """The queued job starts once a quorum of voters holds its initial parameters. Raises `Refused`."""
+        """Add a voter that holds a queued job's initial parameters. The job starts once a quorum does. Raises `Refused`."""
         waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
         if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
             raise Refused("no job in the line starts from such parameters")
@@ -524,7 +524,7 @@ class JobsModule(Module[JobsState]):
         return replace(state, queue=tuple(line))
 
     def audit_window_ms(self, spec: bytes, members: MembersState) -> int:
-        """How long a sampled audit may take over the least link; 0 if the job has none."""
+        """Return the duration in ms of a sampled audit over the slowest link; 0 without sampled audits."""
         terms = self.rules.terms_of_spec(spec)
         if terms.audits is None:
             return 0
@@ -532,8 +532,14 @@ class JobsModule(Module[JobsState]):
         return terms.audits.window_ms(len(workers) if terms.needs_worker else len(members.round_voters))
 
     def end_block(self, state: JobsState, view: StateReader, context: BlockContext) -> StateChange:
-        """Counts closed rounds, opens the next ones and those of jobs that begin or are held no more, renews rounds that might
-        never be closed, ends jobs that nobody trains any more, starts jobs of the line, and forgets old ones.
+        """Advance all jobs by one block.
+
+        - Count closed rounds, and apply rollbacks.
+        - Open the next rounds, the first rounds of new jobs, and rounds of jobs that are no longer held.
+        - Renew rounds that might never close.
+        - End jobs without trainers.
+        - Start queued jobs.
+        - Forget old jobs.
         """
         state = self._commanded(state, view, context)
         members, height, jobs = view.module_state(MembersState), context.height, dict(state.jobs)
@@ -556,18 +562,18 @@ class JobsModule(Module[JobsState]):
             jobs[key] = job
         anchored = [JobAnchored(key) for key in outcomes if key not in back and self._is_anchor(jobs[key])]
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == MODEL_ROOT_PENDING))
-        for key in started:  # other transactions of this block may have changed who votes and trains
+        for key in started:  # other transactions of this block may have changed voters and trainers
             jobs[key] = self.open_round(jobs[key], members, height, None)
         for key, job in jobs.items():
             if job.phase is JobPhase.PAUSED and key not in held and self._has_place(jobs, self.rules.terms_of_spec(job.spec)):
                 jobs[key] = self.open_round(
                     replace(job, phase=JobPhase.RUNNING), members, height, None, barred.get(key, NO_SUSPENSIONS)
                 )
-        # Open rounds that might never be closed get the voters and trainers of now. All else of such a round stays.
+        # Open rounds that might never close get the present voters and trainers. The rest of such a round stays.
         for key, job in jobs.items():
             if _is_stuck(job, members):
                 jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
-        # Nobody trains these jobs any more: no proposal would come, and their open rounds would never be closed.
+        # Without a trainer, no proposal would come and the open round would never close.
         for key, job in jobs.items():
             if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers)):
                 jobs[key] = replace(job, phase=JobPhase.FINISHED, opened_height=height)
@@ -579,7 +585,7 @@ class JobsModule(Module[JobsState]):
             is_over = job.phase is JobPhase.FINISHED or not job.anchors
             anchors = () if is_over else anchors_to_keep(job.anchors, doubtful.get(key, job.round))
             rollbacks = {} if is_over else job.rollback_requests
-            # A job that did not change stays the same object, so that nobody looks through it again.
+            # An unchanged job stays the same object, so that readers need not scan it again.
             is_same = (anchors, rollbacks) == (job.anchors, job.rollback_requests)
             jobs[key] = job if is_same else replace(job, anchors=anchors, rollback_requests=rollbacks)
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and job.opened_height == height))
@@ -590,7 +596,7 @@ class JobsModule(Module[JobsState]):
         return StateChange(replace(state, jobs=jobs), facts)
 
     def _commanded(self, state: JobsState, view: StateReader, context: BlockContext) -> JobsState:
-        """With what other modules end and start. They look for what came of it: a refusal has no other witness."""
+        """Apply other modules' commands to end and start jobs. Those modules must check the result: refusals leave no trace."""
         for halt in context.facts_of(JobHalt):
             with contextlib.suppress(Refused):
                 state = _stop(state, view.module_state(MembersState), halt.job, halt.author, context.height)
@@ -600,13 +606,13 @@ class JobsModule(Module[JobsState]):
         return state
 
     def _held(self, state: JobsState) -> set[bytes]:
-        """The jobs whose models others start from, or read, or started from and are not over yet."""
+        """Return the jobs whose models are in use: unfinished or queued jobs start from them, started from them or read them."""
         live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
         read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
         return {job.base_job for job in live if job.base_job is not None} | read
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
-        """Starts the job, or puts it at the end of the line if others have its place."""
+        """Start the job, or append it to the queue if it has to wait."""
         terms = self.rules.terms_of_spec(spec)
         if terms.base is not None:
             self._require_whole(state, terms.base, "start from", spec, self.rules.why_base_refused)
@@ -616,7 +622,7 @@ class JobsModule(Module[JobsState]):
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
         job = self._made(terms, spec, author, members, height)
-        # Nobody waits for the same place.
+        # No queued job waits for the same kind of place.
         is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
         if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
             return replace(state, jobs={**state.jobs, key: job})
@@ -630,7 +636,7 @@ class JobsModule(Module[JobsState]):
     def _require_whole(
         self, state: JobsState, named: ModelReference, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
     ) -> None:
-        """That a model which a job names is the one that the network decided, and fits."""
+        """Require that a model which a job names is the final model of a kept job, and fits. Raises `Refused`."""
         job = state.jobs.get(named.job)
         if job is None or job.phase is not JobPhase.FINISHED:
             raise Refused(f"the job to {what} is not among the finished ones that are kept: `jobs` lists them")
@@ -641,13 +647,13 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"job {job.name!r} is none that it can {what}: {problem}")
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
-        """One job trains at a time; those that need no worker run beside it."""
-        running = [job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)]  # that one may run again
+        """Return whether a job can start. Only one job with workers runs at a time; those without run beside it."""
+        running = [job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)]  # the latter may run again
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
     def _made(self, terms: JobTerms, spec: bytes, author: bytes, members: MembersState, height: int) -> Job:
-        """Raises `Refused` if the members of now cannot train it."""
+        """Return a new job. Raises `Refused` if the present members cannot train it."""
         job = Job(
             spec,
             terms.name,
@@ -678,8 +684,10 @@ class JobsModule(Module[JobsState]):
         return job
 
     def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:
-        """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train waits on, as a held
-        one does, and one whose first parameters no quorum of voters holds: all would wait for them, perhaps for ever.
+        """Start queued jobs in order, while there is a place.
+
+        A job stays queued if it is held, if the present members cannot train it, or if no quorum of voters holds its initial
+        parameters. Started without them, it would make all peers wait, perhaps for ever.
         """
         jobs, left = dict(state.jobs), list[QueuedJob]()
         for waiting in state.queue:
@@ -693,7 +701,7 @@ class JobsModule(Module[JobsState]):
                 job = None
             if job is not None:
                 jobs[waiting.job] = job
-            elif members.is_current_key(author):  # an expelled member's go
+            elif members.is_current_key(author):  # jobs of an expelled member are dropped
                 left.append(waiting)
         return JobsState(jobs, tuple(left))
 
@@ -705,7 +713,7 @@ class JobsModule(Module[JobsState]):
         closed: RoundResult | None,
         suspended: SuspendedUntil = NO_SUSPENSIONS,
     ) -> Job:
-        """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
+        """Return the job with its next open round. The block at `height` determines its voters, re-executors and trainers."""
         terms = self.rules.terms_of_spec(job.spec)
         voters, author = members.round_voters, members.current_key(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
@@ -714,7 +722,7 @@ class JobsModule(Module[JobsState]):
         trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
         unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
-        if accepted & unsuspended:  # otherwise those that are left may all be away, and the round would never close
+        if accepted & unsuspended:  # without an accepted one, all may be absent and the round would never close
             able = unsuspended
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
@@ -727,7 +735,8 @@ class JobsModule(Module[JobsState]):
         else:
             stay = accepted or set(job.awaited)
             awaited = tuple(sorted(stay & set(trainers) | new)) or trainers
-        # Draws of these rounds could be foreseen: nobody has committed to a nonce, or ballots of the undone round reveal it.
+        # Draws of these rounds would be foreseeable: there is no commitment to a nonce yet, or ballots of the undone round
+        # revealed it.
         is_foreseen = not job.round or (job.undone_rounds and job.undone_rounds[-1].last + 1 == job.round)
         audited = terms.is_audited(job.rounds_in_model) or (terms.audits is not None and bool(is_foreseen))
         return replace(
@@ -746,11 +755,11 @@ class JobsModule(Module[JobsState]):
         )
 
     def _renewed(self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil) -> Job:
-        """Every message of the round still counts: ballots name no voter set, and the trainers that they name stay trainers."""
+        """Renew the open round. All its messages still count: ballots name no voter set, and its trainers stay trainers."""
         fresh = self.open_round(job, members, height, None, suspended)
         new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
-        # of each member, in this round
+        # member -> its last key among the trainers of this round
         last = {members.current_key(key): key for key in job.trainers if key not in job.successors}
         successors = {**job.successors, **{last[key]: key for key in new if key in last}}
         trainers = tuple(sorted((*job.trainers, *new)))
@@ -768,7 +777,7 @@ class JobsModule(Module[JobsState]):
         )
 
     def _is_anchor(self, job: Job) -> bool:
-        """Whether the model after the round that was closed is one."""
+        """Return whether the model after the closed round is an anchor."""
         return job.phase is not JobPhase.FINISHED and job.rounds_in_model % self.rules.terms_of_spec(job.spec).anchor_rounds == 0
 
     def _go_on(
@@ -781,7 +790,7 @@ class JobsModule(Module[JobsState]):
         is_held: bool,
         is_doubtful: bool,
     ) -> Job:
-        """The job after a round was closed, or undone while it was open. It opens the next one, unless it is over or is held."""
+        """Return the job after a round was closed, or undone while open. Opens the next round unless the job is over or held."""
         if job.rounds_in_model >= job.rounds:
             return replace(job, phase=JobPhase.SETTLING if is_doubtful else JobPhase.FINISHED, opened_height=height)
         if job.refused_rounds == NO_PROGRESS_ROUNDS:
@@ -792,12 +801,12 @@ class JobsModule(Module[JobsState]):
         return self.open_round(job, members, height, closed, suspended)
 
     def count_round(self, job: Job, members: MembersState, closed: RoundResult) -> Job:
-        """The job with what its closed round says of its members, before its model has taken the step."""
+        """Return the job with the results of its closed round for its members, before its model takes the step."""
         terms, accepted = self.rules.terms_of_spec(job.spec), dict(job.accepted)
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
-        # Names of codes, not the objective's labels: those belong to the program, and another release may have others.
+        # These are names of codes. The objective's labels belong to the program, and another release may have others.
         told = {trainer: closed.rejection_reason(trainer) for trainer in closed.rejected}
         told |= dict.fromkeys(closed.absent, ABSENT)
         for trainer, reason in told.items():
@@ -806,9 +815,9 @@ class JobsModule(Module[JobsState]):
         patience = job.timeout_doublings
         if closed.unjudged:
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
-        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
+        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # such a round shows all peers how long it takes
             patience = max(0, patience - 1)
-        # Records of re-executors and trainers, by the keys that they have now.
+        # Records of re-executors and trainers, by their present keys.
         of_voters = dict(job.vouch_records)
         called = {voter for voters in closed.vouchers.values() for voter in voters}
         for voter in called | closed.wrong_vouchers | closed.silent_reexecutors:
@@ -821,8 +830,8 @@ class JobsModule(Module[JobsState]):
             known = of_trainers.get(trainer, TrainerRecord())
             of_trainers[trainer] = known.after_invalid_update(job.round, terms.suspension_rounds)
         of_trainers = {trainer: record for trainer, record in of_trainers.items() if not record.is_expired(job.round + 1)}
-        # Rounds since the last accepted update count if they refused more trainers than may lie. In other rounds honest trainers
-        # may be away. A job that a person stops in this block ended for that reason.
+        # Rounds since the last accepted update count if they refused more than f trainers. In other rounds honest trainers may be
+        # absent. A job that a person stops in this block did not end for lack of progress.
         counts = not closed.accepted and terms.needs_worker
         is_refused = closed.refuses_honest and job.phase is not JobPhase.FINISHED
         return replace(
@@ -838,10 +847,10 @@ class JobsModule(Module[JobsState]):
         )
 
     def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
-        """Forgets finished jobs when there are too many; once a block, after everything in it. `anchors_to_keep` jobs stay.
+        """Forget finished jobs in excess of the bounds, once per block, at its end. Jobs in `needed` stay.
 
-        Jobs that trained nothing have room of their own, where the oldest goes. Of the others the author with the most jobs loses
-        its oldest. So nobody can push out others' results with jobs that cost nothing.
+        Jobs that trained nothing have their own room, which drops the oldest. Among the others, the author with the most jobs
+        loses its oldest. Free jobs therefore cannot displace the results of other members.
         """
         finished = [key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and key not in needed]
         finished.sort(key=lambda key: (jobs[key].opened_height, key))
@@ -878,7 +887,10 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
 def add_stop_request(
     owner: bytes, stop_requests: TrainerKeys, members: MembersState, author: bytes
 ) -> tuple[tuple[bytes, ...], bool]:
-    """(members that want it to end, with `author`; whether it ends, by its owner or by a quorum of voters). Raises `Refused`."""
+    """Add the author's request to end a job of `owner`. Raises `Refused`.
+
+    Returns the members that want it to end, and whether it ends, by its owner or by a quorum of voters.
+    """
     is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop it")
@@ -887,7 +899,7 @@ def add_stop_request(
 
 
 def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollback, author: bytes) -> JobsState:
-    """The state with this voter's request for a rollback, or without the one that it takes back. Raises `Refused`."""
+    """Return the state with this voter's request for a rollback, or without the request that it withdraws. Raises `Refused`."""
     job = state.jobs.get(asked.job)
     if job is None or job.phase is JobPhase.FINISHED:
         raise Refused("no such job is running, paused or settling: the model of a job that is over is final")
@@ -907,7 +919,7 @@ def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollba
 
 
 def _voted_back(job: Job, members: MembersState) -> int | None:
-    """The anchor that a quorum of the voters wants, by its round; None if there is none, or it is not kept any more."""
+    """Return the anchor that a quorum of the voters wants, as its round. None: there is none, or it is no longer kept."""
     wanted = Counter(number for voter, number in job.rollback_requests.items() if voter in members.voters)
     number, voters = max(wanted.items(), key=lambda item: item[1], default=(0, 0))
     is_kept = number in {anchor.round for anchor in job.anchors}
@@ -915,7 +927,7 @@ def _voted_back(job: Job, members: MembersState) -> int | None:
 
 
 def _convictions(context: BlockContext, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, RollbackDue]:
-    """By job, the earliest round to undo, from the block's convictions and from voted rollbacks."""
+    """Return, by job, the earliest round to undo, from the block's convictions and from voted rollbacks."""
     found = dict[bytes, RollbackDue]()
     voted = {key: _voted_back(job, members) for key, job in jobs.items() if job.rollback_requests}
     wanted = [RollbackDue(key, number, UndoReason.VOTED, None) for key, number in voted.items() if number is not None]
@@ -925,7 +937,7 @@ def _convictions(context: BlockContext, jobs: Mapping[bytes, Job], members: Memb
 
 
 def _doubtful(context: BlockContext) -> dict[bytes, int]:
-    """By job, the first round that audits may still undo, or that this block's convictions undo."""
+    """Return, by job, the first round that audits may still undo, or that this block's convictions undo."""
     found = dict[bytes, int]()
     for fact in context.facts_of(ContestableRound) + context.facts_of(RollbackDue):
         found[fact.job] = min(found.get(fact.job, fact.round), fact.round)
@@ -933,10 +945,9 @@ def _doubtful(context: BlockContext) -> dict[bytes, int]:
 
 
 def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> tuple[Job, JobRolledBack]:
-    """The job with the model of the newest anchor at or before the false round.
+    """Return the job with the model of the newest anchor at or before the false round.
 
-    The number of the round that was open is not used again: a second proposal of that number would be evidence against an honest
-    trainer.
+    The number of the open round is not reused: a second proposal with that number would be evidence against an honest trainer.
     """
     anchor, last = newest_anchor_up_to(job.anchors, found.round), job.round - (not was_open)
     undone = UndoneRounds(anchor.round, last, height, found.reason, found.trainer)
@@ -945,16 +956,16 @@ def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> t
 
 
 def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, JobRolledBack]:
-    """A job that ended before the audits of these rounds, with its newest final model."""
+    """Return a job that ended before the audits of these rounds, with its newest final model."""
     anchor = newest_anchor_up_to(job.anchors, doubtful)
     undone = UndoneRounds(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
-    # an application's end leaves none over
+    # A job that an application ended (`JobLastRound`) has no rounds left.
     rounds = anchor.rounds_in_model if is_last and job.rounds_in_model == job.rounds else job.rounds
     return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), JobRolledBack(key, anchor, anchor.round)
 
 
 def _moved(job: Job, anchor: ModelAnchor, undone: UndoneRounds, number: int) -> Job:
-    """The job with this anchor's model as that of the round `number`. The root is known after the block."""
+    """Return the job with this anchor's model for the round `number`. The root is known only after the block."""
     anchors = tuple(of for of in job.anchors if of.round <= anchor.round)
     listed = (*job.undone_rounds, undone)[-UNDONE_KEPT:]
     return replace(
@@ -963,13 +974,13 @@ def _moved(job: Job, anchor: ModelAnchor, undone: UndoneRounds, number: int) -> 
 
 
 def _vouched(job: Job, trainers: Iterable[bytes], members: MembersState) -> tuple[bytes, ...]:
-    """The trainers whose updates are re-executed before each ballot, since they were convicted in this job."""
+    """Return the trainers whose updates are re-executed before each ballot, because they were convicted in this job."""
     convicted = set(map(members.current_key, job.distrusted_members))
     return tuple(sorted(trainer for trainer in trainers if members.current_key(trainer) in convicted))
 
 
 def _is_stuck(job: Job, members: MembersState) -> bool:
-    """Whether its open round may never be closed, although blocks are decided: n − q silent voters stop no block."""
+    """Return whether the open round may never close, although blocks are decided: n − q silent voters do not stop blocks."""
     if job.phase is not JobPhase.RUNNING:
         return False
     voters = members.round_voters
@@ -980,7 +991,7 @@ def _is_stuck(job: Job, members: MembersState) -> bool:
 def _by_present_key(
     records: Mapping[bytes, Record], members: MembersState, severity: Callable[[Record], tuple[int, ...]]
 ) -> dict[bytes, Record]:
-    """By the keys that the members have now. Of two records of one member the more severe one stays."""
+    """Return the records by present key. If a member has two, the more severe one stays."""
     kept = dict[bytes, Record]()
     for key, record in sorted(records.items(), key=lambda item: item[0]):
         present = members.current_key(key)
@@ -989,7 +1000,7 @@ def _by_present_key(
 
 
 def _vouch_severity(record: VouchRecord) -> tuple[int, ...]:
-    """The longer suspension is more severe, then the longer wait."""
+    """The longer suspension is more severe, then the longer time of being called last."""
     return record.suspended_until, record.assigned_last_until, record.missed_vouches
 
 
@@ -999,6 +1010,6 @@ def _trainer_severity(record: TrainerRecord) -> tuple[int, ...]:
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:
-    """Voters first, then by the height of admission: one voter alone can invite many members, and anybody can choose a key."""
+    """Return voters first, then by height of admission, because one voter can invite many members and keys can be chosen."""
     voters = set(map(members.current_key, members.voters))
     return sorted(keys, key=lambda key: (key not in voters, members.members[key].admitted, key))

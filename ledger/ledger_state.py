@@ -1,4 +1,4 @@
-"""The replicated state and its one transition: what a decided block does to it."""
+"""The replicated state of the ledger, and its transition by a decided block."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ from rounds.vouch_set import VouchSet
 M = TypeVar("M")
 T = TypeVar("T")
 
-OPENED_BYTES_MAX = 24 << 20  # accepted messages kept decoded: one round of VOTERS_MAX ballots and cut-offs of the largest size
-OPENED_FACTOR = 4  # memory of a message, with its body, for each byte of the body: ballots take 3.8, transactions 2
+OPENED_BYTES_MAX = 24 << 20  # cache of decoded messages: one round of VOTERS_MAX ballots and cut-offs of the largest size
+OPENED_FACTOR = 4  # memory of a message with its body, per byte of the body: ballots take 3.8, transactions 2
 OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
 FAILURES_KEPT = 8
-# a pool, and a block in each of two views; 3 MB
+# a full pool, and a block in each of two views; 3 MB
 CHECKED_TRANSACTIONS_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBody:
-    """The body of a block. It acts in the order of the fields."""
+    """The body of a block. Its fields act in their order."""
 
     round_certificates: Annotated[tuple[RoundCertificate, ...], Length(0, RUNNING_MAX)]
     evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]  # ascending by culprit, each once
@@ -78,7 +78,7 @@ def module_digest(encoded: bytes) -> bytes:
 
 
 def state_root_over(modules: Mapping[str, bytes]) -> bytes:
-    """The state root over the digests of all modules by name: their names and their number are bound as well."""
+    """Return the state root over the digests of all modules by name. It also covers their names and their number."""
     return merkle.merkle_root([merkle.leaf_hash(name.encode() + b"\x00" + digest) for name, digest in sorted(modules.items())])
 
 
@@ -91,13 +91,13 @@ def decode_body(data: bytes) -> BlockBody:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """After the block of `height`. The root leaves the height out: an empty block changes nothing."""
+    """The state after the block of `height`. The state root does not cover the height, so an empty block leaves it unchanged."""
 
     height: int
     time_ms: int
     modules: Mapping[str, Any]
-    certified_roots: Mapping[int, bytes]  # of the last heights, from the blocks; not under the root, which they contain
-    # The last encoding of each module, handed on from state to state: most blocks leave most modules as they are.
+    certified_roots: Mapping[int, bytes]  # state roots of recent heights, from blocks; the state root does not cover them
+    # The last encoding of each module, shared by successive states, because most blocks do not change most modules.
     _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
@@ -105,7 +105,7 @@ class LedgerState:
         return state_root_over({name: module_digest(self.encoded_module(name)) for name in self.modules})
 
     def encoded_module(self, name: str) -> bytes:
-        """The bytes of one module's state."""
+        """Return the encoding of one module's state."""
         value, data = self._encoded.get(name, (None, b""))
         if value is not self.modules[name]:
             value, data = self.modules[name], codec.encode(self.modules[name])
@@ -113,7 +113,7 @@ class LedgerState:
         return data
 
     def restore_module_state(self, name: str) -> None:
-        """Undoes what code that failed has changed inside the state of its module, which no code may: back to its last bytes."""
+        """Undo changes that failed code made inside a module's state, against the rules, by decoding its last encoding."""
         value, data = self._encoded.get(name, (None, b""))
         if value is None or codec.encode(value) == data:
             return
@@ -125,7 +125,7 @@ class LedgerState:
 
     @functools.cached_property
     def tables(self) -> dict[str, Table[Any]]:
-        """All that the modules hold, by module and field."""
+        """All tables of the modules, by module and field."""
         named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
         return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
 
@@ -134,7 +134,7 @@ class LedgerState:
         return {type(value): value for value in self.modules.values()}
 
     def module_state(self, kind: type[T]) -> T:
-        """The state of the module that has this state type."""
+        """Return the state of the module with this state type."""
         value: T = self._by_type[kind]
         return value
 
@@ -151,7 +151,7 @@ class LedgerState:
         return self.module_state(AuditsState)
 
     def final_round(self, job: bytes) -> int:
-        """The round that began with the job's newest final model: no audit can undo a step of it."""
+        """Return the round that began with the job's newest final model. No audit can undo the rounds before it."""
         known, audits = self.jobs.jobs[job], self.audits.jobs.get(job)
         reached = audits.first_contestable_round if audits is not None and known.phase is not JobPhase.FINISHED else None
         return known.round if reached is None else newest_anchor_up_to(known.anchors, reached).round
@@ -160,36 +160,36 @@ class LedgerState:
         return LedgerState(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
 
 
-TABLE_NAME_CHARACTERS_MAX = 40  # it is named together with a range of it where one is asked for
-CERTIFIED_ROOTS_KEPT = 100  # how old the root may be that a candidate shows to prove it has caught up
+TABLE_NAME_CHARACTERS_MAX = 40  # a request names a table together with a range
+CERTIFIED_ROOTS_KEPT = 100  # heights: a candidate voter proves with a root of at most this age that it has caught up
 
 
 @dataclass(frozen=True, slots=True)
 class StateTransition:
-    """A block's effect before the models have followed: `state` still has the old model roots of stepping jobs."""
+    """A block's effect before the models follow: `state` still has the old model roots of jobs that take a step."""
 
     state: LedgerState
-    started_jobs: tuple[bytes, ...]  # jobs whose model is to be made
+    started_jobs: tuple[bytes, ...]  # jobs whose first model has to be made
     closed_rounds: tuple[ClosedRound, ...]
-    ended_jobs: tuple[bytes, ...]  # jobs that are finished since this block
+    ended_jobs: tuple[bytes, ...]  # jobs that this block finished
     rolled_back: Mapping[bytes, JobRolledBack]  # by job
     anchored: frozenset[bytes]  # jobs whose model after the block is an anchor
-    failures: tuple[ModuleFailure, ...] = ()  # steps of modules that raised, and so did not act
+    failures: tuple[ModuleFailure, ...] = ()  # steps of modules that raised an exception and therefore had no effect
 
     @property
     def model_steps(self) -> tuple[ClosedRound, ...]:
-        """The closed rounds that move a model: not those which the same block undoes."""
+        """The closed rounds that change a model, without those that the same block undoes."""
         return tuple(closed for closed in self.closed_rounds if closed.job not in self.rolled_back)
 
     def finish_state(self, model_roots: Mapping[bytes, bytes]) -> LedgerState:
-        """The state with the models' new roots: exactly those of `started`, `model_steps` and `back`."""
+        """Return the state with the new model roots, exactly those of `started_jobs`, `model_steps` and `rolled_back`."""
         assert model_roots.keys() == {*self.started_jobs, *(closed.job for closed in self.model_steps), *self.rolled_back}
         jobs = self.state.jobs.jobs
         changed = {key: jobs[key].with_model(root, key in self.anchored) for key, root in model_roots.items()}
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
-# far above what the bounds inside the modules allow: job specifications are the largest, 18 MB
+# far above the bounds inside the modules: job specifications are the largest, 18 MB
 STORED_MODULE_BYTES_MAX = 512 << 20
 
 
@@ -204,12 +204,12 @@ class StoredState:
 
 
 def core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    """The modules of every network in all their versions, in their order inside a block."""
+    """Return the modules of every network, in all their versions and in their order inside a block."""
     return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
 
 
 def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
-    """The last version of each module, in their order inside a block. A network is founded with these."""
+    """Return the newest version of each module, in their order inside a block. New networks run these versions."""
     versions: dict[str, int] = {}
     for module in modules:
         versions[module.name] = max(module.version, versions.get(module.name, 0))
@@ -217,15 +217,15 @@ def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersio
 
 
 class TransactionTraits(NamedTuple):
-    """Properties of a transaction that depend on no state."""
+    """Properties of a transaction that do not depend on the state."""
 
     awaited_job: bytes | None = None  # see `Module.awaited_job`
     lingers: bool = False  # see `Module.lingers`
-    cost: int = 1  # in signature checks: its own, those of its statements, and the work of `Module.apply_transaction`
+    cost: int = 1  # in signature checks: its own signature, its statements' signatures, and `Module.apply_transaction`
 
 
 class OpenedTransaction(NamedTuple):
-    """A transaction whose own signature holds, for the module that it belongs to."""
+    """A decoded transaction whose own signature is valid, with its module."""
 
     module: Module[Any]
     signed: Signed
@@ -238,7 +238,7 @@ class OpenedTransaction(NamedTuple):
 
 
 class UnsupportedModuleVersion(Refused, UserError):
-    """The network runs a version of a module that this program lacks; the text says which, and the way out."""
+    """The network runs a version of a module that this program lacks. The text names it and the remedy."""
 
 
 class RunningModules:
@@ -255,13 +255,13 @@ class RunningModules:
 
 @dataclass(slots=True)
 class CurrentState:
-    """The state after the last applied block. All parts of a peer that read it hold this one object."""
+    """The state after the last applied block, in one object that all parts of a peer share."""
 
     current: LedgerState
 
 
 class LedgerRules:
-    """The transition rules of one network. `modules` are those that this program knows, in every version."""
+    """The transition rules of one network. `modules` are those of this program, in every version."""
 
     def __init__(self, genesis: Genesis, verifier: Verifier, modules: Sequence[Module[Any]]) -> None:
         self.genesis = genesis
@@ -269,24 +269,24 @@ class LedgerRules:
         self.verifier = verifier
         self._known = {ModuleVersion(module.name, module.version): module for module in modules}
         assert len(self._known) == len(modules), "each version once"
-        self._by_kind: dict[str, Module[Any]] = {}  # any version: all of them read the content alike
+        self._by_kind: dict[str, Module[Any]] = {}  # of any version: all of them decode the content alike
         for module in modules:
             for kind in module.contents:
                 first = self._by_kind.setdefault(kind, module)
                 assert _reading(module, kind) == _reading(first, kind), f"versions of {module.name} read {kind} differently"
         self._running: tuple[tuple[ModuleVersion, ...], RunningModules] | None = None
         self._begun: tuple[LedgerState, LedgerState] | None = None
-        # of transactions; whoever tells people takes them
+        # recent failures, for people; their reader removes them
         self.transaction_failures: deque[ModuleFailure] = deque(maxlen=FAILURES_KEPT)
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._opened_bytes = 0
-        self._checked = RecentDigests(CHECKED_TRANSACTIONS_MAX)  # transactions whose statements have true signatures
+        self._checked = RecentDigests(CHECKED_TRANSACTIONS_MAX)  # transactions whose statements have valid signatures
         self._judged: tuple[LedgerState, bytes, StateTransition | str] | None = None
 
     # Versions
 
     def running_modules(self, versions: tuple[ModuleVersion, ...]) -> RunningModules:
-        """Raises `UnsupportedModuleVersion` if this program lacks one of them."""
+        """Return the modules of these versions. Raises `UnsupportedModuleVersion` if this program lacks one of them."""
         if self._running is None or self._running[0] != versions:
             for wanted in versions:
                 self._require(wanted)
@@ -304,14 +304,14 @@ class LedgerRules:
         return module
 
     def last_supported_height(self, state: LedgerState) -> int | None:
-        """The last height that this program can judge, as far as it is decided; None: it knows all that is due."""
+        """Return the last height that this program can apply. None: it has the versions of all due upgrades."""
         lacking = [
             upgrade.height for upgrade in state.module_state(NetworkState).due_upgrades if _version(upgrade) not in self._known
         ]
         return min(lacking) - 1 if lacking else None
 
     def why_version_unsupported(self, state: LedgerState) -> str:
-        """Which upgrade that is due this program lacks, for people; empty if none."""
+        """Return a text that names the first due upgrade that this program lacks, or an empty text."""
         try:
             for upgrade in state.module_state(NetworkState).due_upgrades:
                 self._require(_version(upgrade), upgrade.height)
@@ -320,14 +320,12 @@ class LedgerRules:
         return ""
 
     def with_due_upgrades(self, state: LedgerState) -> LedgerState:
-        """The state in which the next block acts: with the upgrades that its height begins with. Raises
-        `UnsupportedModuleVersion`.
-        """
+        """Return the state in which the next block acts, with the upgrades of its height. Raises `UnsupportedModuleVersion`."""
         network = state.module_state(NetworkState)
         due = [upgrade for upgrade in network.due_upgrades if upgrade.height <= state.height + 1]
         if not due:
             return state
-        _ = state.state_root  # the bytes of before, which `LedgerState.restore_module_state` goes back to
+        _ = state.state_root  # `LedgerState.restore_module_state` returns to this encoding
         if self._begun is None or self._begun[0] is not state:
             after = state
             for upgrade in due:
@@ -343,11 +341,11 @@ class LedgerRules:
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.restore_module_state(upgrade.module)
-                    # An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade.
+                    # A failed upgrade is over. The former version continues, and voters may decide another upgrade.
                     network = replace(network, due_upgrades=others)
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
-                # A module that joins acts after all others.
+                # A new module acts after all others.
                 running = {version.name: version for version in network.modules} | {upgrade.module: _version(upgrade)}
                 network = replace(network, modules=tuple(running.values()), due_upgrades=others)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
@@ -355,7 +353,7 @@ class LedgerRules:
         return self._begun[1]
 
     def pinned_blobs(self, state: LedgerState, seen: dict[str, Any]) -> Iterator[tuple[str, Mapping[bytes, int]]]:
-        """Per module whose state has changed since `seen`: the blobs that every peer is to keep. `seen` is brought up to date."""
+        """Yield the pinned blobs of each module whose state has changed since `seen`, and update `seen`."""
         for name, module in self._running_in(state).modules.items():
             if seen.get(name) is not state.modules[name]:
                 seen[name] = state.modules[name]
@@ -367,7 +365,7 @@ class LedgerRules:
                 yield name, found
 
     def replaced_blobs(self, state: LedgerState, counts: dict[str, int]) -> Iterator[BlobReplacement]:
-        """Blobs that were replaced since `counts`, which is brought up to date."""
+        """Yield the blob replacements since `counts`, and update `counts`."""
         for name, module in self._running_in(state).modules.items():
             try:
                 found = module.replaced_blobs(state.modules[name], counts.get(name, 0))
@@ -378,7 +376,7 @@ class LedgerRules:
             yield from found
 
     def module_of_class(self, kind: type[M]) -> M:
-        """The module of exactly this class. Other versions of it may be subclasses."""
+        """Return the module of exactly this class. Other versions of it may be subclasses."""
         (found,) = (module for module in self._known.values() if type(module) is kind)
         return found
 
@@ -402,9 +400,7 @@ class LedgerRules:
         return codec.encode(StoredState(state.height, state.time_ms, modules, dict(state.certified_roots)))
 
     def restore_state(self, encoded: bytes | None) -> LedgerState:
-        """As the disk of this peer has it; the first one where there is none yet. Raises `UnsupportedModuleVersion`, and
-        `StorageError`.
-        """
+        """Return the state from this peer's disk, or the genesis state. Raises `UnsupportedModuleVersion` and `StorageError`."""
         try:
             return self.decode_state(encoded) if encoded else self.genesis_state()
         except RemoteProtocolError as error:
@@ -414,7 +410,7 @@ class LedgerRules:
             ) from None
 
     def decode_state(self, data: bytes) -> LedgerState:
-        """Raises `UnsupportedModuleVersion` for a version that this program lacks, `RemoteProtocolError` for what is no state."""
+        """Return a decoded state. Raises `UnsupportedModuleVersion`, and `RemoteProtocolError` for invalid data."""
         stored = codec.decode(StoredState, data, len(data))
         encoded = stored.modules.get(NetworkModule.name, b"")
         network = codec.decode(NetworkState, encoded, len(encoded))
@@ -430,12 +426,12 @@ class LedgerRules:
         return LedgerState(stored.height, stored.time_ms, values, stored.certified_roots)
 
     def open_message(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:
-        """`open_signed`, or the message that was opened and accepted before."""
+        """Return the result of `open_signed`, or the cached message."""
         known = self._opened.get(signed)
         return known if isinstance(known, kinds) else open_signed(signed, self.chain_id, self.verifier, kinds)
 
     def cache_opened_message(self, signed: Signed, message: Any) -> None:
-        """Keeps an accepted message decoded: it comes again in a block. Refused messages take no memory."""
+        """Cache an accepted message, which a block will contain again. Refused messages take no memory."""
         if signed in self._opened:
             return
         self._opened[signed] = message
@@ -447,7 +443,7 @@ class LedgerRules:
     # Transactions
 
     def apply_transaction(self, state: LedgerState, signed: Signed) -> LedgerState:
-        """Raises `Refused` or `RemoteProtocolError` if this transaction cannot be the next one."""
+        """Return the state after a transaction. Raises `Refused` or `RemoteProtocolError` if it cannot be the next one."""
         acting = self.with_due_upgrades(state)
         return self._act(acting, self._read(acting, signed), self._context(state))[0]
 
@@ -476,7 +472,7 @@ class LedgerRules:
     def _refused_where_it_fails(
         self, module: Module[Any], transaction: Transaction, state: LedgerState | None = None
     ) -> Iterator[None]:
-        """A transaction that makes its module fail is refused, as it is at every peer."""
+        """Refuse a transaction that makes its module fail. Every peer refuses it."""
         try:
             yield
         except (Refused, RemoteProtocolError):
@@ -488,7 +484,7 @@ class LedgerRules:
             raise Refused(str(failure)) from error
 
     def _note(self, module: str, step: str, error: Exception) -> ModuleFailure:
-        """For people, where every peer meets this exception. Raises it where this machine alone does."""
+        """Record a deterministic exception, for people. An exception with a local cause is raised again."""
         if not is_deterministic(error):
             raise error
         failure = make_module_failure(module, step, error)
@@ -499,9 +495,9 @@ class LedgerRules:
         return self.open_message(signed, (Transaction,))
 
     def check_embedded_statements(self, signed: Signed, transaction: Transaction) -> None:
-        """Raises `RemoteProtocolError` if a statement within the transaction has a false signature.
+        """Verify the statements within a transaction. Raises `RemoteProtocolError` if one has a false signature.
 
-        Honest peers verify statements before they sign or relay the transaction, so the sender of this one is faulty.
+        Honest peers verify statements before they sign or relay the transaction, so the sender of a false one is faulty.
         """
         known = self._known_content(transaction)
         if known is not None:
@@ -514,10 +510,10 @@ class LedgerRules:
             self._check_statements(signed, statements)
 
     def preverify_signatures(self, body: BlockBody) -> None:
-        """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
+        """Verify and cache the signatures of a body, up to the cost of a block. May run in a thread.
 
-        The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
-        signature, as `apply_block` will. Closings and evidence come first, as in `_acted`.
+        Membership is not checked, because an author may become a member in this very body. Raises `RemoteProtocolError` at the
+        first false signature, in the order of `_acted`: round certificates, evidence, transactions.
         """
         for closing in body.round_certificates:
             self.open_round_certificate(closing)
@@ -546,7 +542,7 @@ class LedgerRules:
         self._checked.add(digest)
 
     def _known_content(self, transaction: Transaction) -> tuple[Module[Any], Any] | None:
-        """The transaction's module, in whatever version, and its content. None: it will be refused."""
+        """Return the transaction's module, in any version, and its decoded content. None: it will be refused."""
         module = self._by_kind.get(transaction.kind)
         try:
             return (module, codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
@@ -574,7 +570,7 @@ class LedgerRules:
     # Evidence
 
     def apply_evidence(self, state: LedgerState, evidence: Evidence) -> LedgerState:
-        """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
+        """Return the state without the culprit. Raises `Refused` or `RemoteProtocolError` if the evidence has no effect."""
         culprit = verify_evidence(evidence, self.chain_id, self.verifier)
         return state.with_modules(members=membership.expel_member(state.members, culprit, state.height + 1))
 
@@ -590,7 +586,7 @@ class LedgerRules:
     def open_round_certificate(
         self, closing: RoundCertificate
     ) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal], list[tuple[bytes, Vouch]]]:
-        """The verified messages of a closing with their signers; `RemoteProtocolError` if one is not what it should be."""
+        """Return the verified messages of a round certificate with their signers. Raises `RemoteProtocolError`."""
 
         def opened(parts: tuple[Signed, ...], kind: type) -> dict[bytes, Any]:
             return {part.signer: self.open_message(part, (kind,)) for part in parts}
@@ -600,7 +596,7 @@ class LedgerRules:
         return *parts, vouches
 
     def close_round(self, state: LedgerState, closing: RoundCertificate) -> ClosedRound:
-        """Raises `Refused` or `RemoteProtocolError` if this closing does not close an open round of `state`."""
+        """Return the closed round. Raises `Refused` or `RemoteProtocolError` if the certificate closes no open round."""
         job = state.jobs.running().get(closing.job)
         if job is None or job.round != closing.round:
             raise Refused(f"round {display_round_number(closing.round)} of job {closing.job.hex()[:8]} is not open")
@@ -622,7 +618,7 @@ class LedgerRules:
     # Blocks
 
     def apply_block(self, state: LedgerState, block: Block) -> StateTransition:
-        """Raises `Refused` if the block may not follow `state`."""
+        """Return the effect of a block. Raises `Refused` if it cannot follow `state`."""
         assert block.height == state.height + 1
         judged = self._judge(state, block.body)
         if isinstance(judged, str):
@@ -630,25 +626,25 @@ class LedgerRules:
         return _dated(judged, block.time_ms, block.state_root)
 
     def why_body_refused(self, state: LedgerState, body: bytes) -> str | None:
-        """Why a body may not be decided after `state`; None if it may."""
+        """Return the reason why a body cannot be decided after `state`; None: it can."""
         judged = self._judge(state, body)
         return judged if isinstance(judged, str) else None
 
     def _judge(self, state: LedgerState, body: bytes) -> StateTransition | str:
-        """The last answer is kept: a body is judged, perhaps more than once, and then applied."""
+        """Return the effect of a body or a refusal. The last result is cached: a body is first judged and then applied."""
         if self._judged is None or self._judged[0] is not state or self._judged[1] != body:
             try:
                 self._judged = (state, body, self._effect(state, decode_body(body)))
             except (Refused, RemoteProtocolError) as error:
                 self._judged = (state, body, str(error))
-            except Exception as error:  # a body of others must not end this peer: see `ledger.core.deterministic_failures`
+            except Exception as error:  # a body from another peer must not end this one: see `ledger.core.deterministic_failures`
                 self._judged = (state, body, str(self._note("block", "check", error)))
         return self._judged[2]
 
     def _effect(self, state: LedgerState, body: BlockBody) -> StateTransition:
-        """The effect of a body, whatever the block around it says.
+        """Return the effect of a body, independently of the block around it.
 
-        If a step of a module fails, the body acts anew without that step.
+        If a step of a module fails, the body is applied again without that step.
         """
         failures: list[ModuleFailure] = []
         while True:
@@ -660,16 +656,16 @@ class LedgerRules:
                 state.restore_module_state(failed.failure.module)
 
     def _acted(self, state: LedgerState, body: BlockBody, skipped: Set[tuple[str, str]]) -> StateTransition:
-        """The effect of a body without the `skipped` steps of modules.
+        """Return the effect of a body without the `skipped` steps of modules.
 
-        Closings are judged by the state before the block. Evidence expels. Transactions apply one after the other, after the
-        evidence. Then every module takes its steps: the table of `ledger.core.module`.
+        Round certificates are checked against the state before the block. Evidence expels members. Transactions apply one after
+        the other, after the evidence. Then every module takes the steps in the table of `ledger.core.module`.
         """
         before, state = state, self.with_due_upgrades(state)
         for name in state.modules:
-            state.encoded_module(name)  # the bytes of before, which `LedgerState.restore_module_state` goes back to
+            state.encoded_module(name)  # `LedgerState.restore_module_state` returns to this encoding
         modules = self._running_in(state).modules
-        # A round that `jobs` does not count stays open, and its model takes no step: so nobody else sees it closed.
+        # If `jobs` fails to count a round, the round stays open and its model takes no step, so no module may see it closed.
         counts = not any(name == JobsModule.name for name, _ in skipped)
         closed = tuple(self.close_round(state, closing) for closing in body.round_certificates) if counts else ()
         if len({item.job for item in closed}) < len(closed):
@@ -701,7 +697,7 @@ class LedgerRules:
                     change = _encodable(module, getattr(module, step)(given, after, context), given)
                 after = after.with_modules(**{name: change.state})
                 context = replace(context, facts=(*context.facts, *change.facts))
-        if (MembersModule.name, SETTLE_BLOCK) in skipped:  # consensus counts on the voters of the next height, whatever fails
+        if (MembersModule.name, SETTLE_BLOCK) in skipped:  # consensus needs the next height's voters, whatever fails
             members = after.members
             after = after.with_modules(members=replace(members, previous=members.voters, voters=members.upcoming))
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
@@ -714,7 +710,7 @@ class LedgerRules:
 
 
 def _reading(module: Module[Any], kind: str) -> tuple[object, ...]:
-    """Parts of a module that give a transaction its traits and its statements, which must not depend on the state."""
+    """Return the parts of a module that determine a transaction's traits and statements. These must not depend on the state."""
     of = type(module)
     return (
         module.contents[kind],
@@ -741,7 +737,7 @@ class _StepFailed(Exception):
 
 @contextmanager
 def _failing(module: str, step: str) -> Iterator[None]:
-    """Raises `_StepFailed` for what every peer raises here; what only this one raises goes on."""
+    """Turn an exception that every peer raises into `_StepFailed`. Other exceptions pass."""
     try:
         yield
     except Exception as error:
@@ -757,7 +753,7 @@ def _sound(module: Module[Any], change: StateChange) -> StateChange:
 
 
 def _encodable(module: Module[Any], change: StateChange, given: Any) -> StateChange:
-    """The change of a step. Raises an exception if its state has no encoding. `given` is the state before the step."""
+    """Return the change of a step. Raises an exception if its state has no encoding. `given` is the state before the step."""
     change = _sound(module, change)
     check_encodable(module.state_type, change.state, given)
     return change
@@ -768,7 +764,7 @@ def _opened_bytes(signed: Signed) -> int:
 
 
 def _dated(transition: StateTransition, time_ms: int, certified_root: bytes) -> StateTransition:
-    """With what the block around the body says: its time, and the root of the state before it."""
+    """Add the data of the block around the body: its time, and the root of the state before it."""
     state = transition.state
     roots = {height: root for height, root in state.certified_roots.items() if height >= state.height - CERTIFIED_ROOTS_KEPT}
     roots[state.height - 1] = certified_root
@@ -776,10 +772,10 @@ def _dated(transition: StateTransition, time_ms: int, certified_root: bytes) -> 
 
 
 def with_sorted_dictionaries(new: Any, old: Any) -> Any:
-    """A module's state as its bytes would give it back: all dictionaries ascend by key.
+    """Return a module's state with all dictionaries in ascending order of keys, as after decoding.
 
-    Without this, a rule could depend on the order in which entries were put in, and a peer that restarted would compute another
-    state than the others. `old` is in order, or nothing; an object that both share is passed over.
+    Otherwise a rule could depend on the order of insertions, and a restarted peer would compute another state. `old` is None or
+    already ordered. Objects that both states share are skipped.
     """
     kind: Any = type(new)
     if new is old or kind in _WITHOUT_PARTS:
@@ -805,7 +801,7 @@ _WITHOUT_PARTS = frozenset({bytes, int, str, bool, float, type(None)})
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    """None of what is no dataclass."""
+    """Return the names of a dataclass's fields; none for another type."""
     return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
@@ -814,7 +810,7 @@ def _version(upgrade: ModuleUpgrade) -> ModuleVersion:
 
 
 def _settled(new: T, old: T | None) -> T:
-    """A module's state after a block. The very same object where nothing changed: it need not be encoded again."""
+    """Return a module's state after a block. An unchanged state stays the same object, so that its encoding is reused."""
     if old is not None and new == old:
         return old
     ordered: T = with_sorted_dictionaries(new, old)

@@ -1,11 +1,11 @@
 """Members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights.
 
-A key loses everything but its vote at once when its member is expelled or retired, or goes on with another key. The vote waits
-for its turn among the changes of the voter set, max(1, f) of them a block in this order: expulsions; rotations; leaves and
-retirements as they came; joins. A change made in block h acts at h+2.
+A key loses everything but its vote at once when its member is expelled, is retired or rotates to another key. The vote ends with
+a change of the voter sets. At most max(1, f) changes act per block, in this order: expulsions; rotations; leaves and retirements
+in order of arrival; joins. A change that is decided in block h acts at h+2.
 
-Open rounds keep the voters and trainers they were opened with. Such a key's ballots still count in them, as long as the voters of
-now can close them (`ledger.jobs`). The next rounds are opened without it.
+Open rounds keep the voters and trainers with which they were opened. Ballots of such a key still count in them while the present
+voters can close them (`ledger.jobs`). The next rounds open without it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 from protocol.name_validation import check_name
 
-ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
-PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key
-# of one voter's invitations at a time; each goes when it expires, so nobody fills the table of the others
+ROTATIONS_MAX = 16  # of one member's key: old keys stay in the table for ever, and no single member may fill it
+PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members, each counted once, under its last key
+# of one voter's invitations at a time; each is dropped when it expires, so no voter fills the table of the others
 REVOKED_INVITATIONS_MAX = 64
-OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond that only voters get new ones
+OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond this, only voters can rotate
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A voter's signed permission for whoever holds `token`'s secret key to become a member, once."""
+    """A voter's signed permission for the holder of `token`'s secret key to become a member, once."""
 
     TAG: ClassVar[str] = "invitation"
     token: Key
-    expires: Count  # milliseconds: it admits while the parent block's time is not later
+    expires: Count  # milliseconds; it admits while the parent block's time is not later
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitMember:
-    """`member/admit`, signed by the newcomer itself; the token's signature ties the invitation to this newcomer."""
+    """`member/admit`, signed by the new member itself. The token's signature binds the invitation to this new member."""
 
     invitation: Signed
     token_signature: SignatureBytes  # over `token_preimage`
@@ -52,7 +52,7 @@ class AdmitMember:
 
 @dataclass(frozen=True, slots=True)
 class RevokeInvitation:
-    """`member/revoke`, by the voter that signed the invitation: it admits nobody any more."""
+    """`member/revoke`, by the voter that signed the invitation: it no longer admits anyone."""
 
     invitation: Signed
 
@@ -66,14 +66,14 @@ class RegisterRoles:
 
 @dataclass(frozen=True, slots=True)
 class RenameMember:
-    """`member/rename`: what people call the author from now on. Several members may have one name."""
+    """`member/rename`: the author's new name. Several members may have the same name."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
 class StandAsVoter:
-    """`member/stand`: the author has caught up, shows a recent state root, and wants to vote."""
+    """`member/stand`: the author has caught up, proves it with a recent state root, and asks to become a voter."""
 
     height: Count
     state_root: Digest
@@ -93,16 +93,16 @@ class ResignAsVoter:
 
 @dataclass(frozen=True, slots=True)
 class RetireMember:
-    """`member/retire`, by a voter: that this member is gone and be retired. It replaces the voter's last wish."""
+    """`member/retire`, by a voter: a vote to retire a member that is gone. It replaces the voter's last such vote."""
 
     subject: Key
-    lower_tolerance: bool  # the wish counts even if f is smaller without the subject
-    expires: Count  # milliseconds: it counts while the parent block's time is not later
+    lower_tolerance: bool  # the vote counts even if f is smaller without the subject
+    expires: Count  # milliseconds; it counts while the parent block's time is not later
 
 
 @dataclass(frozen=True, slots=True)
 class RotateKey:
-    """`member/rotate`, signed by the old key: the author goes on as `new_key`."""
+    """`member/rotate`, signed by the old key: the author's key becomes `new_key`."""
 
     new_key: Key
     signature: SignatureBytes  # by the new key, over `rotation_preimage`
@@ -110,17 +110,17 @@ class RotateKey:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One key of a member. It stays here for ever: a key that was expelled or rotated away is never admitted again."""
+    """One key of a member. It stays in the table for ever: an expelled or rotated key is never admitted again."""
 
     name: Name
     roles: Roles
     admitted: Count  # height; 0 for founders
     invited_by: Key | None
     nonce: Count  # of its last decided transaction
-    rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # how many keys this member had before
-    successor: Key | None = None  # the key that this one was rotated to
+    rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # number of keys that this member had before
+    successor: Key | None = None  # the key to which this one was rotated
     expelled: Count | None = None  # height of the block with the evidence
-    retired: Count | None = None  # height at which a quorum retired it last; people alone approve it then, no policy
+    retired: Count | None = None  # height of its last retirement by a quorum; afterwards only people approve it, no policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +137,29 @@ class MembersState:
     revoked_tokens: Annotated[
         dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_INVITATIONS_MAX)]], Length(0, PRESENT_MEMBERS_MAX)
     ] = field(default_factory=dict)  # voter -> token of an invitation that it signed and revoked -> expiry
-    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its wish
+    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
 
     def is_current_key(self, key: bytes) -> bool:
-        """Whether a member has this key now."""
+        """Return whether this is the present key of a member."""
         member = self.members.get(key)
         return member is not None and member.expelled is None and member.successor is None
 
     def may_be_awaited(self, key: bytes) -> bool:
-        """Whether a round may wait for this member's present key: it was not retired, or has registered or stood since."""
+        """Return whether a round may wait for this present key: its member was not retired, or has registered or stood since."""
         member = self.members.get(key)
         was_retired = member is not None and member.retired is not None
         return self.is_current_key(key) and not (was_retired and self.has_no_duties(key))
 
     def is_departed_key(self, key: bytes) -> bool:
-        """Whether this was a member's key, and nobody waits for it: it neither votes, stands nor has a role, or is replaced."""
+        """Return whether nobody waits for this known key: it was replaced, or its member has no duties."""
         return key in self.members and (not self.is_current_key(key) or self.has_no_duties(key))
 
     def has_no_duties(self, key: bytes) -> bool:
-        """Whether this member neither votes, stands nor has a role."""
+        """Return whether this member does not vote, does not stand and has no role."""
         return key not in self.upcoming and key not in self.candidates and not self.members[key].roles
 
     def current_key(self, key: bytes) -> bytes:
-        """The key that the member of this key has now; at most `ROTATIONS_MAX` steps away."""
+        """Return the present key of the member that has or had this key. It is at most `ROTATIONS_MAX` steps away."""
         member = self.members.get(key)
         return key if member is None or member.successor is None else self.current_key(member.successor)
 
@@ -169,9 +169,9 @@ class MembersState:
 
     @property
     def round_voters(self) -> tuple[bytes, ...]:
-        """The voters of a round that is opened now: the next height's, without the expelled, by the keys they have now.
+        """The voters of a round that opens now: the present keys of the next height's voters, without expelled ones.
 
-        If none is left, the voters of the height after it. One of these is left: the last voter is never expelled.
+        If none is left, these are the voters of the height after it. One of those is left: the last voter is never expelled.
         """
         for keys in (self.voters, self.upcoming):
             left = sorted(self.current_key(key) for key in keys if not self.is_expelled(key))
@@ -199,7 +199,7 @@ MemberTransaction = (
     | RetireMember
     | RotateKey
 )
-ADMIT_KIND = "member/admit"  # the one kind that no member writes
+ADMIT_KIND = "member/admit"  # the only kind that is not written by a member
 MEMBER_TRANSACTIONS: dict[str, type[MemberTransaction]] = {
     ADMIT_KIND: AdmitMember,
     "member/revoke": RevokeInvitation,
@@ -215,14 +215,14 @@ MEMBER_TRANSACTIONS: dict[str, type[MemberTransaction]] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberExpelled:
-    """A fact: the block's evidence expels the member of this key."""
+    """A fact: the block's evidence expels the member with this key."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRekeyed:
-    """A fact: a member goes on with another key."""
+    """A fact: a member has rotated its key."""
 
     old: bytes
     new: bytes
@@ -231,7 +231,7 @@ class MemberRekeyed:
 class MembersModule(Module[MembersState]):
     name = "members"
     contents = MEMBER_TRANSACTIONS
-    # The table of members is copied for each change; `member/admit` and `member/rotate` look at all rows.
+    # The table of members is copied for each change. `member/admit` and `member/rotate` read all rows.
     costs: ClassVar[Mapping[str, int]] = {**dict.fromkeys(MEMBER_TRANSACTIONS, 3), ADMIT_KIND: 24, "member/rotate": 24}
     state_type = MembersState
 
@@ -292,10 +292,13 @@ class MembersModule(Module[MembersState]):
 
 
 def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> MembersState:
-    """Every transaction of a member carries the next nonce: none is decided twice or out of order."""
+    """Return the state with the author's nonce incremented. Nonces ensure that transactions are decided once and in order.
+
+    Raises `Refused` for another nonce or a stranger, and `RemoteProtocolError` for an expelled or replaced key.
+    """
     member = state.members.get(author)
     if member is not None and not state.is_current_key(author):
-        # Not `Refused`: this never changes, so nobody keeps such a transaction or passes it on.
+        # This is permanent, and therefore not `Refused`: peers neither keep nor relay such a transaction.
         raise RemoteProtocolError("not-a-member", f"{short_id(author)} {'is expelled' if member.expelled else 'has another key'}")
     expected = member.nonce + 1 if member else 1
     if transaction.nonce != expected:
@@ -318,15 +321,16 @@ class VoterChange(NamedTuple):
 
 
 def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> MembersState:
-    """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block.
+    """Advance the voter sets by one height. Changes decided in block h act at h+2, at most max(1, f) of them per block.
 
-    Wishes, used tokens and revoked tokens go when they have expired. `time_ms` is the parent block's time, as for admission.
+    Expired retirement votes, used tokens and revoked tokens are dropped. `time_ms` is the parent block's time, as for admission.
     """
     wishes = {voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
     state = replace(state, retirement_votes=wishes)
     subject = _to_retire(state)
     if subject is not None:
-        # It loses roles and candidacy at once, its vote as if it left. It stays a member, and may register and stand.
+        # The member loses roles and candidacy at once, and its vote as if it left. It stays a member and may register and stand
+        # again.
         state = replace(
             _with_member(state, subject, replace(state.members[subject], roles=(), retired=height)),
             candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
@@ -355,12 +359,12 @@ def _unexpired(tokens: dict[bytes, int], time_ms: int) -> dict[bytes, int]:
 
 
 def is_voter_change_due(state: MembersState) -> bool:
-    """Whether an empty block would move the voter sets."""
+    """Return whether an empty block would change the voter sets."""
     return bool(_changes(state)) or not state.previous == state.voters == state.upcoming
 
 
 def _changes(state: MembersState) -> list[VoterChange]:
-    """Every change that waits for its turn, in order; the oldest first where time tells them apart."""
+    """Return all waiting changes in the order in which they act, the oldest first where their age is known."""
     members = state.members
     expelled = sorted((members[key].expelled or 0, key) for key in state.upcoming if state.is_expelled(key))
     rotated = [(members[key].successor, key) for key in state.upcoming if not state.is_expelled(key)]
@@ -374,7 +378,7 @@ def _changes(state: MembersState) -> list[VoterChange]:
 
 
 def _joins(state: MembersState) -> list[bytes]:
-    """Candidates with a quorum of approvals, as many as there is room for."""
+    """Return the candidates with a quorum of approvals, up to the number of free places."""
     if not state.candidates:
         return []
     quorum, voters = VoterSet(state.voters).quorum, set(state.voters)
@@ -383,7 +387,7 @@ def _joins(state: MembersState) -> list[bytes]:
 
 
 def _staying(state: MembersState) -> set[bytes]:
-    """The voters that will be left when those that leave or are expelled have gone. There is always one."""
+    """Return the voters that remain when those that leave or are expelled are gone. There is always one."""
     return {key for key in state.upcoming if key not in state.resigning_voters and not state.is_expelled(key)}
 
 
@@ -391,7 +395,7 @@ def _staying(state: MembersState) -> set[bytes]:
 
 
 def _retire(state: MembersState, retire: RetireMember, author: bytes, context: BlockContext) -> MembersState:
-    """Refuses a wish that could not act with the voters of now. Each block asks again whether a wish acts: `_to_retire`."""
+    """Record a retirement vote. Raises `Refused` if it has no effect with the present voters; each block checks this again."""
     subject = retire.subject
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so it cannot retire anybody")
@@ -416,9 +420,9 @@ def _retire(state: MembersState, retire: RetireMember, author: bytes, context: B
 
 
 def _to_retire(state: MembersState) -> bytes | None:
-    """The member that a quorum of the present voters wants retired, if the voters that stay allow it.
+    """Return the member that a quorum of the present voters wants to retire, if the remaining voters allow it.
 
-    There is never a second one: two quorums share a voter, and each voter has one wish.
+    There is at most one: two quorums share a voter, and each voter has one vote.
     """
     if not state.retirement_votes:
         return None
@@ -433,14 +437,14 @@ def _to_retire(state: MembersState) -> bytes | None:
 
 
 def retirement_vote_count(state: MembersState, subject: bytes) -> int:
-    """How many voters want this member retired. If f is smaller without it, only wishes with `lower_tolerance` count."""
+    """Return the number of votes to retire this member. If f is smaller without it, only votes with `lower_tolerance` count."""
     assert state.retirement_votes.keys() <= set(state.voters), "wishes go with their vote"
     lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retirement_votes.values())
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
-    """Whether f is smaller without this voter, after the voters that leave or are expelled have gone. Joins come later."""
+    """Return whether f is smaller without this voter, once leaving and expelled voters are gone. Joins come later."""
     left = len(_staying(state))
     return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)
 
@@ -453,10 +457,10 @@ def _is_last(state: MembersState, subject: bytes) -> bool:
 
 
 def expel_member(state: MembersState, culprit: bytes, height: int) -> MembersState:
-    """The culprit loses everything but its vote at once. The vote goes with the next change of the voters.
+    """Expel a member: it loses everything but its vote at once. Its vote ends with the next change of the voters.
 
-    A key that was rotated away expels its member only while it stands in a known voter set. So nobody escapes by rotating, and a
-    stolen old key is harmless as soon as its turn is over.
+    A replaced key expels its member only while it is in a known voter set. Rotation is therefore no escape, and a stolen old key
+    is harmless once it has left the voter sets. Raises `Refused` for the last voter, and for a key that is expelled or unknown.
     """
     known = {*state.previous, *state.voters, *state.upcoming}
     if culprit not in state.members or (state.members[culprit].successor is not None and culprit not in known):
@@ -472,14 +476,14 @@ def expel_member(state: MembersState, culprit: bytes, height: int) -> MembersSta
 
 
 def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: BlockContext) -> MembersState:
-    """The new key is the member at once; a vote follows in its turn. Approvals and candidacy of the old key are withdrawn.
+    """Rotate a key. The new key is the member at once, and its vote follows in turn. Approvals and candidacy of the old key end.
 
-    Keys are rotated because a thief may have them: the owner approves and stands again if it still wants to.
+    A thief may have made them with the old key. The owner can approve and stand again.
     """
     member = state.members[author]
     if rotate.new_key in state.members:
         raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
-    # Old keys of other members leave room for voters, which vote again only so.
+    # Other members leave room for rotations of voters: a voter whose vote log is lost can vote again only with a new key.
     old_keys = sum(other.successor is not None for other in state.members.values())
     has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or old_keys < OLD_KEYS_MAX)
     if not has_room or member.rotations >= ROTATIONS_MAX:
@@ -494,7 +498,9 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
-    """No candidacy, no approvals and no wishes of these keys or about them; their invitations admit nobody, revoked or not."""
+    """Return the state without candidacies, approvals, retirement votes and revocations of these keys, and votes about them.
+    Their invitations no longer admit anyone, revoked or not.
+    """
     standing = {
         candidate: tuple(key for key in approvals if key not in keys)
         for candidate, approvals in state.candidates.items()
@@ -539,7 +545,7 @@ def _admit(state: MembersState, admit: AdmitMember, author: bytes, nonce: int, c
 
 
 def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: BlockContext) -> str:
-    """Why an invitation admits nobody any more; empty if it does."""
+    """Return the reason why an invitation is no longer valid, or an empty text."""
     if invitation.expires < context.time_ms:
         return "has expired"
     if invitation.token in state.used_tokens:
@@ -548,7 +554,7 @@ def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: 
 
 
 def _revoke(state: MembersState, signed: Signed, author: bytes, context: BlockContext) -> MembersState:
-    """A voter revokes its own invitations only. Another voter that signs the same token revokes nothing of this one."""
+    """Revoke an invitation of the author. Another voter that signs the same token revokes only its own invitation."""
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so its invitations admit nobody")
     if signed.signer != author:

@@ -1,4 +1,4 @@
-"""Models of a job that a rollback may go to, and the rounds that rollbacks have undone."""
+"""Models of a job to which it may roll back, and rounds that rollbacks have undone."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
 from protocol.units import display_round_number
 
-ANCHORS_MAX = 16  # of one job: each is a model on every disk, and more only make a rollback shorter
-UNDONE_KEPT = 32  # of one job, the last rollbacks, for people
+ANCHORS_MAX = 16  # of one job: each is a model on every disk, and further ones only shorten a rollback
+UNDONE_KEPT = 32  # the last rollbacks of one job, kept for people
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnchor:
-    """A model that a rollback may go to."""
+    """A model that a job may return to."""
 
-    round: Count  # that began with it
-    rounds_in_model: Count  # rounds of the model's line before it
+    round: Count  # the round that began with it
+    rounds_in_model: Count  # rounds in the model
     root: Digest
 
 
 class UndoReason(enum.StrEnum):
     FALSE = "false"  # an update was found false
-    WITHHELD = "withheld"  # an update could not be audited: its trainer showed nothing
-    STOPPED = "stopped"  # the job ended while audits of these rounds went on
-    VOTED = "voted"  # a quorum of voters wanted it
+    WITHHELD = "withheld"  # an update could not be audited, because its trainer showed nothing
+    STOPPED = "stopped"  # the job ended during audits of these rounds
+    VOTED = "voted"  # a quorum of voters asked for it
 
 
 @dataclass(frozen=True, slots=True)
 class UndoneRounds:
-    """Rounds whose steps a rollback took out of the model."""
+    """Rounds whose steps a rollback removed from the model."""
 
     first: Count
-    last: Count  # it may have been open
+    last: Count  # this round may have been open
     height: Count
     reason: UndoReason
     trainer: Key | None = None  # the convicted one
@@ -46,17 +46,17 @@ ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # asc
 
 
 def newest_anchor_up_to(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
-    """The newest anchor at or before this round. There is one for each round that an audit may reach.
+    """Return the newest anchor at or before this round. Normally there is one for each round that an audit can reach.
 
-    If a step of the audits failed, nobody said which rounds these are, and the anchor may be forgotten: then the oldest one.
+    If a step of the audits failed, those rounds are unknown and the anchor may be gone: the result is then the oldest anchor.
     """
     return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round, default=anchors[0])
 
 
 def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[ModelAnchor, ...]:
-    """The newest anchor at or before the first doubtful round, and those after it, with room for one more.
+    """Return the newest anchor at or before the first doubtful round and those after it, with room for one more.
 
-    Where there are too many, the one goes whose neighbours are closest: that makes the longest rollback longer by the least.
+    If there are too many, those with the closest neighbours are removed: this lengthens the longest rollback by the least.
     """
     first = newest_anchor_up_to(anchors, doubtful)
     left = [anchor for anchor in anchors if anchor.round >= first.round]
@@ -74,7 +74,7 @@ UNDO_REASON_TEXTS = {
 
 
 def format_undone_rounds(undone: UndoneRounds, name: Callable[[bytes], str] = short_id) -> str:
-    """For people. `name`: of the trainer with this key."""
+    """Return a sentence for people. `name` gives the name of the trainer with this key."""
     which = f"rounds {display_round_number(undone.first)} to {display_round_number(undone.last)} are"
     if undone.first == undone.last:
         which = f"round {display_round_number(undone.first)} is"

@@ -1,19 +1,19 @@
-"""Which modules a network runs, in which versions, and how its voters move on to others.
+"""The modules of a network and their versions, and the votes by which its voters change them.
 
-The genesis names the modules of the first block. A voter's wish names a module, the version it should run, and the height of the
-first block that this version acts on. Once a quorum of the voters has one wish, that is decided, unless fewer than
-`UPGRADE_NOTICE_HEIGHTS` are left until then: operators must have time to see it.
+The genesis names the modules of the first block. An upgrade vote names a module, a new version, and the height of the first block
+on which this version acts. A quorum of equal votes decides the upgrade. A vote must leave `UPGRADE_NOTICE_HEIGHTS` until its
+height, so that operators have time to see it.
 
-| a wish | becomes | when |
+| subject | becomes | when |
 |---|---|---|
-| of a voter | its former wish is forgotten | it has another one |
-| of a voter | nothing | its author votes no more, or the notice is too short for its height |
-| of a quorum of voters | an upgrade that is due | the q-th is decided |
-| an upgrade that is due | the network's version of the module | before its height is applied (`LedgerRules.with_due_upgrades`) |
+| a voter's upgrade vote | replaced | the voter votes again |
+| a voter's upgrade vote | void | its author no longer votes, or the notice has become too short for its height |
+| a quorum of equal votes | a due upgrade | the last of them is decided |
+| a due upgrade | the network's version of the module | before its height is applied (`LedgerRules.with_due_upgrades`) |
 
 A peer whose program lacks a version applies all blocks below that height, and signs nothing at it or above.
 
-Voters also set limits of what the network allows: `NetworkLimit` says how.
+Voters also set limits of the network: see `NetworkLimit`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from protocol.limits import (
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-PARAMETERS_LIMIT = "parameters"  # of the model of a job that is started: the one limit there is
+PARAMETERS_LIMIT = "parameters"  # of the model of a new job: the only limit so far
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleUpgrade:
-    """`network/upgrade`, by a voter: its wish that from this height on the network runs this version of the module."""
+    """`network/upgrade`: a voter's vote that the network runs this version of the module from this height on."""
 
     module: Name
     version: Annotated[int, Between(1, 2**31)]
@@ -53,10 +53,10 @@ class ModuleUpgrade:
 
 @dataclass(frozen=True, slots=True)
 class NetworkLimit:
-    """`network/limit`, by a voter: its wish that the network allows no more than `most`.
+    """`network/limit`: a voter's vote that the network allows at most `most`.
 
-    A quorum with one wish decides it from the next transaction on. A voter has one wish for each limit. Its wish for what holds
-    already takes back another one.
+    A quorum of equal votes decides the limit, which applies from the next transaction on. A voter has one vote for each limit. A
+    vote for the present value withdraws the voter's former vote.
     """
 
     name: Name  # `PARAMETERS_LIMIT`
@@ -67,17 +67,17 @@ class NetworkLimit:
 class NetworkState:
     modules: ModuleVersions  # in their order inside a block
     upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
-    # one of a module at most, ascending by height and name
+    # ascending by height and name, at most one of a module
     due_upgrades: Annotated[tuple[ModuleUpgrade, ...], Length(0, MODULES_MAX)] = ()
     parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = PARAMETERS_ALLOWED
-    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # wishes, by voter
+    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
 
     def module_version(self, module: str) -> int:
-        """The one that runs; 0 if the network has no such module."""
+        """Return the version that runs, or 0 if the network has no such module."""
         return next((running.version for running in self.modules if running.name == module), 0)
 
     def require_parameters_allowed(self, parameters: int) -> None:
-        """Raises `Refused` for a job whose model has too many."""
+        """Raise `Refused` for a job whose model has too many parameters."""
         if parameters > self.parameters_max:
             size = f"its model has {parameters} parameters, and this network allows {self.parameters_max}"
             raise Refused(f"{size}: `peer limit {PARAMETERS_LIMIT} N` raises that, said by a quorum of its voters")
@@ -85,7 +85,7 @@ class NetworkState:
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
-    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all voters' wishes are looked at
+    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all votes are counted
     contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade, "network/limit": NetworkLimit}
     state_type = NetworkState
 
@@ -101,7 +101,7 @@ class NetworkModule(Module[NetworkState]):
         return StateChange(_with_upgrade_wish(state, said.content, said.author, members, context.height))
 
     def settle_block(self, state: NetworkState, view: StateReader, context: BlockContext) -> StateChange:
-        """Wishes go with their author's vote, and when the next block would be too late for another one like them."""
+        """Remove votes of authors that no longer vote, and upgrade votes whose notice would be too short in the next block."""
         voters = view.module_state(MembersState).voters
         upgrades = {
             voter: wish
@@ -115,7 +115,7 @@ class NetworkModule(Module[NetworkState]):
 def _with_upgrade_wish(
     state: NetworkState, wish: ModuleUpgrade, author: bytes, members: MembersState, height: int
 ) -> NetworkState:
-    """Raises `Refused`."""
+    """Return the state with this vote. Raises `Refused`."""
     if author not in members.voters:
         raise Refused(f"{short_id(author)} does not vote, so it cannot wish for an upgrade")
     check_name(wish.module)
@@ -134,7 +134,7 @@ def _with_upgrade_wish(
 
 
 def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, voters: VoterSet) -> NetworkState:
-    """Raises `Refused`."""
+    """Return the state with this vote. Raises `Refused`."""
     if author not in voters.members:
         raise Refused(f"{short_id(author)} does not vote, so it cannot set a limit")
     if wish.name != PARAMETERS_LIMIT:
@@ -151,7 +151,7 @@ def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, vot
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:
-    """An upgrade that a quorum wishes is due. There is never a second one: two quorums share a voter, and each has one wish."""
+    """Make an upgrade due if a quorum votes for it. There is at most one: two quorums share a voter, which has one vote."""
     voters = VoterSet(members.voters)
     counts = Counter(wish for voter, wish in state.upgrade_votes.items() if voter in voters)
     for wish, count in counts.items():

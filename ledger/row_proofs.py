@@ -1,8 +1,12 @@
-"""One row of a table, or that a key has none, shown to somebody who knows a genesis and asks nobody.
+"""Proofs of one row of a table, or of its absence, for a verifier that knows only a genesis and is offline.
 
-docs/protocol/tables.md has the file byte by byte. What hangs on what: the genesis names the first voters; links lead from them
-to the voters of the last header, whose certificate they signed; that header names the state root after the height before it;
-under the root lie the digests of all modules; the module's own bytes hold the root of the table, under which the row lies.
+`docs/protocol/tables.md` defines the file byte by byte. Each step of the proof depends on the one before:
+
+- The genesis names the first voters.
+- Links lead from them to the voters of the last header, who signed its certificate.
+- That header names the state root after the height before it.
+- The state root covers the digests of all modules.
+- The module's bytes contain the root of the table, which covers the row.
 """
 
 from __future__ import annotations
@@ -28,20 +32,20 @@ from protocol.limits import MESSAGE_BYTES_MAX, ROW_BYTES_MAX
 from protocol.messages import LightBlock, Name
 from protocol.name_validation import name_problem
 
-PROOF_LINKS_MAX: Final = 1 << 16  # a network that changes its voters every hour needs so many after seven years
-# Two modules of the size that a newcomer fetches, of which the network's own is a thousandth, and links of ordinary voter sets.
-# Whoever reads a liar's file spends that much memory, once.
+PROOF_LINKS_MAX: Final = 1 << 16  # enough for seven years of a network that changes its voters every hour
+# Room for two modules of the largest size. The `network` module needs a thousandth of one, which leaves room for the links. A
+# malicious file costs its reader this memory, once.
 PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
     genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
-    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last one's header names the state root
+    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last header names the state root
     digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # of all modules
-    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module that says which versions run
+    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module with the versions of all modules
     module: Name
-    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module that holds the table
+    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module with the table
     field: Count  # the table's place among the fields of `state`
     key: RowKey
     value: RowValue | None  # nil: the key has no row
@@ -50,7 +54,7 @@ class RowProof:
 
 @dataclass(frozen=True, slots=True)
 class RowProofFile:
-    """A file of format 1. The digest finds accidents; it proves nothing, since anybody can compute it."""
+    """A file of format 1. The digest detects accidental damage. It is no proof, because anybody can compute it."""
 
     TAG: ClassVar[str] = "row-proof-1"
     content: Annotated[bytes, Length(1, PROOF_FILE_BYTES_MAX)]  # a `RowProof`
@@ -59,16 +63,16 @@ class RowProofFile:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRow:
-    """All that a file proves to somebody who trusts its genesis. `record` is None where `value` is, or its type is unknown."""
+    """The facts that a file proves to a verifier that trusts its genesis. `record` is None without a value or a known type."""
 
     genesis: Genesis
-    height: int  # the row is that of the state after it
-    certified: VerifiedHeader  # the next block, whose header names that state
-    voters: VoterSet  # that decided it
-    voter_set_change_count: int  # changes of the voters since the genesis
-    version: int  # of the module that holds the table
-    is_known: bool  # whether the program knows this version. If not, nothing but the file says that the field is a table
-    table: str  # module/field; the field is a number, from 0 on, where the program does not know the module
+    height: int  # the row is part of the state after this height
+    certified: VerifiedHeader  # the next block, whose header names that state's root
+    voters: VoterSet  # the voters that decided it
+    voter_set_change_count: int  # changes of the voter set since the genesis
+    version: int  # of the module with the table
+    is_known: bool  # whether this program knows the version; if not, only the file claims that the field is a table
+    table: str  # module/field; the field is a number from 0 if this program does not know the module
     root: TableRoot
     key: bytes
     value: bytes | None
@@ -76,7 +80,7 @@ class VerifiedRow:
     state: bytes  # encoding of the module's state, with the roots of its other tables
 
     def root_of(self, state_type: type, field: str) -> TableRoot:
-        """Of another table of the same module, whose state is of this type. Raises `RemoteProtocolError`."""
+        """Return the root of another table of this module, whose state has this type. Raises `RemoteProtocolError`."""
         names = [of.name for of in fields(state_type)]
         return _table_root(self.state, self.table.split("/")[0], names.index(field))
 
@@ -85,7 +89,7 @@ class VerifiedRow:
 
 
 def make_row_proof(genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], table: str, key: bytes) -> bytes:
-    """The file of one row of a table of `state`, which the last link certifies. Reading the row may raise `StorageError`."""
+    """Return a file that proves one row of a table of `state`, which the last link certifies. May raise `StorageError`."""
     name, _, field = table.partition("/")
     value = state.modules[name]
     rows = state.tables[table]
@@ -113,15 +117,15 @@ def encode_row_proof_file(content: RowProof) -> bytes:
 
 
 def chain_id_of_proof(data: bytes) -> bytes:
-    """The chain that a file says it is of, before anything else is checked. Raises `RemoteProtocolError`."""
+    """Return the chain id that a file claims, before any other check. Raises `RemoteProtocolError`."""
     file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     return Genesis.decode(decode(RowProof, file.content, PROOF_FILE_BYTES_MAX).genesis).chain_id
 
 
 def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> VerifiedRow:
-    """Raises `RemoteProtocolError`, which names what does not fit. `modules` are those that this program knows.
+    """Verify a file with the modules of this program. Raises `RemoteProtocolError` with the step that failed.
 
-    Whether the genesis is the right one is for the caller to say: its hash is the chain id, and everything hangs on it.
+    The caller must check the genesis, whose hash is the chain id: the whole proof depends on it.
     """
     file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     if hashlib.sha256(file.content).digest() != file.digest:
@@ -175,7 +179,7 @@ def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
 
 
 def _table_root(state: bytes, module: str, field: int) -> TableRoot:
-    """No other part of a module's state has to be understood."""
+    """Return the root of a table. The rest of the module's state stays encoded."""
     try:
         found = encoded_item(state, field)
         root = decode(TableRoot, found, len(found))

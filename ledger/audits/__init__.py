@@ -1,1 +1,1 @@
-"""Sampled audits: which ones are drawn, their reports, disputes and results."""
+"""Sampled audits: their draws, reports, disputes and results."""

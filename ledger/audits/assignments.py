@@ -1,6 +1,6 @@
-"""Which audits run: who is drawn for an accepted proposal when a round closes, who volunteers, whose report is awaited no more.
+"""Assignment of audits: draws when a round closes, volunteers, and reports that are no longer awaited.
 
-Decision 0028 says why draws are as they are; `ledger.audits.sortition` has the lots.
+Decision 0028 explains the draws, and `ledger.audits.sortition` implements the lots.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from protocol.units import display_round_number
 
 
 def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[bytes, Proposal]) -> None:
-    """The audits of a closed round, but of updates that were re-executed before the ballot; `accepted` is by trainer."""
+    """Draw the audits of a closed round, without updates that were re-executed before the ballot. `accepted` is by trainer."""
     job = tables.job
     revealed = sortition.matching_reveals(closed.reveals, tables.commitments)
-    # Re-executors whose ballots were left out draw now for the rounds that they missed. So a leader that leaves out the ballots
-    # that would find its accomplice delays their draws by a round, and no more.
+    # Re-executors with omitted ballots draw now for the rounds that they missed. A leader that omits the ballots of its
+    # accomplice's auditors only delays their draws by a round.
     for number, audits in tables.rounds.items():
         missed = (key for key in audits.reexecutors if key in revealed and tables.commitments[key].round < number)
         nonces = {key: revealed[key] for key in missed}
@@ -42,7 +42,7 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
         key for key in job.reexecutors if tables.is_trusted(key) and tables.current_key(key) not in tables.ignored_challengers
     )
     nonces = {key: revealed[key] for key in reexecutors if key in revealed}
-    # Without nonces, which honest re-executors reveal, all draw by the model root, as everybody can foresee.
+    # Honest re-executors reveal nonces. Without any nonce all draw by the model root, which everybody can foresee.
     tickets, vouched = nonces or dict.fromkeys(reexecutors, job.model_root), job.round_terms(tables.key).trainers_to_vouch_for
     drawn = {
         trainer: AuditableProposal(proposal, _draw_auditors(tables, closed.round, trainer, reexecutors, tickets))
@@ -54,7 +54,8 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
     kept = {key: known for key, known in tables.commitments.items() if key in job.voters and key not in closed.ballots}
     new = {key: sortition.NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
     tables.commitments = dict(sorted({**kept, **new}.items()))
-    # Beyond AUDITABLE_PROPOSALS_MAX the oldest proposals go: first those that nobody has to report on, then the others.
+    # In excess of AUDITABLE_PROPOSALS_MAX, the oldest proposals are dropped: first those without an awaited report, then the
+    # others.
     tables.forget_proposals()
     excess = sum(len(audits.proposals) for audits in tables.rounds.values()) - AUDITABLE_PROPOSALS_MAX
     for forget in (tables.forget_unawaited, lambda number: lapse_reports(tables, number)):
@@ -67,7 +68,7 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
 def _draw_auditors(
     tables: AuditTables, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
 ) -> tuple[bytes, ...]:
-    """The owners of these nonces that are drawn for this trainer's proposal."""
+    """Return the owners of these nonces that are drawn for this trainer's proposal."""
     terms, job, person = tables.terms, tables.job, tables.current_key(trainer)
     barred = {person, *auditors_apart(tables.withheld_claims.get(person, {}))}
     others = [key for key in reexecutors if tables.current_key(key) not in barred]
@@ -84,7 +85,7 @@ def _with_auditors(drawn: AuditableProposal, *auditors: bytes) -> AuditablePropo
 
 
 def apply_volunteering(tables: AuditTables, author: bytes, number: int) -> None:
-    """A re-executor is drawn for all proposals of a round in the window that it has not reported on."""
+    """Draw a re-executor for all proposals of a round in the window on which it has not reported."""
     auditor, trainers = proposals_left_to(tables, author, number)
     assert AUDIT_TRANSITIONS[AuditStage.UNDISPUTED, AuditEvent.VOLUNTEERED] == AuditTransition(AuditStage.AWAITED)
     audits = tables.rounds[number]
@@ -93,10 +94,10 @@ def apply_volunteering(tables: AuditTables, author: bytes, number: int) -> None:
 
 
 def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[bytes, list[bytes]]:
-    """The author's key of that round, and whose proposals it is drawn for if it volunteers. Raises `Refused` if it may not.
+    """Return the author's key of that round, and the trainers whose proposals it would audit as a volunteer. Raises `Refused`.
 
-    It has to report on all that it volunteered for before it volunteers again: otherwise liars would be awaited everywhere, and
-    hold up what honest auditors report.
+    It must finish the reports of one round before it volunteers for another. Otherwise faulty auditors would be awaited
+    everywhere and delay the results of honest auditors.
     """
     audits = tables.rounds.get(number)
     if audits is None or not tables.has_rounds(number) or tables.job.is_trained:
@@ -124,11 +125,11 @@ def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[
     return auditor, found
 
 
-# Reports that are awaited no more ---------------------------------------------------------------------------------------
+# End of the wait for reports ---------------------------------------------------------------------------------------------
 
 
 def take_report(tables: AuditTables, author: bytes, report: AuditFinding) -> tuple[bytes, Proposal]:
-    """The report is awaited no more. Returns the auditor's key of that round, and the proposal. Raises `Refused`."""
+    """Stop waiting for this report. Return the auditor's key in the round, and the proposal. Raises `Refused`."""
     drawn = tables.find_proposal(report.proposal_key)
     auditor = tables.find_key(drawn.pending_auditors, author) if drawn else None
     if drawn is None or auditor is None:
@@ -141,7 +142,7 @@ def take_report(tables: AuditTables, author: bytes, report: AuditFinding) -> tup
 
 
 def lapse_reports(tables: AuditTables, number: int, held_up: frozenset[bytes] = frozenset()) -> None:
-    """Reports on this round are awaited on these trainers alone. Its open disputes go on, so their proposals stay."""
+    """Stop waiting for reports on this round, except for trainers in `held_up`. Proposals with an open dispute stay."""
     moved, kept = AUDIT_TRANSITIONS[AuditStage.AWAITED, AuditEvent.TIME], dict[bytes, AuditableProposal]()
     assert moved.effects == (AuditEffect.COUNT_LAPSE,)
     for trainer, drawn in tables.rounds[number].proposals.items():
@@ -157,7 +158,7 @@ def lapse_reports(tables: AuditTables, number: int, held_up: frozenset[bytes] = 
 
 
 def undo_rounds(tables: AuditTables, first: int) -> None:
-    """The rounds from this one on were undone. Reports on them are awaited no more; disputes about them go on."""
+    """Stop waiting for reports on the undone rounds, which begin with `first`. Disputes about them continue."""
     assert AUDIT_TRANSITIONS[AuditStage.AWAITED, AuditEvent.UNDONE] == AuditTransition(AuditStage.OVER)
     for number, audits in list(tables.rounds.items()):
         if number >= first:

@@ -1,12 +1,12 @@
-"""The tables of one job's audits while a block changes them. The rules are functions of them, by file:
+"""The tables of one job's audits while a block changes them. The rules are functions of these tables, in several files:
 
 | file                         | rules                                                                                 |
 |------------------------------|---------------------------------------------------------------------------------------|
-| `assignments`                | who audits what: draws, volunteers, reports that are taken, that lapse, that are void |
-| `disputes`                   | challenges, verdicts, a dispute's end, claims that something was withheld; rewards    |
-|                              | and suspensions                                                                       |
-| `loss_openings`              | losses that reports seal, and that trainers open                                      |
-| `state_machine`              | what each transaction and each block does, in these steps; whose time is over         |
+| `assignments`                | draws, volunteers, and reports that arrive, lapse or become void                      |
+| `disputes`                   | challenges, verdicts, ends of disputes, claims that data were withheld, rewards and   |
+|                              | suspensions                                                                           |
+| `loss_openings`              | losses that reports seal and trainers open                                            |
+| `state_machine`              | order of these steps in each transaction and each block; ends of windows              |
 """
 
 from __future__ import annotations
@@ -30,22 +30,20 @@ from ledger.jobs import Job, JobPhase, JobTerms, RollbackDue
 from ledger.members import MembersState
 from protocol.verdicts import ReplayFinding
 
-LATER_THAN_ANY_ROUND = 2**53 - 1  # no round is left: windows end by time alone
+LATER_THAN_ANY_ROUND = 2**53 - 1  # no round is left, so windows end by time alone
 
 T = TypeVar("T")
 
 
 class AuditTables:
-    """The tables of `JobAudits`, by the same names. A rule that raises `Refused` may leave them half changed: they are not used
-    any more.
-    """
+    """The tables of `JobAudits`, by the same names. Discard them after a rule raised `Refused`: they may be half changed."""
 
     def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
         assert terms.audits is not None
         self.key, self.job, self.members, self.height = key, job, members, height
         self.current_key, self.terms = members.current_key, terms.audits
-        self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # the longest that its rounds take
-        self.is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
+        self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # maximum time of its rounds
+        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and costs its trainer nothing
         self.closed = job.round - 1  # the last closed round
         self._before = follow_key_rotations(state, members.current_key)
         self.member_records, self.log = dict(self._before.member_records), list(state.log)
@@ -59,7 +57,7 @@ class AuditTables:
         self.unopened_losses = {number: dict(of) for number, of in audits.unopened_losses.items()}
 
     def new_state(self) -> AuditsState:
-        """Forgets proposals of which no report can come any more. Beyond UNOPENED_MAX the oldest proposals' sealed losses go."""
+        """Return the changed state. Drops proposals that can get no report, and the oldest sealed losses beyond UNOPENED_MAX."""
         self.forget_proposals()
         waiting = [(number, trainer) for number, of in sorted(self.unopened_losses.items()) for trainer in of]
         for number, trainer in waiting[: max(0, len(waiting) - UNOPENED_MAX)]:
@@ -82,10 +80,10 @@ class AuditTables:
         )
         return AuditsState({**self._before.jobs, self.key: audits}, self.member_records, tuple(self.log[-AUDIT_LOG_MAX:]))
 
-    # Looking up
+    # Queries
 
     def has_rounds(self, number: int) -> bool:
-        """Whether rounds are left of a window that began with this round."""
+        """Return whether rounds are left in a window that began with this round."""
         return number + self.terms.window > self.closed
 
     def find_proposal(self, place: ProposalKey) -> AuditableProposal | None:
@@ -93,11 +91,11 @@ class AuditTables:
         return audits.proposals.get(place[1]) if audits else None
 
     def find_key(self, keys: Iterable[bytes], author: bytes) -> bytes | None:
-        """The author's among these keys of a round."""
+        """Return the author's key among these keys of a round, or None."""
         return next((key for key in keys if self.current_key(key) == author), None)
 
     def rounds_awaiting_reports(self, trainer: bytes) -> set[int]:
-        """The rounds in which reports on this trainer's proposals are awaited."""
+        """Return the rounds in which reports on this trainer's proposals are awaited."""
         return {
             number
             for number, audits in self.rounds.items()
@@ -108,17 +106,17 @@ class AuditTables:
         person = self.current_key(key)
         return person not in self.suspended and not self.members.is_expelled(person)
 
-    # Changing
+    # Changes
 
     def forget_proposals(self) -> None:
-        """Forgets proposals about which nobody may say anything any more."""
+        """Forget proposals that can get no further report, verdict or draw."""
         for number, audits in list(self.rounds.items()):
             if self.job.is_trained or audits.undone or not self.has_rounds(number):
                 self.forget_unawaited(number)
         self.rounds = {number: audits for number, audits in self.rounds.items() if audits.proposals}
 
     def forget_unawaited(self, number: int) -> None:
-        """Forgets the round's proposals without an awaited report or a dispute."""
+        """Forget the round's proposals without an awaited report or a dispute."""
         audits = self.rounds[number]
         kept = {
             trainer: drawn
@@ -149,7 +147,7 @@ class AuditTables:
 
 
 def follow_key_rotations(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
-    """With the tables of persons by the keys that they have now."""
+    """Return the state with its tables of members under their present keys."""
     persons: list[Iterable[bytes]] = [state.member_records]
     for audits in state.jobs.values():
         persons += [audits.suspended, audits.ignored_challengers, audits.unvested_rounds, *audits.withheld_claims.values()]
@@ -159,7 +157,7 @@ def follow_key_rotations(state: AuditsState, current: Callable[[bytes], bytes]) 
 
     def rekeyed(table: Mapping[bytes, T]) -> dict[bytes, T]:
         followed = {current(key): value for key, value in table.items()}
-        assert len(followed) == len(table)  # a rotation's new key was nobody's before
+        assert len(followed) == len(table)  # a rotation's new key had no member before
         return followed
 
     jobs = {

@@ -1,6 +1,6 @@
-"""Disputes about accepted proposals: how one opens, who judges it, how it ends, and what follows. Decision 0033 says why.
+"""Disputes about accepted proposals: opening, judges, end and consequences. Decision 0033 gives the reasons.
 
-And what trainers, and auditors that are lazy, gain and lose: rewards and suspensions.
+Rewards of trainers, and suspensions of trainers and lazy auditors, are also here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def require_may_challenge(tables: AuditTables, challenger: bytes) -> None:
 
 
 def challenge_proposal(tables: AuditTables, auditor: bytes, report: AuditFinding) -> None:
-    """Opens a dispute or joins it. A challenge counts as a verdict, unless its author gave one before."""
+    """Open a dispute or join it. A challenge counts as a verdict unless its author gave one before. Raises `Refused`."""
     require_may_challenge(tables, tables.current_key(auditor))
     dispute = tables.disputes.get(report.proposal_key) or Dispute(*report.proposal_key, tables.job.round, {}, (), ())
     if auditor not in dispute.judges_heard:
@@ -47,7 +47,7 @@ def challenge_proposal(tables: AuditTables, auditor: bytes, report: AuditFinding
 
 
 def apply_verdict(tables: AuditTables, author: bytes, verdict: AuditFinding) -> None:
-    """A judge gives its verdict on an open dispute."""
+    """Add a judge's verdict to an open dispute. Raises `Refused` if it is not due."""
     if verdict.loss is not None:
         raise Refused("no loss belongs here")
     dispute = tables.disputes.get(verdict.proposal_key)
@@ -64,7 +64,7 @@ def apply_verdict(tables: AuditTables, author: bytes, verdict: AuditFinding) -> 
 
 
 def _judges(tables: AuditTables, dispute: Dispute) -> list[bytes]:
-    """The round's re-executors but the accused, under whatever key."""
+    """Return the round's re-executors except the accused under any of its keys."""
     accused = tables.current_key(dispute.trainer)
     return [key for key in tables.rounds[dispute.round].reexecutors if tables.current_key(key) != accused]
 
@@ -78,12 +78,12 @@ def _with_verdict(dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dis
 
 
 def _weigh_verdicts(tables: AuditTables, dispute: Dispute) -> None:
-    """The dispute after one more challenge or verdict: it ends if one side has enough."""
+    """Update the dispute after one more challenge or verdict, and end it if one side has enough."""
     tables.disputes[dispute.proposal_key] = dispute
     audits, judges = tables.rounds[dispute.round], _judges(tables, dispute)
     assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "one verdict each"
     assert dispute.challenges.keys() <= set(dispute.judges_heard) <= set(audits.reexecutors), "a challenge is a verdict"
-    # More than half of the judges, so that both sides cannot have it; and more than f, so that one of them is honest.
+    # More than half of the judges, so that only one side can have it; and more than f, so that one of them is honest.
     needed = max(len(judges) // 2 + 1, audits.faults + 1)
     assert 2 * needed > len(judges) and needed > audits.faults
     guilty, unseen = len(dispute.voted_invalid), len(dispute.voted_withheld)
@@ -98,19 +98,19 @@ def _weigh_verdicts(tables: AuditTables, dispute: Dispute) -> None:
 
 
 def is_shown_selectively(guilty: int, unseen: int, needed: int, faults: int) -> bool:
-    """Whether a liar showed its false proposal to some judges alone. Of more than f that found it false one is honest."""
+    """Return whether a trainer showed its false proposal only to some judges. One of more than f guilty verdicts is honest."""
     return guilty > faults and guilty + unseen >= needed
 
 
-# Its end ----------------------------------------------------------------------------------------------------------------
+# End of a dispute --------------------------------------------------------------------------------------------------------
 
 
 def end_dispute(tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
-    """The dispute ends by this event, with the consequences that `AUDIT_TRANSITIONS` has."""
+    """End the dispute by this event, with the effects that `AUDIT_TRANSITIONS` lists."""
     moved, trainer = AUDIT_TRANSITIONS[AuditStage.OPEN, event], tables.current_key(dispute.trainer)
     assert moved.after is AuditStage.OVER
     del tables.disputes[dispute.proposal_key]
-    # Auditors go on with the trainer's other proposals, so the time for these begins anew.
+    # Auditors continue with the trainer's other proposals, so the time for these restarts.
     for number in tables.rounds_awaiting_reports(trainer):
         audits = tables.rounds[number]
         if audits.may_renew_window:
@@ -146,18 +146,19 @@ def hold_against(tables: AuditTables, challenger: bytes) -> None:
 
 
 # Claims -----------------------------------------------------------------------------------------------------------------
-# An auditor says `withheld`, most judges disagree: auditor or trainer lies, we cannot tell which. So the claim counts against
-# neither. After three claims the auditor is apart from the trainer: it is not drawn for it. At most f auditors lie, so a trainer
-# apart from more than f auditors is the liar: it is shunned.
+# A claim is an auditor's challenge with the finding `withheld`. If most judges disagree, either the auditor or the trainer lies,
+# and no peer can tell which. The claim therefore counts against neither. After three claims the auditor is separated from the
+# trainer: it is not drawn for it. At most f auditors are faulty. A trainer that is separated from more than f is therefore faulty
+# itself: it is shunned.
 
 
 def auditors_apart(claims: WithheldClaims) -> set[bytes]:
-    """The auditors that are not drawn for a trainer about which they made these claims."""
+    """Return the auditors that are separated from the trainer of these claims."""
     return {auditor for auditor, rounds in claims.items() if len(rounds) == FALSE_CHALLENGES_MAX}
 
 
 def _claims_with(tables: AuditTables, dispute: Dispute) -> WithheldClaims:
-    """The noted claims about the dispute's trainer, once its own are among them."""
+    """Return the claims about the dispute's trainer, including those of this dispute."""
     claims = dict(tables.withheld_claims.get(tables.current_key(dispute.trainer), {}))
     for key, finding in dispute.challenges.items():
         if finding is ReplayFinding.WITHHELD:
@@ -168,16 +169,17 @@ def _claims_with(tables: AuditTables, dispute: Dispute) -> WithheldClaims:
 
 def _is_to_be_shunned(tables: AuditTables, dispute: Dispute) -> bool:
     if ReplayFinding.WITHHELD not in dispute.challenges.values():
-        return False  # a challenge without a claim tells nothing about who is apart
+        return False  # a challenge without a claim changes no separation
     audits = tables.rounds[dispute.round]
-    # f of this round's voters may lie. An auditor outside this round may be a liar of other voters, and gone.
+    # At most f of this round's voters are faulty. An auditor of another round may be a faulty voter that has left since.
     reexecutors = {tables.current_key(key) for key in audits.reexecutors}
     return len(auditors_apart(_claims_with(tables, dispute)) & reexecutors) > audits.faults
 
 
 def forget_claims(tables: AuditTables) -> None:
-    """Claims are kept for `suspension_rounds` rounds: an honest auditor's bad days must not add up over years, and a liar gets no
-    more claims in that time than three.
+    """Forget claims after `suspension_rounds` rounds.
+
+    Occasional failures of an honest auditor must not add up over years. A faulty one gets only three claims in that time.
     """
     first = tables.closed + 1 - tables.terms.suspension_rounds
     for trainer, claims in list(tables.withheld_claims.items()):
@@ -191,7 +193,7 @@ def forget_claims(tables: AuditTables) -> None:
 
 
 def add_rewards(tables: AuditTables, number: int, accepted: Mapping[bytes, Proposal]) -> None:
-    """The accepted proposals of a closed round, by trainer. A trainer that was suspended meanwhile gets no reward."""
+    """Add rewards for the accepted proposals of a closed round, by trainer. A trainer that was suspended meanwhile gets none."""
     for trainer, proposal in accepted.items() if tables.is_rewarded else ():
         if proposal.loss is not None and tables.is_trusted(trainer):
             person = tables.current_key(trainer)
@@ -199,9 +201,7 @@ def add_rewards(tables: AuditTables, number: int, accepted: Mapping[bytes, Propo
 
 
 def vest_rewards(tables: AuditTables) -> None:
-    """A reward is the trainer's own once the window of its round is over, no dispute about that round is open, no report on it is
-    awaited, and none waits for the trainer's loss.
-    """
+    """Vest rewards of rounds without an open window, an open dispute, an awaited report or an unopened loss of the trainer."""
     current = tables.current_key
     for trainer, rounds in tables.unvested_rounds.items():
         is_open = tables.rounds_awaiting_reports(trainer)
@@ -213,7 +213,7 @@ def vest_rewards(tables: AuditTables) -> None:
 
 
 def lose_reward(tables: AuditTables, number: int, trainer: bytes) -> None:
-    """The trainer did not open the loss of this round in time."""
+    """Cancel the reward of a trainer that did not open its loss of this round in time."""
     assert AUDIT_TRANSITIONS[AuditStage.SEALED, AuditEvent.TIME].effects == (AuditEffect.LOSE_REWARD,)
     person = tables.current_key(trainer)
     rounds = tables.unvested_rounds.get(person, ())
@@ -223,9 +223,9 @@ def lose_reward(tables: AuditTables, number: int, trainer: bytes) -> None:
 
 
 def suspend_trainer(tables: AuditTables, trainer: bytes, cause: AuditLogEntry) -> None:
-    """One suspension is enough for all that the trainer did before it.
+    """Suspend a trainer or auditor. One suspension covers all its earlier faults.
 
-    Its disputes and the reports on its updates go on: each of them may be about another lie in the model.
+    Its disputes and the reports on its updates continue, because each may be about another false update in the model.
     """
     if trainer in tables.suspended:
         return
@@ -243,7 +243,7 @@ def suspend_trainer(tables: AuditTables, trainer: bytes, cause: AuditLogEntry) -
 
 
 def end_suspensions(tables: AuditTables) -> None:
-    """Trainers and challengers whose round has come are suspended, and ignored, no more."""
+    """End suspensions of trainers, and exclusions of challengers, whose last round has closed."""
     assert AUDIT_TRANSITIONS[AuditStage.SUSPENDED, AuditEvent.TIME].after is AuditStage.TRAINS
     opens = tables.closed + 1
     tables.suspended = {key: until for key, until in tables.suspended.items() if until > opens}

@@ -1,7 +1,7 @@
-"""What binds an auditor to its replay: its report seals the loss of the last inner step. The trainer opens its own loss when no
-report on the proposal can come any more. Decision 0061 says why.
+"""Loss commitments, which bind an auditor to its replay. A report seals the auditor's loss of the last inner step.
 
-All here is pure. `ledger.audits.loss_openings` says when a loss may be opened, and what follows.
+The trainer opens its own loss when all reports on the proposal are in or lapsed. Decision 0061 gives the reasons. Everything here
+is pure. `ledger.audits.loss_openings` decides when a loss may be opened, and the consequences.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from protocol.limits import VOTERS_MAX
 from protocol.messages import LossCommitment
 
 MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
-LOSS_MAX = 2**53 - 1  # also of what is no number
-LOSS_DIFFERENCE_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 2e-7 of the loss, step losses by a tenth of a nat
+LOSS_MAX = 2**53 - 1  # also stands for a loss that is not finite
+LOSS_DIFFERENCE_MAX = 1_000  # 1e-3 nat: replays on other processors differ by 2e-7 of the loss, steps by 0.1 nat
 LOSS_DIFFERENCE_DIVISOR = 10_000  # or 1e-4 of the loss, if that is more
-REPORTS_PER_CONTRADICTION = 10  # an auditor's last reports that count, for each voter that has to contradict it
-# reports that count, so the most that are wrong among them
+REPORTS_PER_CONTRADICTION = 10  # an auditor's last reports that count, for each voter that must contradict it
+# number of reports that count, and so the maximum of wrong ones
 WRONG_LOSSES_MAX = REPORTS_PER_CONTRADICTION * (faults_tolerated(VOTERS_MAX) + 1)
 LOSS_BYTES = 8
 _DOMAIN = b"folkmoot/loss-commitment\x00"
@@ -34,7 +34,7 @@ LossMillionths = Annotated[int, Between(-LOSS_MAX, LOSS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class SealedLoss:
-    """The loss that an auditor computed. Whoever has the secret of the proposal's commitment reads it, nobody else."""
+    """The loss that an auditor computed. Only the holder of the secret of the proposal's commitment can read it."""
 
     key: Key  # X25519, the auditor's for this report
     masked: Annotated[bytes, Length(LOSS_BYTES, LOSS_BYTES)]
@@ -42,11 +42,11 @@ class SealedLoss:
 
 @dataclass(frozen=True, slots=True)
 class ProposalReference:
-    """Names one accepted proposal."""
+    """Identifies one accepted proposal."""
 
     job: Digest
     round: Count
-    trainer: Key  # as in the round
+    trainer: Key  # its key in the round
 
     @property
     def proposal_key(self) -> tuple[int, bytes]:
@@ -55,7 +55,7 @@ class ProposalReference:
 
 @dataclass(frozen=True, slots=True)
 class LossOpening(ProposalReference):
-    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
+    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once no further report can come."""
 
     secret: Digest
     loss: LossMillionths  # of the round's last inner step
@@ -66,18 +66,18 @@ class UnopenedLosses:
     """The sealed losses of the reports on one accepted proposal."""
 
     commitment: LossCommitment
-    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # by auditor, as in the round
+    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # by the auditor's key in the round
     reexecutors: Annotated[int, Between(1, VOTERS_MAX)]  # of the round
-    since: Count | None = None  # the round whose closing ended the window of the reports
-    since_ms: Count = 0  # of the parent of the block that closed it
+    since: Count | None = None  # the last closed round when the trainer could first open its loss
+    since_ms: Count = 0  # time of the parent of the block that closed it
 
 
 @dataclass(frozen=True, slots=True)
 class LossComparisons:
-    """What openings said of one auditor's reports."""
+    """Results of openings for one auditor's reports."""
 
-    reports: Count = 0  # that were compared
-    # Trainer -> which of these reports was the last wrong one about it.
+    reports: Count = 0  # number of compared reports
+    # Trainer -> number of the last wrong report about it, counted from 1.
     wrong: Annotated[dict[Key, Count], Length(0, WRONG_LOSSES_MAX)] = field(default_factory=dict)
 
 
@@ -102,13 +102,13 @@ def is_valid_opening(commitment: LossCommitment, opening: LossOpening) -> bool:
 def seal_loss(
     loss: int, job: bytes, number: int, trainer: bytes, auditor: bytes, commitment: LossCommitment, secret: bytes
 ) -> SealedLoss:
-    """`secret` is 32 bytes that only this auditor knows, for this report alone."""
-    shared = x25519_shared_secret(secret, commitment.key) or bytes(32)  # nobody can open a commitment whose key gives nothing
+    """Return the sealed loss. `secret` is 32 bytes that only this auditor knows and uses only for this report."""
+    shared = x25519_shared_secret(secret, commitment.key) or bytes(32)  # a commitment with an invalid key can never be opened
     return SealedLoss(x25519_public_key(secret), _masked(_bytes_of(loss), shared, job, number, trainer, auditor))
 
 
 def unseal_loss(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: bytes, secret: bytes) -> int | None:
-    """None: its author has sealed nothing. Another auditor's bytes give any number."""
+    """Return the loss, or None if the auditor's key is invalid. A seal copied from another auditor gives an arbitrary number."""
     shared = x25519_shared_secret(secret, of.key)
     return (
         None if shared is None else int.from_bytes(_masked(of.masked, shared, job, number, trainer, auditor), "big", signed=True)
@@ -136,12 +136,12 @@ def is_wrong_loss(reported: int | None, opened: int) -> bool:
 
 
 def add_comparison(before: LossComparisons, trainer: bytes, wrong: bool, faults: int) -> LossComparisons:
-    """After one more report about this trainer. What is older than the last reports that count is forgotten."""
+    """Return the comparisons after one more report about this trainer, limited to the last reports that count."""
     number = before.reports + 1
     kept = {key: at for key, at in before.wrong.items() if at > number - REPORTS_PER_CONTRADICTION * (faults + 1)}
     return LossComparisons(number, dict(sorted({**kept, trainer: number}.items())) if wrong else kept)
 
 
 def is_lazy_auditor(known: LossComparisons, voters: Collection[bytes], faults: int) -> bool:
-    """Whether more voters contradict the auditor than may lie."""
+    """Return whether more than f voters contradict the auditor."""
     return sum(trainer in voters for trainer in known.wrong) > faults

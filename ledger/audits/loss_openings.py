@@ -1,5 +1,6 @@
-"""Losses that reports seal and trainers open: when that may be, and what follows. Decision 0061: a loss convicts an auditor
-alone, and only where more voters contradict it than may lie. `ledger.audits.loss_commitments` seals and compares them.
+"""Openings of losses: conditions and consequences. `ledger.audits.loss_commitments` seals and compares losses.
+
+A wrong loss convicts only an auditor, and only if more than f voters contradict it (decision 0061).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from protocol.verdicts import ReplayFinding
 
 
 def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, proposal: Proposal) -> None:
-    """A match seals a loss, if the proposal commits to one; no other report does."""
+    """Keep the sealed loss of a report. Raises `Refused` if a match lacks a required loss, or another report has one."""
     is_bound = tables.is_rewarded and report.finding is ReplayFinding.MATCH and proposal.loss is not None
     if is_bound != (report.loss is not None):
         raise Refused("a match carries a sealed loss" if is_bound else "no loss belongs here")
@@ -32,8 +33,10 @@ def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, 
 
 
 def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
-    """Whether no report on this proposal can come any more. A re-executor that missed the round may draw for it at each closing
-    in the window. The block that ends the job may close a round too, so draws end with that block.
+    """Return whether no further report on this proposal can come.
+
+    A re-executor that missed the round may draw for it whenever a round closes in the window. The last draws are in the block
+    that ends the job, because it may close a round, too.
     """
     drawn = tables.find_proposal((number, trainer))
     is_awaited = drawn is not None and bool(drawn.pending_auditors)
@@ -42,7 +45,7 @@ def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
 
 
 def apply_loss_opening(tables: AuditTables, author: bytes, opening: loss_commitments.LossOpening) -> None:
-    """A trainer opens the loss that its proposal committed to, and each report on it is compared."""
+    """Open the loss that a trainer's proposal committed to, and compare each report with it. May raise `Refused`."""
     of, trainer = tables.unopened_losses.get(opening.round, {}), opening.trainer
     known = of.get(trainer)
     if known is None or tables.current_key(trainer) != author:
@@ -89,8 +92,10 @@ def _compare_loss(
 
 
 def end_unopened_losses(tables: AuditTables, now_ms: int | None) -> None:
-    """A trainer has as long to open its loss as auditors had to report. What it does not open costs it that reward. After the
-    job's end it costs nothing: its peer may have been stopped.
+    """Drop sealed losses whose trainer's time is over. The trainer loses the reward of that round.
+
+    A trainer has as much time as auditors had for reports. After the job's end it loses nothing, because its peer may have
+    stopped.
     """
     if tables.closed == LATER_THAN_ANY_ROUND:
         tables.unopened_losses.clear()

@@ -1,8 +1,8 @@
-"""Which accepted proposals are audited, and by whom: drawn from the commitments of earlier ballots.
+"""The draw of audits from nonces that earlier ballots committed to.
 
-Every re-executor draws for itself: its tickets follow from the nonce that its own ballot reveals, and no other ticket matters. So
-a liar that chooses or withholds a nonce changes its own draws alone. With one seed made of all nonces a liar could choose among
-many draws. If the lowest tickets were drawn, a liar could make its own the lowest, in the places of honest auditors.
+Every re-executor draws for itself: its tickets depend only on the nonce that its own ballot reveals. A faulty voter that chooses
+or withholds a nonce therefore changes only its own draws. With one seed from all nonces, it could choose among many draws. With a
+draw of the lowest tickets, it could make its own the lowest and take the places of honest auditors.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from protocol.codec import Count, Digest
 
 TICKET_DOMAIN = b"folkmoot/audit\x00"
-TICKET_PREFIX_BYTES = 8  # of a ticket
-# A lie has fewer honest rounds behind it the later it comes, so audits are densest late: shares of the job's rate, 1 on average.
-EARLY_SHARE = 0.5  # in the first two thirds of a job's rounds, the closing ones not counted
+TICKET_PREFIX_BYTES = 8  # of a ticket; they are the lot
+# A false update that comes later is followed by fewer honest rounds, so audits are densest late. Both shares multiply the job's
+# rate, and their average over a job is 1.
+EARLY_SHARE = 0.5  # in the first two thirds of a job's rounds, without the closing ones
 LATE_SHARE = 2.0
 
 
@@ -33,7 +34,7 @@ def commit_nonce(nonce: bytes) -> bytes:
 
 
 def matching_reveals(reveals: Mapping[bytes, bytes], commitments: Mapping[bytes, NonceCommitment]) -> dict[bytes, bytes]:
-    """The reveals, by voter, that are what the voter had committed to."""
+    """Return the nonces, by voter, that match the voter's commitment."""
     return {
         voter: nonce
         for voter, nonce in reveals.items()
@@ -42,26 +43,26 @@ def matching_reveals(reveals: Mapping[bytes, bytes], commitments: Mapping[bytes,
 
 
 def sortition_ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trainer: bytes) -> bytes:
-    """32 bytes, of which the first are the auditor's lot for this trainer's proposal.
+    """Return 32 bytes, the first of which are the auditor's lot for this trainer's proposal.
 
-    The auditor's key is hashed, too. Without it, a liar that copies another voter's commitment would have the same ticket.
+    The auditor's key is hashed, too. Without it, a voter that copies another voter's commitment would have the same ticket.
     """
     return hashlib.sha256(TICKET_DOMAIN + job + number.to_bytes(8, "big") + auditor + trainer + nonce).digest()
 
 
 def audit_rate_of_round(rate: float, taken: int, rounds: int, closing: int) -> float:
-    """The rate of the round after so many of a job's `rounds`, given that of the whole job.
+    """Return the audit rate of a round after `taken` rounds, for a job with the average `rate`.
 
-    Audits do not sample the `closing` rounds, so the late share begins before them.
+    The `closing` rounds are not sampled, so the late share begins before them.
     """
     return rate * (EARLY_SHARE if 3 * taken < 2 * (rounds - closing) else LATE_SHARE)
 
 
 def draw_auditors(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float) -> tuple[bytes, ...]:
-    """The re-executors that are drawn: their lots are under rate × auditors / others, in doubles and in this order.
+    """Return the drawn re-executors: their lots are below rate × auditors / others, in doubles and in this order.
 
-    `others` counts all the round's re-executors but the trainer and those apart from it, with or without a ticket: a re-executor
-    that withholds its ticket raises nobody's chance.
+    `others` counts all the round's re-executors except the trainer and those separated from it, with or without a ticket. A
+    re-executor that withholds its ticket therefore raises no other chance.
     """
     lots = {key: int.from_bytes(data[:TICKET_PREFIX_BYTES], "big") for key, data in sorted(tickets.items())}
     return tuple(key for key, lot in lots.items() if lot < rate * auditors / others * 2.0 ** (8 * TICKET_PREFIX_BYTES))
@@ -70,5 +71,5 @@ def draw_auditors(tickets: Mapping[bytes, bytes], others: int, auditors: int, ra
 def lottery_tickets(
     job: bytes, number: int, nonces: Mapping[bytes, bytes], trainer: bytes, auditors: Sequence[bytes]
 ) -> dict[bytes, bytes]:
-    """The tickets of the `auditors` that have a nonce, by auditor."""
+    """Return the tickets of those `auditors` that have a nonce."""
     return {key: sortition_ticket(job, number, nonces[key], key, trainer) for key in auditors if key in nonces}

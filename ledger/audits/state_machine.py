@@ -1,6 +1,6 @@
-"""The state machine of sampled audits: what each transaction and each block does, as steps of rules on the tables of a job.
+"""The state machine of sampled audits: the steps of each transaction and each block, as rules on the tables of a job.
 
-`ledger.audits.transitions` has every transition as a table, `ledger.audits.audit_tables` names the files of the rules.
+`ledger.audits.transitions` lists every transition. `ledger.audits.audit_tables` lists the files of the rules.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from protocol import codec
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding
 
-POST_JOB_AUDIT_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
+POST_JOB_AUDIT_HEIGHTS = 1_000  # maximum duration of audits after their job's end; a transaction may wait as long
 
 
 class AuditsModule(Module[AuditsState]):
@@ -58,7 +58,7 @@ class AuditsModule(Module[AuditsState]):
         LOSS_OPENING_KIND: LossOpening,
         VOLUNTEER_KIND: AuditVolunteering,
     }
-    # The tables of the job are copied and looked through.
+    # Each transaction copies and scans the tables of its job.
     costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, LOSS_OPENING_KIND: 6, VOLUNTEER_KIND: 24}
     state_type = AuditsState
 
@@ -97,7 +97,7 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(tables.new_state(), tuple(tables.rollbacks_due))
 
     def settle_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
-        """Audits of closed rounds lapse, rewards vest, audits are drawn. Suspended trainers are barred from the next rounds."""
+        """End windows of closed rounds, vest rewards and draw audits. Facts bar suspended trainers from the next rounds."""
         for closed in context.facts_of(ClosedRound):
             if closed.job in state.jobs:
                 tables = self._job_tables(state, closed.job, view, context.height)
@@ -108,7 +108,7 @@ class AuditsModule(Module[AuditsState]):
                 state = tables.new_state()
         jobs = view.module_state(JobsState).jobs
         for key in [key for key in state.jobs if jobs[key].phase is JobPhase.SETTLING]:
-            # All rounds of the job are taken.
+            # No further round of the job opens.
             tables = self._job_tables(state, key, view, context.height)
             tables.closed = LATER_THAN_ANY_ROUND
             is_over = context.height > jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
@@ -120,7 +120,7 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(state, (*barred, *doubtful, *map(JobRetained, state.jobs)))
 
     def end_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
-        """A job that started gets its tables; rounds that were undone are audited no more; a job that ended is wound up."""
+        """Make tables for a started job, stop audits of undone rounds, and end the audits of ended jobs."""
         for back in context.facts_of(JobRolledBack):
             if back.job in state.jobs:
                 tables = self._job_tables(state, back.job, view, context.height)
@@ -133,8 +133,8 @@ class AuditsModule(Module[AuditsState]):
             if key not in jobs:
                 state = _without_job(state, key)
             elif jobs[key].phase is JobPhase.FINISHED:
-                # Audits outlive their job: otherwise nobody would have to fear them in its last rounds. `new_state` forgets
-                # proposals that are only kept for volunteers.
+                # Audits outlive their job: otherwise its last rounds would never be audited. `new_state` forgets proposals that
+                # are only kept for volunteers.
                 state = self._job_tables(state, key, view, context.height).new_state()
                 audits, last = state.jobs[key], jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
                 if context.height > last or not (audits.rounds or audits.disputes or audits.unopened_losses):
@@ -149,17 +149,19 @@ class AuditsModule(Module[AuditsState]):
     # Audits after a job's end
 
     def _end_audits(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditsState:
-        """What is open runs out, every reward vests, and the job's tables go."""
+        """End all windows of a job, vest its rewards and delete its tables."""
         tables = self._job_tables(state, key, view, height)
         _close_windows(tables, LATER_THAN_ANY_ROUND, None)
         return _without_job(tables.new_state(), key)
 
     def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
-        """The ended job whose audits make room for another's. A job with an open dispute goes last, a scratch job first: it paid
-        nobody. Among equals the author who began most of these jobs loses its oldest.
+        """Return the ended job whose audits make room for another's.
+
+        A job with an open dispute goes last, and a scratch job goes first, because it paid no rewards. Among equals, the author
+        with the most of these jobs loses its oldest.
         """
-        # One silent auditor keeps a job here for POST_JOB_AUDIT_HEIGHTS. A liar that wants the audits of a job over sooner has to
-        # start WINDING_UP_MAX others with real work in them, and no dispute may be open in that job.
+        # One silent auditor keeps a job here for POST_JOB_AUDIT_HEIGHTS. To end the audits of a job sooner, an attacker has to
+        # start WINDING_UP_MAX other jobs with real work, and the job must have no open dispute.
         begun = Counter(members.current_key(job.author) for job in winding.values())
 
         def order(key: bytes) -> tuple[bool, bool, int, int, bytes]:
@@ -169,14 +171,14 @@ class AuditsModule(Module[AuditsState]):
 
         return min(winding, key=order)
 
-    # What a peer asks
+    # Queries of a peer
 
     def awaited_job(self, content: AuditFinding | LossOpening | AuditVolunteering) -> bytes:
-        """Until the job's next closing: windows end there and nowhere else, so nothing is late before it."""
+        """Return the job: windows end only when one of its rounds closes, so nothing is late before that."""
         return content.job
 
     def loss_openings_due(self, me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
-        """My proposals whose loss I may open now."""
+        """Return my proposals whose loss I may open now."""
         mine = loss_opening_duties(me, state)
         tables = {
             key: self._job_tables(state.module_state(AuditsState), key, state, state.height + 1)
@@ -185,7 +187,7 @@ class AuditsModule(Module[AuditsState]):
         return [due for due in mine if loss_openings.may_open_loss(tables[due.job], due.round, due.trainer)]
 
     def proposals_to_volunteer_for(self, me: bytes, state: AppliedState) -> list[AuditDuty]:
-        """Proposals that I am drawn for if I volunteer for their round now, by round."""
+        """Return the proposals, by round, for which I would be drawn if I volunteered for their round now."""
         others, trainers = auditable_proposals_of_others(me, state), dict[tuple[bytes, int], list[bytes]]()
         for job, number in {(due.job, due.round) for due in others}:
             tables = self._job_tables(state.module_state(AuditsState), job, state, state.height + 1)
@@ -194,7 +196,7 @@ class AuditsModule(Module[AuditsState]):
         return [due for due in others if due.trainer in trainers.get((due.job, due.round), ())]
 
     def _job_tables(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditTables:
-        """As the block of this height finds them."""
+        """Return the tables of a job as the block of this height finds them."""
         job, members = view.module_state(JobsState).jobs[key], view.module_state(MembersState)
         return AuditTables(state, key, job, self.rules.terms_of_spec(job.spec), members, height)
 
@@ -204,7 +206,7 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
 
 
 def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None:
-    """This round closes. `now_ms` is the time of the parent block; None: windows are counted in rounds alone."""
+    """Do the steps of a closed round. `now_ms` is the parent block's time; None: windows count rounds alone."""
     tables.closed = closed
     end_windows(tables, now_ms)
     loss_openings.end_unopened_losses(tables, now_ms)
@@ -213,16 +215,15 @@ def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None
     disputes.forget_claims(tables)
 
 
-# Windows: how long reports and verdicts are awaited. A window ends once its rounds have closed and its time is over. -------
+# Windows: the time for reports and verdicts. A window ends once its rounds have closed and its time is over. ---------------
 
 
 def end_windows(tables: AuditTables, now_ms: int | None) -> None:
-    """Reports lapse, and disputes end, where the window is over. `now_ms` is the time of the parent block; None: no times."""
+    """Lapse reports and end disputes whose window is over. `now_ms` is the parent block's time; None: no window has time left."""
     if now_ms is not None:
-        # The block that closes a round does not know its own time, and its parent may be much older: a window that began then
-        # would be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one
-        # disputed proposal of a trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins when
-        # the one before it ends.
+        # The block that closes a round does not know its own time, and its parent may be much older. A window from then would be
+        # too short, so it begins at the parent of the block that closes the next round. Judges download one disputed proposal of
+        # a trainer at a time (`first_duty_of_each_trainer`), so the next dispute's window begins when the former one ends.
         begun_ms = max(1, now_ms)
         for number, audits in tables.rounds.items():
             if not audits.closed_ms:
@@ -231,13 +232,13 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
         for dispute in first.values():
             if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
                 tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
-    # Reports on these trainers wait for a dispute: time does not run for them.
+    # Reports on these trainers wait for a dispute. Their time is stopped.
     held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())
     for number, audits in list(tables.rounds.items()):
         if not tables.has_rounds(number) and not _has_time(tables, number, audits.closed_ms, now_ms):
             assignments.lapse_reports(tables, number, held_up if now_ms is not None and audits.may_renew_window else frozenset())
     for dispute in list(tables.disputes.values()):
-        # A judge that did not see the proposal gets it from those that did.
+        # A judge that did not see the proposal receives it from those that did, which takes a second window.
         windows = 2 if dispute.voted_invalid and dispute.voted_withheld else 1
         has_time = _has_time(tables, dispute.round, dispute.opened_ms, now_ms, windows)
         if not tables.has_rounds(dispute.opened) and not has_time:
@@ -245,7 +246,7 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
 
 
 def _has_time(tables: AuditTables, number: int, since_ms: int, now_ms: int | None, windows: int = 1) -> bool:
-    """Whether time is left of so many windows that began then, for re-executors of that round."""
+    """Return whether time is left in this number of windows from `since_ms` on, for re-executors of that round."""
     window_ms = tables.terms.window_ms(len(tables.rounds[number].reexecutors))
     if tables.closed == LATER_THAN_ANY_ROUND:  # no rounds close in which re-executors work
         window_ms += tables.window_rounds_ms

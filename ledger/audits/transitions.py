@@ -1,7 +1,7 @@
-"""The state machine of sampled audits: what can become of a drawn proposal, of a dispute, and of a trainer.
+"""The state machine of sampled audits: stages and transitions of drawn proposals, disputes, sealed losses and trainers.
 
-The rules look up every transition here, and an event that a stage does not know is a bug of ours. The page
-docs/protocol/audits.md has the same table: `python -m tests.test_docs --write` writes it from this one.
+The rules look up every transition here. An event that its stage does not have is a bug of ours. `docs/protocol/audits.md` has the
+same table, which `python -m tests.test_docs --write` writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AuditStage(enum.StrEnum):
     OPEN = "dispute: open"  # in `JobAudits.disputes`
     SEALED = "report with a sealed loss"  # in `JobAudits.unopened_losses`
     TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
-    SUSPENDED = "trainer: suspended"  # there
+    SUSPENDED = "trainer: suspended"  # in `JobAudits.suspended`
     OVER = "over"  # in no table any more
 
 
@@ -42,7 +42,7 @@ class AuditEvent(enum.StrEnum):
 
 
 class AuditEffect(enum.StrEnum):
-    """What else happens, in this order."""
+    """Further effects of a transition, in this order."""
 
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
@@ -65,7 +65,7 @@ class AuditEffect(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class AuditTransition:
     after: AuditStage
-    result: AuditResult | None = None  # as the log says it
+    result: AuditResult | None = None  # its entry in the log
     effects: tuple[AuditEffect, ...] = ()
 
 
@@ -111,6 +111,6 @@ assert {moved.after for moved in AUDIT_TRANSITIONS.values()} >= {stage for stage
     AuditStage.UNDISPUTED,
     AuditStage.SEALED,
 }
-assert not any(stage is AuditStage.OVER for stage, _ in AUDIT_TRANSITIONS)  # what is over stays over
-# Whatever is found or ends is in the log for people, but what follows from a suspension that is there itself.
+assert not any(stage is AuditStage.OVER for stage, _ in AUDIT_TRANSITIONS)  # a finished item stays finished
+# Every result in the log belongs to a transition. A suspension has no result of its own, because the log has its cause.
 assert {moved.result for moved in AUDIT_TRANSITIONS.values()} - {None} == set(AuditResult)

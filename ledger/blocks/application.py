@@ -1,6 +1,6 @@
-"""What consensus decides about, seen from one peer: the state, the open rounds, and what waits for a block.
+"""The application under consensus at one peer: the state, the open rounds, and the content that waits for a block.
 
-And bodies as leaders send them: whatever the others should hold already is named by the digest of its signed bytes.
+Compact bodies are defined here, too. A leader sends digests of signed messages in place of those that the others should hold.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from protocol.limits import (
 from protocol.messages import InclusionList
 from rounds.round_state import OpenRoundState, RoundCertificate
 
-# A closing that made `jobs` fail would else fill every block: blocks without end, with the same failure. The deferral ends by
-# time, since a network that waits for this closing alone reaches no further height.
+# Without this delay, a round certificate that makes `jobs` fail would fill every block, without end. The delay is measured in
+# time, because a network that waits for this round alone decides no further height.
 ROUND_DEFERRAL_SECONDS = 60.0
-# Audits of a job whose rounds are all taken end by the time of blocks, so there is a block so often until they are over.
+# Audits of a job without open rounds end by block time, so blocks are made at this interval until these audits are over.
 SETTLING_BLOCK_SECONDS = 1.0
-BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
-# held until a block carries them: 30 kB each at most; more liars wait their turn
+BODY_FIXED_BYTES = 64  # of an encoded body, beside its round certificates, evidence and transactions
+# pieces of evidence that wait for a block, at most 30 kB each; further ones are dropped
 PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
-WHOLE_BYTES_MAX = 1_024  # such a body goes with its header in one packet: naming its parts would save nothing
+WHOLE_BYTES_MAX = 1_024  # such a body and its header fit into one packet, so that a compact form saves nothing
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBody:
-    """A small body as it is."""
+    """A body that is too small for a compact form."""
 
     TAG: ClassVar[str] = "whole-body"
     body: Annotated[bytes, Length(0, WHOLE_BYTES_MAX)]
@@ -60,7 +60,7 @@ class WholeBody:
 
 @dataclass(frozen=True, slots=True)
 class CompactRoundCertificate:
-    """A `RoundCertificate` with the digests of what it holds."""
+    """A `RoundCertificate` with digests in place of its signed messages."""
 
     job: Digest
     round: Count
@@ -72,7 +72,7 @@ class CompactRoundCertificate:
 
 @dataclass(frozen=True, slots=True)
 class CompactBody:
-    """A `BlockBody` with the digests of what it holds. Evidence is rare, and need not have reached everybody: it goes whole."""
+    """A `BlockBody` with digests in place of signed messages. Evidence stays whole: it is rare and may not have reached all."""
 
     TAG: ClassVar[str] = "compact-body"
     round_certificates: Annotated[tuple[CompactRoundCertificate, ...], Length(0, RUNNING_MAX)]
@@ -114,13 +114,13 @@ class LedgerApplication:
         self.rounds: dict[bytes, OpenRoundState] = {}
         self.mempool = Mempool(applied.current.height, rules.transaction_traits)
         self.inclusion_lists = InclusionListSet()
-        self._deferred: dict[tuple[bytes, int], float] = {}  # rounds -> time from which this peer's blocks may close them
+        self._deferred: dict[tuple[bytes, int], float] = {}  # (job, round) -> end of the deferral
         self._now = 0.0
-        self.pending_evidence: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
-        # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
+        self.pending_evidence: dict[bytes, Evidence] = {}  # by culprit; each piece would expel its culprit now
+        # A signer's statements about rounds that are not open here yet. `peer.node.node` keeps them and replaces this function.
         self.future_messages_of: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
-        # By job: the book of its round; its ballots, cut-offs, proposals and vouches that were indexed, by digest. A book only
-        # grows, so that only what is new is hashed.
+        # By job: the state of its open round, with indexes by digest of its ballots, cut-offs, proposals and vouches. These only
+        # grow, so that only new messages are hashed.
         self._indexed: dict[bytes, tuple[OpenRoundState, tuple[dict[bytes, Signed], ...]]] = {}
         self._selectable: tuple[LedgerState, int, bool] | None = None
         self._certification: tuple[LedgerState, bool] | None = None
@@ -137,12 +137,12 @@ class LedgerApplication:
         self.inclusion_lists.prune_lists(state.members, state.height)
         self.pending_evidence = {key: evidence for key, evidence in self.pending_evidence.items() if self._would_expel(key)}
 
-    # Evidence and notices
+    # Evidence and inclusion lists
 
     def add_evidence(self, evidence: Evidence) -> bool:
-        """Keeps evidence until a block carries it: True if it is new and would expel somebody.
+        """Keep evidence until a block carries it. Return whether it is new and would expel a member.
 
-        `RemoteProtocolError` if it proves nothing.
+        Raises `RemoteProtocolError` if it proves nothing.
         """
         known = evidence.signer in self.pending_evidence or len(self.pending_evidence) >= PENDING_EVIDENCE_MAX
         if known or not self._would_expel(evidence.signer):
@@ -159,7 +159,7 @@ class LedgerApplication:
         return True
 
     def make_inclusion_list(self, signer: bytes) -> InclusionList | None:
-        """What this voter has to say after a block: which transactions have waited here too long."""
+        """Return this voter's inclusion list after a block: transactions that have waited here too long. None: it sends none."""
         members = self.state.members
         if signer not in members.voters or members.is_expelled(signer):
             return None
@@ -167,7 +167,7 @@ class LedgerApplication:
         return InclusionList(self.state.height, neglected) if neglected else None
 
     def add_inclusion_list(self, voter: bytes, notice: InclusionList) -> bool:
-        """Whether it is a voter's and says something new. `RemoteProtocolError` if it has not the form of a notice."""
+        """Keep a voter's inclusion list. Return whether it is new. Raises `RemoteProtocolError` if it is malformed."""
         members = self.state.members
         return voter in members.voters and not members.is_expelled(voter) and self.inclusion_lists.add_list(voter, notice)
 
@@ -185,21 +185,21 @@ class LedgerApplication:
         return encode(BlockBody(closings, evidence, transactions))
 
     def _evidence(self) -> tuple[tuple[Evidence, ...], LedgerState]:
-        """What one block holds of what is held here, and the state when it has acted."""
+        """Return the held evidence for one block, and the state after it is applied."""
         chosen: list[Evidence] = []
         state = self.state
         for _, evidence in sorted(self.pending_evidence.items()):
             try:
                 after = self.rules.apply_evidence(state, evidence)
             except Refused:
-                continue  # of the same member, by another of its keys; or nobody else would be left to vote
+                continue  # another key of the same member was expelled, or no other voter would be left
             if len(chosen) < EVIDENCE_PER_BLOCK_MAX:
                 chosen.append(evidence)
                 state = after
         return tuple(chosen), state
 
     def _closings(self, room: int) -> tuple[tuple[RoundCertificate, ...], int]:
-        """The rounds that can be closed now, as many as fit, and the bytes left beside them."""
+        """Return certificates of rounds that can close now, within `room` bytes, and the bytes left."""
         closings: list[RoundCertificate] = []
         for book in self._closable():
             closing = book.certificate()
@@ -209,16 +209,16 @@ class LedgerApplication:
         return tuple(closings), room
 
     def _closable(self) -> list[OpenRoundState]:
-        """In order of their jobs."""
+        """Return the rounds that are not deferred, in order of their jobs."""
         books = [book for _, book in sorted(self.rounds.items())]
         return [book for book in books if (book.terms.job, book.terms.round) not in self._deferred]
 
     def defer_rounds(self, closings: Iterable[RoundCertificate], now: float) -> None:
-        """Leaves these rounds open for some time: the block that closed them made the module `jobs` fail."""
+        """Leave these rounds open for some time, because the block that closed them made the module `jobs` fail."""
         self._deferred |= {(closing.job, closing.round): now + ROUND_DEFERRAL_SECONDS for closing in closings}
 
     def resume_deferred_rounds(self, now: float) -> float | None:
-        """Ends deferrals that are over. Returns the time at which there may be work without any message."""
+        """End deferrals whose time is over. Return the next time at which work may come up without a message."""
         self._now = now
         self._deferred = {key: until for key, until in self._deferred.items() if until > now}
         times = (*self._deferred.values(), self._time_due_at)
@@ -226,7 +226,7 @@ class LedgerApplication:
 
     @property
     def _time_due_at(self) -> float | None:
-        """When a block is due because time passes; None: it need not pass."""
+        """Time in seconds of the next block that is due without any content; None: no such block is due."""
         if self._settling is None or self._settling[0] is not self.state:
             self._settling = (self.state, any(job.phase is JobPhase.SETTLING for job in self.state.jobs.jobs.values()))
         return self.state.time_ms / 1_000 + SETTLING_BLOCK_SECONDS if self._settling[1] else None
@@ -250,10 +250,10 @@ class LedgerApplication:
         return self._censors(content)
 
     def _censors(self, body: BlockBody) -> str | None:
-        """Whether a valid body leaves out what more voters than there can be liars have waited for; see `INCLUSION_LAG_HEIGHTS`.
+        """Return a refusal if a valid body omits a due transaction, which more than f voters listed; see `INCLUSION_LAG_HEIGHTS`.
 
-        Only what is here, and could have stood behind the block's last transaction, counts: another transaction with the same
-        nonce, or a full block, is an excuse.
+        Only transactions that are here and could follow the block's last transaction count. Another transaction with the same
+        nonce, or a full block, excuses the leader.
         """
         due = self.inclusion_lists.transactions_due(self.state.members.voters, self.state.height + 1)
         carried = {transaction_digest(signed) for signed in body.transactions} if due else set()
@@ -274,7 +274,7 @@ class LedgerApplication:
         return closable or bool(self.pending_evidence) or is_due or self.has_due_transactions()
 
     def has_due_transactions(self) -> bool:
-        """Whether any that waits here applies, and all of them do not wait for a closing, or for others that come now."""
+        """Return whether transactions need a block now: one applies, and they cannot all wait (`Mempool.can_wait`)."""
         known = self._selectable
         if known is None or known[0] is not self.state or known[1] != self.mempool.version:
             found = not self.mempool.can_wait(self.state.jobs.running().keys())
@@ -286,7 +286,7 @@ class LedgerApplication:
         return compact_body(body)
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
+        """Return the body, or None without all parts. A part may never come: peers keep only the first ballot of each voter."""
         message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body
@@ -296,7 +296,7 @@ class LedgerApplication:
         held = tuple(signed for signed in transactions if signed is not None)
         if len(present) < len(closings) or len(held) < len(transactions):
             return None
-        # Before it is put together: a few digests, each named many times, must not cost all the memory there is.
+        # Checked before the body is built: a few digests, each repeated many times, must not exhaust the memory.
         parts = [part for closing in present for signed in _parts(closing) for part in signed]
         size = sum(len(signed.body) for signed in (*parts, *held))
         if size > BODY_BYTES_MAX:
@@ -337,7 +337,7 @@ class LedgerApplication:
         )
 
     def _certification_due(self) -> bool:
-        """An empty block: it certifies the last root, or moves the voter sets on. Asked all the time, found out once a state."""
+        """Return whether an empty block is due, to certify the last root or to advance the voter sets. Cached per state."""
         if self._certification is None or self._certification[0] is not self.state:
             due = membership.is_voter_change_due(self.state.members)
             due = due or (self.certified_root != self.state.state_root and not self.state.jobs.running())

@@ -1,4 +1,4 @@
-"""Transactions that are not decided yet, their order in a block, and voters' notices of those that wait too long."""
+"""Undecided transactions, their order in a block, and voters' inclusion lists of those that wait too long."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from protocol.limits import (
 )
 from protocol.messages import InclusionList, Transaction
 
-TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
-SIGNED_BYTES = 128  # of a signed message in a body, beside its own bytes
-SELECTION_PASSES_MAX = 4  # over waiting transactions, sorted by nonce: a second pass finds those that follow another author's
-# tried for one block: an honest member has one of a nonce, so one refusal in a pass
+TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: it must be quick to apply
+SIGNED_BYTES = 128  # overhead of a signed message in a body, beside its own bytes
+SELECTION_PASSES_MAX = 4  # over waiting transactions, sorted by nonce; a second pass finds those that follow another author's
+# Refusals of one member's transactions in one block. An honest member has one transaction per nonce: one refusal in a pass.
 REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
-PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: one member's flood does not keep out the others' transactions
-PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest transactions, or 256 of 16 kB
-PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that fill their room must not fill a small machine
-PENDING_STRANGERS_MAX = 64  # of all strangers. A stranger's transaction displaces none, or peers would pass floods on for ever
-DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of transactions that left the pool last: one whole pool
-LINGER_SECONDS = 0.4  # of a transaction that waits for others; see `ledger.core.module.Module.lingers`
+PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: a flood from one member must not keep out the others' transactions
+PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # 16 of the largest transactions, or 256 of 16 kB
+PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that use their whole quota must not fill a small machine
+PENDING_STRANGERS_MAX = 64  # of all strangers; they displace no transaction, or peers would relay floods without end
+DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of the transactions that were dropped last: the capacity of one pool
+LINGER_SECONDS = 0.4  # delay of a transaction that waits for others; see `ledger.core.module.Module.lingers`
 
-assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
+assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` need not check sizes
 
 
 def transaction_digest(signed: Signed) -> bytes:
-    """How notices name a transaction. Other signature bytes on the same body make no other transaction."""
+    """Return the digest that names a transaction in inclusion lists. It does not depend on the bytes of the signature."""
     return hashlib.sha256(signed.body + signed.signer).digest()
 
 
 def signed_digest(signed: Signed) -> bytes:
-    """How short bodies name anything signed: with its signature bytes, because the body's hash covers these, too."""
+    """Return the digest that names a signed message in compact bodies. It covers the signature, as the hash of the body does."""
     return hashlib.sha256(codec.encode(signed)).digest()
 
 
@@ -56,9 +56,9 @@ class PendingTransaction:
     digest: bytes
     nonce: int
     expires: int
-    added_height: int  # the height that was applied last when it came
+    added_height: int  # the last applied height when it came
     signed: Signed
-    number: int  # of all that ever came, counted from 0
+    number: int  # index of its arrival, counted from 0
     traits: TransactionTraits
 
     @property
@@ -67,7 +67,7 @@ class PendingTransaction:
 
 
 class TransactionSelection:
-    """The transactions of one block while they are being chosen. Each applies to the state after those before it."""
+    """The transactions of one block during their selection. Each applies to the state after the earlier ones."""
 
     def __init__(self, rules: LedgerRules, state: LedgerState, size_max: int, count_max: int) -> None:
         self._rules, self._state = rules, state
@@ -80,15 +80,15 @@ class TransactionSelection:
         return len(self.chosen) >= self._count_max
 
     def add_unbounded(self, signed: Signed) -> None:
-        """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
+        """Add a transaction of a proposed block without checking the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
         self._add(signed, self._rules.transaction_traits(signed.signer, self._rules.open_transaction(signed)).cost)
 
     def try_add(self, entry: PendingTransaction) -> bool:
-        """Adds it if it fits and applies now, and says whether it did."""
+        """Add the transaction if it fits and applies now. Return whether it was added."""
         member = self._state.members.members.get(entry.signed.signer)
         if entry.nonce != (member.nonce if member else 0) + 1:
-            return False  # before the costly check: a flood of these must not slow down every vote
+            return False  # this cheap check comes first: a flood of such transactions must not slow down every vote
         if self.is_full or entry.size > self._room or entry.traits.cost > self._cost_left:
             return False
         try:
@@ -106,7 +106,7 @@ class TransactionSelection:
 
 
 class Mempool:
-    """Transactions that could still be decided. `height` is the one applied last."""
+    """Transactions that could still be decided. `height` is the last applied one."""
 
     def __init__(
         self,
@@ -116,17 +116,17 @@ class Mempool:
         self.height = height
         self._traits = traits  # `LedgerRules.transaction_traits`
         self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
-        self.count = 0  # all that ever came
+        self.count = 0  # of all transactions that were ever added
         self._waiting: dict[bytes, PendingTransaction] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
         self._count: Counter[bytes] = Counter()  # by signer
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
-        self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> until when, once `release_lingering` was asked
-        self._overflowed: set[bytes] = set()  # signers that had too many since the last block
-        self._dropped: dict[bytes, None] = {}  # the last keys that left `_waiting`
-        self._tried = -1  # number of the last transaction that `prune` tried
+        self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> end of the delay; None: not set yet
+        self._overflowed: set[bytes] = set()  # signers that exceeded their quota since the last block
+        self._dropped: dict[bytes, None] = {}  # the keys that were dropped last
+        self._tried = -1  # number of the last transaction that `prune_transactions` tried
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -135,11 +135,11 @@ class Mempool:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
     def can_wait(self, running: Set[bytes]) -> bool:
-        """Whether no transaction wants a block of its own: each waits for a closing of a job that runs, or lingers."""
+        """Return whether each transaction lingers or waits for a round of a running job, so that none needs a block now."""
         return all(entry.traits.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
 
     def release_lingering(self, now: float) -> float | None:
-        """When the next transaction will have lingered long enough. Those that have by now want a block."""
+        """End the delays that are over, so that their transactions need a block. Return when the next delay ends."""
         self._lingering = {key: now + LINGER_SECONDS if until is None else until for key, until in self._lingering.items()}
         for key in [key for key, until in self._lingering.items() if until is not None and until <= now]:
             del self._lingering[key]
@@ -157,11 +157,11 @@ class Mempool:
         return None if key is None else self._waiting[key].signed
 
     def was_dropped(self, signed: Signed) -> bool:
-        """Whether this pool dropped it lately. A transaction that is refused now was passed on all the same when it came."""
+        """Return whether this pool dropped it recently. Peers relay transactions on arrival, even if they are refused later."""
         return transaction_digest(signed) in self._dropped
 
     def page_of_transactions(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
-        """(transactions numbered from `start` on, the number at which the next page begins). The last page names `end`."""
+        """Return the transactions numbered from `start` on, and where the next page begins. The last page returns `end`."""
         found: list[Signed] = []
         for entry in self._waiting.values():
             if not start <= entry.number < end:
@@ -173,18 +173,18 @@ class Mempool:
         return found, end
 
     def add_transaction(self, signed: Signed, member: bool = True) -> bool:
-        """Whether it is new, so that this peer passes it on.
+        """Add a transaction. Return whether it is new, so that this peer relays it.
 
-        | if                                       | then                                                                     |
-        | strangers have too many, or all together | it is dropped, and not passed on: a stranger's key costs nothing         |
-        | its member has too many                  | all of that member's are dropped, and no more come before the next block |
-        | all members together have too many       | the same for the member with the largest share, until the rest fits      |
+        | if                                         | then                                                                    |
+        | it is a stranger's, and there is no room   | it is dropped and not relayed, because a stranger's key costs nothing   |
+        | its member exceeds a quota                 | all of that member's are dropped, and further ones until the next block |
+        | all members together exceed the bounds     | the same for the member with the largest share, until the rest fits     |
 
-        A member's transaction that is too many is passed on all the same.
+        A member's transaction in excess is relayed all the same.
         """
-        # So the same transactions stay in whatever order they come between two blocks. If the smallest nonces stayed instead,
-        # peers would pass on a flood in descending order without end. Two peers may still differ over a block, which makes room
-        # for a transaction that was too many right before it: `peer.node` tells a leader the transactions that it lacks.
+        # By these rules the same transactions stay, in any order of arrival between two blocks. If the smallest nonces stayed
+        # instead, peers would relay a flood in descending order without end. Two peers may still differ around a block, which
+        # makes room for a transaction that was in excess before it: `peer.node` sends a leader the transactions that it lacks.
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
@@ -209,7 +209,7 @@ class Mempool:
         return True
 
     def quota_share(self, signer: bytes) -> float:
-        """The share of a member's room that this signer has taken."""
+        """Return the signer's use of a member's quota: 1 is all of it."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
 
     def _overflow(self, signer: bytes) -> None:
@@ -240,9 +240,9 @@ class Mempool:
         count_max: int = TRANSACTIONS_PER_BLOCK_MAX,
         first: Set[bytes] = frozenset(),
     ) -> tuple[Signed, ...]:
-        """Transactions that fit into the next block, in an order in which all apply, those named in `first` before the others.
+        """Return transactions for the next block, in an order in which all apply. Those in `first` come before the others.
 
-        A transaction of `first` is left out only if it does not fit, or does not apply, behind all the chosen ones.
+        A transaction of `first` is omitted only if it does not fit, or does not apply, after all the chosen ones.
         """
         selection = TransactionSelection(rules, state, size_max, count_max)
         waiting = sorted(self._waiting.values(), key=lambda entry: (entry.digest not in first, entry.nonce))
@@ -257,9 +257,8 @@ class Mempool:
         return tuple(selection.chosen)
 
     def overdue_transactions(self, rules: LedgerRules, state: LedgerState) -> tuple[bytes, ...]:
-        """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided.
-
-        The tries together cost no more than a block. An entry that exceeds the rest of this cost is passed over.
+        """Return digests, ascending, of the oldest valid transactions that came before the last block was proposed.
+        All tries together cost at most as much as a block. An entry that exceeds the remaining cost is skipped.
         """
         old = [
             entry
@@ -279,9 +278,9 @@ class Mempool:
         return tuple(sorted(found))
 
     def prune_transactions(self, rules: LedgerRules, state: LedgerState) -> list[tuple[Signed, str]]:
-        """Drops decided, expired and refused transactions, each with the reason. One whose nonce lies ahead stays.
+        """Drop decided, expired and refused transactions, and return each with the reason. Transactions with later nonces stay.
 
-        A refusal may come after costly work. Each call does the work of one block, and the next call goes on from there.
+        A refusal may follow costly work. Each call does at most the work of one block, and the next call continues there.
         """
         self._overflowed.clear()
         gone: list[tuple[Signed, str]] = []
@@ -291,7 +290,7 @@ class Mempool:
             if nonces_ahead == 0:
                 next_ones.append(entry)
             elif nonces_ahead < 0:
-                self._drop(rules, state, entry, gone)  # a check of its author, nonce or expiry refuses it at little cost
+                self._drop(rules, state, entry, gone)  # refused at little cost, by the check of its author, nonce or expiry
         cost_left = COST_PER_BLOCK_MAX
         for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             cost_left -= entry.traits.cost
@@ -304,7 +303,7 @@ class Mempool:
         return gone
 
     def _drop(self, rules: LedgerRules, state: LedgerState, entry: PendingTransaction, gone: list[tuple[Signed, str]]) -> None:
-        """Drops it if it is refused."""
+        """Drop a transaction if it is refused now."""
         try:
             rules.apply_transaction(state, entry.signed)
         except (Refused, RemoteProtocolError) as error:
@@ -314,9 +313,9 @@ class Mempool:
 
 
 def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
-    """How many transactions its author has to have decided before it; less than 0: by author, nonce or expiry it is refused.
+    """Return how many transactions of its author must be decided before it. Below 0: its author, nonce or expiry refuses it.
 
-    If there are none, its module may refuse it, after costly work.
+    At 0, its module may still refuse it, after costly work.
     """
     author, members = entry.signed.signer, state.members
     member = members.members.get(author)
@@ -328,34 +327,35 @@ def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
 def _take_all(
     selection: TransactionSelection, waiting: Iterable[PendingTransaction], refused_max: float = math.inf
 ) -> list[PendingTransaction]:
-    """Takes all that fit and apply, and returns the others. Signers with so many refused ones are passed over."""
+    """Add all transactions that fit and apply, and return the others. Signers with `refused_max` refusals are skipped."""
     return [entry for entry in waiting if selection.refused[entry.signed.signer] >= refused_max or not selection.try_add(entry)]
 
 
-# Notices -------------------------------------------------------------------------------------------------------------
+# Inclusion lists -----------------------------------------------------------------------------------------------------
 
-# Block k must carry each transaction that f+1 voters have noticed, without a break, since a notice of height k−2 or below.
+# Block k must carry each transaction that f+1 voters have listed without interruption since a list of height k−2 or below.
 #
-# - An honest leader that holds the notices and the transaction puts it first. `Mempool.select_transactions` leaves none out that
-# would apply   behind the chosen ones, and that is what the check of a block asks for.
-# - An honest leader that lacks the notices holds the transaction nevertheless. One of the f+1 voters is honest; its notice of k−2
-#   says that it held the transaction before block k−2 could be made, and it passed the transaction on at once. Blocks k−2 and k−1
-#   took three message delays each since, so the transaction was sent six delays before the leader makes k.
+# - An honest leader that holds the lists and the transaction puts it first. `Mempool.select_transactions` omits none that would
+#   apply after the chosen ones, and the check of a block requires the same.
+# - An honest leader without the lists holds the transaction nevertheless. One of the f+1 voters is honest. Its list of k−2
+#   implies that it held the transaction before block k−2 could be proposed, and it relayed the transaction at once. Blocks k−2
+#   and k−1 took three message delays each since, so the transaction was sent six delays before the leader proposes k.
 # - If that message is still on its way, or the leader's pool dropped the transaction, one view fails. The honest one of the f+1
 #   voters holds the transaction and leads in its turn.
-# - A lag of one would leave no time: voters send notices of k−1 when they apply k−1, just when the leader makes k.
+# - A lag of one would leave no time: voters send lists of k−1 when they apply k−1, just when the leader proposes k.
 INCLUSION_LAG_HEIGHTS = 2
-# voters repeat notices at every height: without a new one for so long, a voter may have changed its mind
+# Voters repeat lists at every height. An older list may no longer be what its voter wants.
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
 class InclusionListSet:
     def __init__(self) -> None:
-        # Of each voter's latest notice its height, and for each transaction the height since which all its notices named it.
+        # By voter: the height of its latest list, and for each transaction the first height of its uninterrupted lists that name
+        # it.
         self._by_voter: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
     def add_list(self, voter: bytes, notice: InclusionList) -> bool:
-        """Whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
+        """Keep an inclusion list. Return whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
             raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
         last, known = self._by_voter.get(voter, (-1, {}))
@@ -373,7 +373,7 @@ class InclusionListSet:
         }
 
     def transactions_due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
-        """Digests of the transactions that the block at `height`, which `voters` decide, must not leave out."""
+        """Return the digests of the transactions that the block at `height` must carry. `voters` decide that block."""
         names = Counter(
             digest
             for _, noticed in self._by_voter.values()

@@ -1,8 +1,8 @@
-"""Which exceptions of a module's code are a bug that all peers meet alike.
+"""Classification of exceptions in a module's code: deterministic ones occur at all peers, the others have local causes.
 
-The modules are pure, so an exception that follows from their input alone is raised at every peer. The block then acts without the
-step that raised it. Any other exception has a cause in this machine: a full disk, too little memory, a deep stack, a damaged row.
-Peers without that cause apply the step, so this peer stops rather than go on with another state.
+Modules are pure. If their input alone causes an exception, it is raised at every peer, and the block is applied without the step
+that raised it. Any other exception has a cause on this machine: a full disk, too little memory, a deep stack, a damaged row.
+Peers without that cause apply the step, so this peer stops rather than continue with another state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import NamedTuple
 from ledger.core.module import Refused
 from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 
-# Not RuntimeError: a RecursionError depends on the stack of the caller, other ones on threads. Not ImportError: an installation.
+# RuntimeError is not in the list: a RecursionError depends on the caller's stack, and others depend on threads. ImportError is
+# not in the list either, because it depends on the installation.
 DETERMINISTIC_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -34,7 +35,7 @@ LOCAL_ERRORS = (OSError, MemoryError, RecursionError, UserError)  # a StorageErr
 
 
 class ModuleFailure(NamedTuple):
-    """A step of a module that raised, and so did not act."""
+    """A step of a module that raised an exception and therefore had no effect."""
 
     module: str
     step: str
@@ -45,7 +46,7 @@ class ModuleFailure(NamedTuple):
 
 
 def is_deterministic(error: Exception) -> bool:
-    """Whether every peer raises it. An exception that was raised while one of this machine was handled does not count."""
+    """Return whether every peer raises this exception. One raised during the handling of a local error does not count."""
     return isinstance(error, DETERMINISTIC_ERRORS) and not any(isinstance(cause, LOCAL_ERRORS) for cause in _causes(error))
 
 

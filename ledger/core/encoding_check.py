@@ -1,7 +1,7 @@
-"""A check that a module's new state has an encoding which can be read back. Its price is that of the changes.
+"""A check that a module's new state can be encoded and decoded again. Its cost grows with the changes, not with the state.
 
-A step may return a state of the right type with a value that no encoding has: a number outside its bounds, a text where bytes
-belong. All peers would meet it when they hash the state, which is too late to leave the step out.
+A step may return a state of the right type that contains a value without an encoding: a number outside its bounds, or a text in
+place of bytes. All peers would find this only when they hash the state, which is too late to skip the step.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ledger.tables import Table, table_fields
 from protocol.codec import decode, encode
 from protocol.errors import RemoteProtocolError
 
-SIZE_MAX = 512 << 20  # of one part: a store takes as much of a whole module
-ABSENT: Final = object()  # not None, which a faulty step may return
+SIZE_MAX = 512 << 20  # of one part; a store accepts the same size for a whole module
+ABSENT: Final = object()  # None is not used, because a faulty step may return it
 
 
 def check_encodable(of: Any, new: Any, old: Any) -> None:
-    """Raise an exception that `ledger.core.deterministic_failures` knows if `new` has no encoding of the type `of`.
+    """Raise a deterministic error (`ledger.core.deterministic_failures`) if `new` cannot be encoded as the type `of`.
 
-    `old` has one. Parts that both share are passed over if both have this type.
+    The caller guarantees that `old` can. Parts that are the same objects in both states are skipped if both have this type.
     """
     if new is old:
         return

@@ -1,4 +1,4 @@
-"""The first page of a network: everything its peers agree on before the first block. Its hash is the chain id."""
+"""The genesis of a network: the data that its peers agree on before the first block. Its hash is the chain id."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-TRAINER = "trainer"  # trains, and re-executes what others trained if it also votes
-# A lightweight voter has no role beside its vote. The features say what other roles mean. The ledger keeps also those that this
-# program does not know: only their spelling is checked, so that old and new programs find the same state.
-ROLES_MAX = 8  # of one member: a feature has one or two
+TRAINER = "trainer"  # computes updates; if it also votes, it re-executes those of other trainers
+# A lightweight voter has no role beside its vote. Features define the other roles. The ledger also keeps roles that this program
+# does not know and checks only their spelling, so that old and new programs compute the same state.
+ROLES_MAX = 8  # of one member; a feature has one or two
 
 Roles = Annotated[tuple[Name, ...], Length(0, ROLES_MAX)]  # ascending, each once
 
@@ -27,12 +27,12 @@ class Founder:
     roles: Roles
 
 
-MODULES_MAX = 32  # of one network: each is a leaf under every state root
+MODULES_MAX = 32  # of one network; each is a leaf under every state root
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleVersion:
-    """A module that takes part in a network, and which of its versions."""
+    """A module of a network and the version of it that the network runs."""
 
     name: Name
     version: Annotated[int, Between(1, 2**31)]
@@ -45,9 +45,9 @@ ModuleVersions = Annotated[tuple[ModuleVersion, ...], Length(0, MODULES_MAX)]  #
 class Genesis:
     network: Name
     created_ms: Count
-    salt: Annotated[bytes, Length(16, 16)]  # two networks of one name and minute still differ
-    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # they all vote
-    modules: ModuleVersions  # of the first block
+    salt: Annotated[bytes, Length(16, 16)]  # distinguishes networks with one name and time
+    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # all of them vote
+    modules: ModuleVersions  # those of the first block
 
     @property
     def chain_id(self) -> bytes:

@@ -1,1 +1,1 @@
-"""Snapshots of the certified state: served, downloaded, and checked part by part."""
+"""Snapshots of the certified state: serving them, downloading them, and checking each part."""

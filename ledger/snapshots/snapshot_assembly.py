@@ -1,6 +1,6 @@
-"""A snapshot that arrives in parts, each checked the moment it comes, so that a wrong one names its sender. Sans-IO.
+"""A snapshot that arrives in parts. Each part is checked on arrival, so that a false one identifies its sender. Sans-IO.
 
-Each part is checked against one that came before it:
+Each part is checked against an earlier one:
 
 | part                       | checked against                                        |
 | headers of H − 1 .. H + 1  | their certificates                                     |
@@ -37,7 +37,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
 from protocol.messages import SnapshotContent
 
-# three times what full member and job tables take: a liar costs that much memory, once
+# Three times the size of full tables of members and jobs. A faulty peer costs this much memory, once.
 SNAPSHOT_MODULE_BYTES_MAX: Final = 64 << 20
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
@@ -45,7 +45,7 @@ Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], L
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPartKey:
-    """One thing to ask for: a part, or something whole that comes in pieces from one sender."""
+    """The key of a request: a part, or an item that one sender sends in pieces."""
 
     content: SnapshotContent
     name: bytes = b""
@@ -65,11 +65,11 @@ _SIZES_MAX = {
 
 @dataclass(frozen=True, slots=True)
 class RestoredSnapshot:
-    """Everything of a snapshot, verified. Install the models first: without the ledger nobody looks at them."""
+    """A complete, verified snapshot. Install the models first: they are unused until the ledger is installed."""
 
-    decisions: tuple[DecidedBlock, ...]  # of the height before the state's, its own, and the one that certifies it
+    decisions: tuple[DecidedBlock, ...]  # of the height before the state's, of its own, and of the one that certifies it
     state: LedgerState
-    headers: tuple[bytes, ...]  # of the heights before those, descending: a peer that restores from this one needs them, too
+    headers: tuple[bytes, ...]  # of earlier heights, descending; peers that restore from this peer need them
     models: tuple[ModelReceiver, ...]
 
     @property
@@ -77,7 +77,7 @@ class RestoredSnapshot:
         return self.state.height
 
     def is_overtaken(self, applied: int, repairs: bool) -> bool:
-        """Whether blocks one by one, up to height `applied`, were quicker. A snapshot that repairs a wrong state never is."""
+        """Return whether single blocks were faster, up to height `applied`. A snapshot that repairs a state is always needed."""
         return self.height <= applied and not repairs
 
     def install_models(self) -> None:
@@ -86,12 +86,13 @@ class RestoredSnapshot:
 
 
 class SnapshotAssembly:
-    """`missing` is what may be asked for now; it grows as parts tell what else there is."""
+    """A snapshot while it is downloaded. `missing` holds the keys that can be requested now. It grows as parts name others."""
 
     def __init__(
         self, rules: LedgerRules, models: ModelStore, tip: tuple[VerifiedHeader, ...], digests: Mapping[str, bytes]
     ) -> None:
-        # The root binds names, number and digests: others would have honest peers asked for nonsense.
+        # The state root binds names, number and digests. Without this check, honest peers would receive requests for nonexistent
+        # parts.
         if state_root_over(digests) != tip[-1].header.state_root:
             raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
         self.tip = tip
@@ -101,7 +102,7 @@ class SnapshotAssembly:
         self._modules: dict[str, bytes] = {}
         self._headers: list[bytes] = []
         self._roots = {proven.header.height - 1: proven.header.state_root for proven in tip[:2]}
-        self._parent = tip[0].header.parent  # digest of the next header that is missing
+        self._parent = tip[0].header.parent  # digest of the next missing header
         self._state: LedgerState | None = None
         self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
         self._incoming: dict[bytes, ModelReceiver] = {}  # by the name of the model
@@ -114,17 +115,17 @@ class SnapshotAssembly:
 
     @property
     def snapshot_id(self) -> bytes:
-        """Two snapshots of one height are the same if this is."""
+        """Identifier of the snapshot. Two snapshots of one height are the same if it is equal."""
         return self.tip[-1].digest
 
     def size_max(self, key: SnapshotPartKey) -> int:
-        """The most bytes of a key that comes in pieces."""
+        """Return the maximum size in bytes of an item that comes in pieces."""
         if key.content is not SnapshotContent.ROWS:
             return _SIZES_MAX[key.content]
         return self._rows[decode_range_name(key.name)[0]].root.part_bytes_max
 
     def add_part(self, key: SnapshotPartKey, data: bytes) -> None:
-        """Raises `RemoteProtocolError` if `data` is not what the certificates say; it is then still missing."""
+        """Add a part. Raises `RemoteProtocolError` if `data` contradicts the certificates; the part is then still missing."""
         if key not in self.missing:
             return
         match key.content:
@@ -157,7 +158,7 @@ class SnapshotAssembly:
                 problem = f"this network's state has a form that this program does not know ({error}): update it"
                 raise StorageError(problem) from None
             self._want_rows(self._state)
-            # Models of running jobs first: the finished ones' are only looked at.
+            # Models of running jobs come first, because no round needs those of finished jobs.
             running = self._state.jobs.running()
             self._roots_of_models = models_in_state(self._state)
             wanted_first = sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0]))
@@ -176,7 +177,7 @@ class SnapshotAssembly:
 
     @property
     def _oldest_header(self) -> int:
-        """The state remembers the roots that so many blocks named, and a member shows one of them when it wants to vote."""
+        """Lowest height whose header is needed. The state keeps that many roots, one of which a candidate voter must show."""
         return max(1, self.height - CERTIFIED_ROOTS_KEPT + 1)
 
     def _take_headers(self, first: int, data: bytes) -> None:
@@ -187,7 +188,7 @@ class SnapshotAssembly:
                 raise RemoteProtocolError("bad-part", f"another header of height {height} than its child names")
             decoded = decode_header(header)
             parent, roots[height - 1] = decoded.parent, decoded.state_root
-        # Nothing changed before all of them were right: the next sender must find things as this one did.
+        # State changes only after all headers are verified, so that another sender can supply the same part.
         self._parent = parent
         self._roots |= roots
         self._headers += headers
@@ -212,7 +213,7 @@ class SnapshotAssembly:
     # The end ---------------------------------------------------------------------------------------------------------
 
     def restored_snapshot(self) -> RestoredSnapshot | None:
-        """None while something is missing."""
+        """Return the complete snapshot, or None while a part is missing."""
         if self.missing or self._state is None:
             return None
         for rows in self._rows.values():

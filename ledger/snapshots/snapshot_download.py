@@ -1,8 +1,8 @@
-"""Fetching a snapshot from several peers at once: whom to ask for what, and when to ask somebody else. Sans-IO.
+"""The download of a snapshot from several peers at once: assignment of requests, timeouts and retries. Sans-IO.
 
-Each peer's offer is proven for itself, so one peer's lie does not hurt another's offer. The best proven snapshot (`_choose`) is
-fetched from all peers that offer it. A peer that sends something that the certificates contradict is blamed and not asked again;
-a slow peer is only passed over.
+Each peer's offer is proven separately, so that a false offer does not affect the others. The best proven snapshot (`_choose`) is
+downloaded from all peers that offer it. A peer that contradicts the certificates is blamed and never asked again. A slow peer is
+only skipped for a time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from protocol.identity import Verifier
 from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotOffer, SnapshotPart
 
-SOURCES_MAX: Final = 8  # voters that are asked at once, and others; another takes the place of one that fails
-REQUEST_WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
-OFFER_SECONDS: Final = 1.0  # a peer that has not proven a snapshot by then makes room for another: many may be silent
-OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to make a better one
-OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which too little came: its holders may be slow
-OFFER_RETRY_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
-STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
-BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
-SLOW_PART_SECONDS: Final = 5.0  # and a part whose pieces have come for this long, and are not all here
-HEDGE_SECONDS: Final = 1.0  # a part that a peer has not sent for this long is asked of an idle peer, too
-SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # not one part for so long: all peers that offer this snapshot rest, and another is chosen
+SOURCES_MAX: Final = 8  # voters that are asked at once, and as many other peers; a further peer replaces one that fails
+REQUEST_WINDOW: Final = 4  # open requests to one peer: 4 MiB are in transit while one part is checked
+OFFER_SECONDS: Final = 1.0  # a peer without a proven snapshot by then makes room for another, because many may be silent
+OFFERS_SECONDS: Final = 0.3  # time for better offers after the first proven one
+OFFERS_SECONDS_MAX: Final = 5.0  # limit of OFFERS_SECONDS, which doubles after each stalled snapshot: its holders may be slow
+OFFER_RETRY_SECONDS: Final = 1.0  # retry of a peer that had no offer; the network has advanced meanwhile
+STALL_SECONDS: Final = 10.0  # timeout of a peer that sends nothing: 4 MiB take this long at 3 Mbit/s
+BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused is not asked for a time, which doubles up to this
+SLOW_PART_SECONDS: Final = 5.0  # a part whose pieces are incomplete after this time is also requested from an idle peer
+HEDGE_SECONDS: Final = 1.0  # a part without data for this time is also requested from an idle peer
+SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # without any part for this time, all its holders rest and another snapshot is chosen
 OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
 
 SnapshotRequest = GetSnapshot | GetSnapshotPart
@@ -50,7 +50,7 @@ class DownloadStep:
 
 @dataclass(frozen=True, slots=True)
 class TrustBasis:
-    """Known before: the voters of the height after `height`, and a block that the proof must go through."""
+    """Trusted data: the voters of the height after `height`, and a block that the proof must pass."""
 
     chain_id: bytes
     verifier: Verifier
@@ -65,9 +65,9 @@ class TrustBasis:
 def make_trust_basis(
     rules: LedgerRules, state: LedgerState | None, last: DecidedBlock | None, invited: TrustedBlock | None
 ) -> TrustBasis:
-    """A peer trusts the `last` block that it decided, and its applied state; None stands for a wrong one.
+    """Return the trust basis of a peer. It trusts the `last` block that it decided, and its applied `state` (None: it is wrong).
 
-    Below the block that its invitation names it trusts neither: retired voters could have led it there.
+    If its invitation names a later block, it trusts neither of them: retired voters could have led it to a fork.
     """
     if invited is not None and invited.height > (last.height if last else 0):
         return TrustBasis(rules.chain_id, rules.verifier, 0, rules.genesis.voters, invited)
@@ -78,22 +78,22 @@ def make_trust_basis(
 
 
 def request_order(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
-    """The order in which to ask: voters first, since few of them lie; in a ring that goes on after the peer asked last."""
+    """Return the peers in the order of requests: voters first, since few of them are faulty, then round robin after `last`."""
     return sorted(peers, key=lambda peer: (peer not in voters, peer <= last, peer))
 
 
 @dataclass(slots=True)
 class _PendingPart:
-    """One thing that was asked of one peer."""
+    """An open request to one peer."""
 
-    asked: float  # when it was asked for, or the last piece of it came
-    begun: float  # when it was asked for
+    asked: float  # time of the request, or of its last piece
+    begun: float  # time of the request
     pieces: list[bytes] = field(default_factory=list)
     pieces_asked: int = 1
 
     @property
     def hedge_at(self) -> float:
-        """From when on an idle peer is asked for it too: also where pieces come, but one by one."""
+        """Time from which an idle peer is asked for this part, too. It also bounds a part whose pieces come slowly."""
         return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
 
 
@@ -101,53 +101,53 @@ class _PendingPart:
 class _SnapshotSource:
     path: LightClient
     waits: bool = False  # for the answer to GetSnapshot
-    since: float | None = None  # when it was asked first for the offer that it has not proven yet
-    again: float = 0.0  # when it may be asked for an offer
-    rested: float = 0.0  # and when it may be asked for anything
-    stall: float = STALL_SECONDS  # how long it rests if it stalls once more
-    # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
+    since: float | None = None  # time of the first request for an offer that is not proven yet
+    again: float = 0.0  # time from which it may be asked for an offer
+    rested: float = 0.0  # time from which it may be asked for anything
+    stall: float = STALL_SECONDS  # duration of its next rest after a stall
+    # Duration of its next rest after it refuses a snapshot that it offered: it dropped the snapshot, or only pretends to hold it.
     refusal: float = OFFER_RETRY_SECONDS
     links: list[LightBlock] = field(default_factory=list)
-    tip: tuple[VerifiedHeader, ...] = ()  # proven: what it offers
+    tip: tuple[VerifiedHeader, ...] = ()  # proven headers of its offer
     digests: dict[str, bytes] = field(default_factory=dict)
     pending: dict[SnapshotPartKey, _PendingPart] = field(default_factory=dict)
-    heard: float = 0.0  # when it was asked while idle, or sent something
+    heard: float = 0.0  # time of its last message, or of a request while it was idle
 
 
 class SnapshotDownload:
-    """Call `add_peer` for each peer there is, then every method as things happen, and `handle_tick` when `deadline` has come.
+    """One download. Call `add_peer` for each peer, then the method of each event, and `handle_tick` when `deadline` is reached.
 
-    Every call returns what is to be done. `restored` is set at the end; `conflict` if the chain itself proves to be forked.
+    Every call returns the next steps. At the end `restored` is set, or `conflict` if the chain itself is forked.
     """
 
     def __init__(self, rules: LedgerRules, models: ModelStore, basis: TrustBasis, wanted: int = 0, now: float = 0.0) -> None:
         self.restored: RestoredSnapshot | None = None
-        self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
+        self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are compromised
         self.asked_last = b""  # for an offer
-        self.trusted_height = basis.height  # from which on everything is proven
-        self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set on the way from there to what is fetched
+        self.trusted_height = basis.height  # everything is proven from this height on
+        self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set from there to the chosen snapshot
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, SNAPSHOT_HEIGHT_MIN)
         self._sources: dict[bytes, _SnapshotSource] = {}
         self._liars: set[bytes] = set()
         self._assembly: SnapshotAssembly | None = None
-        self._voters = basis.voters  # the latest set that is proven
+        self._voters = basis.voters  # the latest proven set
         self._voters_of = basis.height
         self._first_offer: float | None = None
         self._offers_seconds = OFFERS_SECONDS
-        # When what is fetched was chosen, when something of it came last, and when somebody offered it last.
+        # Times: when the snapshot was chosen, when its last part came, and when a peer last offered it.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._step = DownloadStep()
-        self._now = self._sought = now  # the latter: when it last began to look for a snapshot
+        self._now = self._sought = now  # `_sought`: when it last began to look for a snapshot
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(height that is being fetched, or 0; things still to come)."""
+        """(height of the chosen snapshot or 0, number of missing parts)."""
         return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
 
     def has_no_source(self, now: float) -> bool:
-        """Nobody has what is wanted, and decisions one by one are all there is."""
+        """Return whether no usable snapshot was offered in time, so that the caller must download single blocks."""
         has_offers = any(source.tip for source in self._sources.values())
         return self._assembly is None and not has_offers and now - self._sought > OFFERLESS_SECONDS
 
@@ -180,7 +180,7 @@ class SnapshotDownload:
                             source.rested = self._now + source.refusal
                             source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
                         elif source.waits:
-                            # It may have been asked for the snapshot that has been left meanwhile.
+                            # The answer may belong to a request for the snapshot that was abandoned meanwhile.
                             is_of_before = source.heard < self._sought
                             self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
                     case SnapshotPart():
@@ -196,7 +196,7 @@ class SnapshotDownload:
         return self._finish(now)
 
     def _note(self, now: float) -> None:
-        """Before anything changes."""
+        """Record the time, and that the snapshot has holders. Must run before any change."""
         self._now = now
         if self._assembly is not None and self._holders:
             self._held = now
@@ -206,7 +206,7 @@ class SnapshotDownload:
         return min(self._deadlines(), default=float("inf"))
 
     def discard_parts(self) -> None:
-        """Deletes what was fetched and not installed."""
+        """Delete downloaded parts that are not installed."""
         if self._assembly is not None:
             self._assembly.discard_parts()
 
@@ -250,7 +250,7 @@ class SnapshotDownload:
         source.links += [link for link in offer.light_blocks if link.next_voters]
         source.heard, source.again = self._now, self._now
         if not offer.modules:
-            return  # the proof goes on: it is asked again at once, for what comes after these links
+            return  # the proof continues: the peer is asked at once for the links after these
         tip = tuple(proven[-3:])
         if [of.header.height for of in tip] != [offer.height - 1, offer.height, offer.height + 1] or offer.height < self._wanted:
             raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
@@ -274,14 +274,14 @@ class SnapshotDownload:
         key = key if key.in_pieces else SnapshotPartKey(part.content, part.name, part.index)
         pending = source.pending.get(key)
         if pending is None or self._assembly is None or part.height != self._assembly.height:
-            return  # it came too late, after another peer had been asked
+            return  # too late, after another peer was asked
         source.heard = pending.asked = self._now
         if not key.in_pieces:
             del source.pending[key]
             self._finish_key(source, key, part.data)
         elif part.index == len(pending.pieces):
             pending.pieces.append(part.data)
-            # Nobody can tell what a piece is worth before the last one is here: it counts if more than f voters offer the whole.
+            # A single piece cannot be verified. It counts as progress only if more than f voters offer the snapshot.
             if sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated:
                 self._last_part = self._now
             size_max = self._assembly.size_max(key)
@@ -300,14 +300,14 @@ class SnapshotDownload:
 
     @property
     def _busy(self) -> Counter[bool]:
-        """How many places others hold, and voters: strangers must not keep them out."""
+        """Number of places that voters (True) and others (False) use. Separate places keep strangers from displacing voters."""
         return Counter(peer in self._voters for peer, source in self._sources.items() if self._holds_place(source))
 
     def _holds_place(self, source: _SnapshotSource) -> bool:
         return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
 
     def _ask_for_offers(self) -> None:
-        """Asks first the peer that was asked longest ago. A proof that is on its way goes on, even if all places are taken."""
+        """Request offers, first from peers that waited longest. A proof that has begun continues even if all places are taken."""
         busy = self._busy
         for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
             if source.waits or source.tip or max(source.again, source.rested) > self._now:
@@ -322,18 +322,22 @@ class SnapshotDownload:
             self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.pending_trusted_height, wanted)))
 
     def _choose(self) -> None:
-        """Chooses a proven snapshot, once every peer has had the time to offer a better one.
+        """Choose a proven snapshot, after every peer had time to offer a better one.
 
-        First one that more than f voters offer: a few liars that hold nothing must not be chosen again and again. Then one at a
-        multiple: every peer comes to hold it, while only few peers hold another height. Then the one that most voters offer. Then
-        the highest.
+        The order of preference:
+
+        - a snapshot that more than f voters offer, so that a few faulty peers cannot have an unavailable one chosen again and
+          again;
+        - one at a multiple of `SNAPSHOT_HEIGHTS`, which all peers come to hold, while few peers hold another height;
+        - the one that most voters offer;
+        - the highest.
         """
         if self._assembly is not None and self._leaves <= self._now:
             for source in self._holders.values():
                 self._rest(source)
             self._assembly.discard_parts()
             for source in self._sources.values():
-                source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
+                source.again = self._now  # it lacked the abandoned snapshot, but may have another
             self._assembly, self._sought = None, self._now
             self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
             self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
@@ -355,19 +359,20 @@ class SnapshotDownload:
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
-                self._withdraw(source, self._now)  # it may have the higher one too
+                self._withdraw(source, self._now)  # it may hold the chosen one, too
 
     @property
     def _holders(self) -> dict[bytes, _SnapshotSource]:
-        """The peers that offer the snapshot that is being fetched."""
+        """The peers that offer the chosen snapshot."""
         assert self._assembly is not None
         offered = self._assembly.snapshot_id
         return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
 
     @property
     def _leaves(self) -> float:
-        """Until when a part must come. If nobody offers the snapshot any more, a link may bring it back: this peer waits for as
-        long as it fetched it.
+        """Time at which the snapshot is abandoned unless a part comes.
+
+        If no peer offers it any more, a link may bring a holder back. The wait is then as long as the download took so far.
         """
         starved = self._last_part + SNAPSHOT_TIMEOUT_SECONDS
         return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)
@@ -391,7 +396,7 @@ class SnapshotDownload:
                     pending.pieces_asked += 1
         asked = {key for source in self._sources.values() for key in source.pending}
         fresh = iter([key for key in assembly.missing if key not in asked])
-        # One for each peer in turn, so that what there is comes from all of them.
+        # One part per peer in turn, so that all peers share the download.
         askable = [
             (peer, source) for peer, source in self._sources.items() if source.tip and len(source.pending) < REQUEST_WINDOW
         ]
@@ -411,13 +416,13 @@ class SnapshotDownload:
         self._step.sends.append((peer, GetSnapshotPart(self._assembly.height, key.content, key.name, index)))
 
     def _asked_of_one(self) -> list[tuple[SnapshotPartKey, _PendingPart]]:
-        """The requests that only one peer has, the oldest first."""
+        """Return the requests that only one peer has, the oldest first."""
         pending = [item for source in self._sources.values() for item in source.pending.items()]
         counts = Counter(key for key, _ in pending)
         return sorted((item for item in pending if counts[item[0]] == 1), key=lambda item: item[1].asked)
 
     def _hedge(self, source: _SnapshotSource) -> SnapshotPartKey | None:
-        """For an idle peer: a part that another peer does not send."""
+        """Return a late part of another peer for an idle peer, or None."""
         if source.pending:
             return None
         late = (key for key, pending in self._asked_of_one() if pending.hedge_at <= self._now)

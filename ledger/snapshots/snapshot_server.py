@@ -1,7 +1,7 @@
-"""Snapshots that a peer offers to others: those it keeps, their proofs, and its answers. Sans-IO.
+"""Snapshots that a peer offers: its stock, their proofs, and answers to requests. Sans-IO.
 
 A snapshot of height H is the state after H: the ledger's modules and the models of its jobs. The block at H + 1 certifies it. A
-snapshot costs nothing until somebody asks: states are values, and the models of past rounds are folders that are kept longer.
+snapshot costs nothing until it is requested: states are immutable, and models of past rounds are folders that are kept longer.
 """
 
 from __future__ import annotations
@@ -23,66 +23,66 @@ from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BY
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotContent, SnapshotOffer, SnapshotPart
 
 SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
-# Further behind than this, a peer asks for a snapshot. A model is 64 bits a parameter, an update about one: so many heights of a
-# few trainers each are as much to carry, and then to apply besides.
+# A peer that lags by more requests a snapshot. A model has 64 bits per parameter, an update about 1. With a few trainers, the
+# updates of these heights are therefore as large as a model, and the peer must also apply them.
 SNAPSHOT_LAG_HEIGHTS: Final = 16
-RECENT_STATES: Final = 3  # certified states that can still be offered if none at a multiple will do; each keeps a model longer
+RECENT_STATES: Final = 3  # certified states to offer if none at a multiple is suitable; each keeps a model longer
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
-EXTRA_SNAPSHOTS_KEPT: Final = 2  # of other heights, while they are being fetched: one, and one that was fetched just before
-SNAPSHOTS_MAX: Final = 6  # with all that are still being fetched: 32 heights for one at a multiple, whatever others fetch
-LEASE_SECONDS: Final = 30.0  # a snapshot counts as being fetched for this long after a request for it
-SNAPSHOT_HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
+EXTRA_SNAPSHOTS_KEPT: Final = 2  # at other heights, while they are downloaded: the current one and the one before
+SNAPSHOTS_MAX: Final = 6  # in total; one at a multiple stays for 32 heights while it is downloaded, whatever else is
+LEASE_SECONDS: Final = 30.0  # a snapshot counts as being downloaded for this long after a request
+SNAPSHOT_HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 belong to it
 
-REQUESTS_MAX: Final = 16  # of one peer, waiting; twice what an honest one has open
-RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # to one peer in a second: a fetch must not take the processor from training
+REQUESTS_MAX: Final = 16  # waiting requests of one peer: twice those of an honest one
+RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # to one peer: a download must not slow down training
 RESPONSE_BURST_BYTES: Final = 8 << 20
-OFFER_COST_BYTES: Final = 256 << 10  # an offer is small but hashes the whole state
+OFFER_COST_BYTES: Final = 256 << 10  # an offer is small, but hashes the whole state
 OFFER_LIGHT_BLOCKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
 
-assert SNAPSHOT_HEIGHTS < SNAPSHOT_LAG_HEIGHTS  # after a snapshot a peer is not so far behind that it asks for another
+assert SNAPSHOT_HEIGHTS < SNAPSHOT_LAG_HEIGHTS  # a peer that installed a snapshot does not lag enough to request another
 assert RESPONSE_BURST_BYTES >= SNAPSHOT_PART_BYTES_MAX
 
 
 class ModelReceiver(Protocol):
-    """A model that arrives in parts, beside whatever is held already."""
+    """A model that arrives in parts. Models that are held already stay."""
 
     parts: int
 
     def add_part(self, index: int, data: bytes) -> None:
-        """Keeps a part. Raises `RemoteProtocolError` if it is not the one under the model root."""
+        """Keep a part. Raises `RemoteProtocolError` if it does not belong to the model root."""
 
     def install(self) -> None:
-        """All parts are there: durable under its name, whole or not at all."""
+        """Store the complete model durably and atomically under its name."""
 
     def discard_parts(self) -> None: ...
 
 
 class ModelStore(Protocol):
-    """The models of jobs, as `LedgerState.jobs` names them: the one that a round starts from. Reading raises `StorageError`."""
+    """The models of jobs, by job and round: each is the one that the round starts from. Reads raise `StorageError`."""
 
     def read_manifest(self, job: bytes, number: int) -> bytes: ...
 
     def read_part(self, job: bytes, number: int, index: int) -> bytes: ...
 
     def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> ModelReceiver:
-        """Raises `RemoteProtocolError` if this is not what `root` is over."""
+        """Start a download. Raises `RemoteProtocolError` if `root` does not cover this manifest."""
 
     def has_model(self, job: bytes, number: int, root: bytes) -> bool:
-        """Whether this very model is here; every byte of it is looked at."""
+        """Return whether this exact model is here. Every byte is checked."""
 
     def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
-        """Exactly these are kept, however old they are."""
+        """Keep exactly these models, however old they are."""
 
 
 def models_in_state(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
-    """By job and round, the roots of the models that belong to a state: those of its jobs, and their anchors."""
+    """Return (job, round) -> root of the models that belong to a state: those of its jobs, and their anchors."""
     jobs = state.jobs.jobs.items()
     anchors = {(key, anchor.round): anchor.root for key, job in jobs for anchor in job.anchors}
     return anchors | {(key, job.round): job.model_root for key, job in jobs}
 
 
 def encode_model_name(job: bytes, number: int) -> bytes:
-    """The name of a model in requests."""
+    """Return the name of a model in requests."""
     return job + number.to_bytes(8, "big")
 
 
@@ -91,26 +91,26 @@ def decode_model_name(name: bytes) -> tuple[bytes, int]:
 
 
 class BlockArchive(Protocol):
-    """Decided blocks, and what proves older ones."""
+    """Decided blocks, and proofs of older ones."""
 
     def get_decision(self, height: int) -> DecidedBlock | None: ...
 
     def get_header(self, height: int) -> bytes | None:
-        """Also of the heights just before the first block that is held."""
+        """Return a header. Headers of the heights just before the first held block are included."""
 
     def light_blocks(self, after: int, until: int) -> Iterable[LightBlock]:
-        """Of every height in `after` < h ≤ `until` that names another next set, ascending."""
+        """Return, ascending, the light blocks of the heights in `after` < h ≤ `until` that change the voter set."""
 
 
 @dataclass
 class Snapshot:
-    """The state after `height`. Of `state` only the modules count: an empty block changes nothing else."""
+    """The state after `height`. Only the modules of `state` matter, because an empty block does not change them."""
 
     height: int
     state: LedgerState
-    last_request_at: float = float("-inf")  # when somebody last asked for a part of it
+    last_request_at: float = float("-inf")  # time of the last request for a part of it
     modules_read: dict[str, bytes] = field(default_factory=dict)
-    rows_read: tuple[bytes, bytes] = (b"", b"")  # the name of a range, and its encoding: it may be asked for in several pieces
+    rows_read: tuple[bytes, bytes] = (b"", b"")  # name and encoding of the last range, which may be requested in several pieces
 
     @cached_property
     def digests(self) -> dict[str, bytes]:
@@ -122,7 +122,7 @@ class Snapshot:
         return self.modules_read[name]
 
     def encoded_range(self, name: bytes) -> bytes:
-        """The range of this name. Raises `RemoteProtocolError` for one that nobody has to ask for, `StorageError`."""
+        """Return the range of this name. Raises `RemoteProtocolError` for one that no peer needs, and `StorageError`."""
         if self.rows_read[0] != name:
             table, of = decode_range_name(name)
             found = self.state.tables.get(table)
@@ -137,9 +137,7 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """The snapshots of one peer. `add_applied_state` follows the chain; `answer_request` reads from disk, so it may run in a
-    thread.
-    """
+    """The snapshots of one peer. `add_applied_state` follows the chain. `answer_request` reads from disk, perhaps in a thread."""
 
     def __init__(self, archive: BlockArchive, models: ModelStore) -> None:
         self._archive, self._models = archive, models
@@ -147,7 +145,7 @@ class SnapshotStore:
         self._held: dict[int, Snapshot] = {}
 
     def add_initial_state(self, state: LedgerState) -> None:
-        """After a start. If the last block left the root as it was, it certifies this state as the one before it."""
+        """Add the state after a start. If the last block left the root unchanged, it certifies this state for `height - 1`."""
         last = self._archive.get_decision(state.height)
         if last is not None and last.decode().state_root == state.state_root:
             self._add(Snapshot(state.height - 1, state))
@@ -155,7 +153,7 @@ class SnapshotStore:
         self._pin()
 
     def add_applied_state(self, state: LedgerState, now: float) -> None:
-        """The block of `state.height` is stored and applied: it certifies the state before."""
+        """Add the state of a stored and applied block, which certifies the state before."""
         self._add(Snapshot(state.height, state))
         before = state.height - 1
         if before % SNAPSHOT_HEIGHTS == 0 and before in self._recent and before >= SNAPSHOT_HEIGHT_MIN:
@@ -168,10 +166,10 @@ class SnapshotStore:
         self._recent = {height: kept for height, kept in self._recent.items() if height >= snapshot.height - RECENT_STATES}
 
     def _forget(self, now: float) -> None:
-        """The last ones at multiples stay, and beside them those that are being fetched, as far as there is room.
+        """Keep the newest snapshots at multiples, and those that are being downloaded as far as there is room.
 
-        Multiples come before other heights: all peers fetch those, while a stranger could have one made at every height. But a
-        newcomer whose invitation names a block between two multiples may need another height: the lowest of these stay, too.
+        Multiples come first: all peers download those, while a stranger could request one at every height. A new peer whose
+        invitation names a block between two multiples may need another height, so the lowest of these stay, too.
         """
         multiples = sorted(height for height in self._held if height % SNAPSHOT_HEIGHTS == 0)
         stay = multiples[-SNAPSHOTS_KEPT:]
@@ -187,7 +185,7 @@ class SnapshotStore:
 
     @property
     def newest_snapshot(self) -> Snapshot | None:
-        """The last certified state that is here."""
+        """The newest certified state that is here."""
         return max(self._certified.values(), key=lambda kept: kept.height, default=None)
 
     def _pin(self) -> None:
@@ -198,10 +196,10 @@ class SnapshotStore:
     # Answers ---------------------------------------------------------------------------------------------------------
 
     def answer_request(self, message: GetSnapshot | GetSnapshotPart, now: float) -> SnapshotOffer | NoSnapshot | SnapshotPart:
-        """Raises `RemoteProtocolError` for what no correct peer asks."""
+        """Answer a request. Raises `RemoteProtocolError` for a request that no correct peer sends."""
         try:
             return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
-        except StorageError:  # the rounds of this peer find out about a damaged model soon enough
+        except StorageError:  # the rounds of this peer detect a damaged model soon enough
             height = message.height if isinstance(message, GetSnapshotPart) else 0
             for kept in (self._recent, self._held):
                 kept.pop(height, None)
@@ -219,16 +217,16 @@ class SnapshotStore:
         return SnapshotOffer(snapshot.height, links, snapshot.digests if is_whole else {})
 
     def _choose(self, wanted: int) -> Snapshot | None:
-        """Exactly the wanted one, else the newest at a multiple, else the newest; only certified ones."""
+        """Return the certified snapshot at `wanted`, or the newest at a multiple, or the newest of all; None: all are lower."""
         able = {height: kept for height, kept in self._certified.items() if height >= max(wanted, SNAPSHOT_HEIGHT_MIN)}
         if wanted in able or not able:
             return able.get(wanted)
         return max(able.values(), key=lambda kept: (kept.height in self._held, kept.height))
 
     def _proof(self, message: GetSnapshot, height: int) -> tuple[tuple[LightBlock, ...], bool] | None:
-        """The links, and whether they reach `height`; None if what the asker trusts cannot be shown.
+        """Return the links, and whether they reach `height`. None: the asker's trusted block cannot be shown.
 
-        As many as one offer holds; the last three stay together, for they are what is proven.
+        The number of links is limited by the size of an offer. The last three stay together, because they prove the snapshot.
         """
         heights = [message.anchor] if message.known < message.anchor < height - 1 else []
         heights += [height - 1, height, height + 1]
@@ -247,7 +245,7 @@ class SnapshotStore:
         return tuple(links), True
 
     def light_blocks_to(self, height: int) -> tuple[LightBlock, ...]:
-        """The proof from the genesis on that voters certified the state after `height`; the last link is the block that does."""
+        """Return the links from the genesis to the block that certifies the state after `height`."""
         last = self._link(height + 1)
         return (*self._archive.light_blocks(0, height), last) if last else ()
 
@@ -268,7 +266,7 @@ class SnapshotStore:
         return SnapshotPart(message.height, message.content, message.name, message.index, data)
 
     def _data(self, snapshot: Snapshot, message: GetSnapshotPart) -> bytes | None:
-        """None: somebody else may have it."""
+        """Return the data of a part. None: another peer may have it. Raises `RemoteProtocolError` for a foreign part."""
         match message.content:
             case SnapshotContent.BLOCK:
                 for near in (snapshot.height - 1, snapshot.height, snapshot.height + 1):
@@ -295,7 +293,7 @@ class SnapshotStore:
         return self._models.read_part(*model, message.index)
 
     def _headers(self, first: int) -> bytes | None:
-        """None if there are none. A peer that was restored from a snapshot has no older headers than it was given."""
+        """Return headers down from `first`, or None. A peer that began with a snapshot has only the headers that came with it."""
         headers: list[bytes] = []
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
@@ -342,7 +340,7 @@ class SnapshotRequestQueue:
         self._askers.pop(peer, None)
 
     def pop_request(self, now: float) -> tuple[bytes, GetSnapshot | GetSnapshotPart] | None:
-        """The request to be answered now; None: nobody's turn yet."""
+        """Return the next request to answer. None: each peer has to wait for its rate."""
         for peer, asker in self._askers.items():
             asker.budget = min(RESPONSE_BURST_BYTES, asker.budget + (now - asker.at) * RESPONSE_BYTES_PER_SECOND)
             asker.at = now
@@ -354,7 +352,7 @@ class SnapshotRequestQueue:
         return None
 
     def wait_seconds(self) -> float:
-        """Until `pop_request` may give something, if nothing else comes in."""
+        """Return the time until `pop_request` can return a request, if no further one arrives."""
         lacks = [_cost(asker.waiting[0]) - asker.budget for asker in self._askers.values() if asker.waiting]
         return max(0.0, min(lacks) / RESPONSE_BYTES_PER_SECOND) if lacks else float("inf")
 

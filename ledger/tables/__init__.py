@@ -1,6 +1,6 @@
 """Merkle maps of many rows with one root, and proofs of rows and ranges.
 
-docs/protocol/tables.md has the tree byte by byte.
+`docs/protocol/tables.md` defines the tree byte by byte.
 """
 
 from ledger.tables.table import BucketStore, Table, TableAssembly, record_type, table_fields

@@ -1,7 +1,7 @@
-"""What a store writes when the table of the last block takes the place of the one before.
+"""The writes that replace a stored table with its next version.
 
-A store holds one tree of each table: the buckets, each in a slot, with what it takes to build the branches again. A bucket that
-is in both trees stays where it is; the others take the slots of those that they replace.
+A store holds one tree of each table: the buckets, each in a slot, and the data from which the branches are rebuilt. A bucket that
+both trees contain stays in its slot. The other new buckets take the slots of the buckets that they replace.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PATH_BYTES: Final = DEPTH_MAX // 8
 
 
 class StoredBucket(NamedTuple):
-    """One bucket as a store keeps it, beside its data."""
+    """Metadata of one bucket in a store."""
 
-    start: bytes  # the first path that belongs to it: in this order buckets are side by side
+    start: bytes  # the first path of the bucket; buckets are ordered by it
     depth: int
     rows: int
     size: int
@@ -40,7 +40,7 @@ class StoredBucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketChanges:
-    """After `puts` are written and `drops` are deleted, all at once, the store holds the tree `node`."""
+    """Writes and deletions for one transaction of a store. Afterwards it holds the tree `node`."""
 
     node: Node
     puts: list[tuple[StoredBucket, bytes]]
@@ -48,9 +48,9 @@ class BucketChanges:
 
 
 def compute_bucket_changes(old: Node, version: StoreVersion, table: Table[Any] | None, fresh: Iterator[int]) -> BucketChanges:
-    """What makes `table` of `old`, the tree that a store holds in `version`. `fresh` are slots that no bucket has.
+    """Return the writes that turn `old`, the tree that a store holds in `version`, into `table`. `fresh` yields unused slots.
 
-    What is about to lose its slot is in memory afterwards.
+    Buckets that lose their slots are copied to memory first.
     """
     whole, read = table.hashed_tree() if table is not None else (None, version.read_bucket)
     superseded: list[Bucket] = []
@@ -59,11 +59,11 @@ def compute_bucket_changes(old: Node, version: StoreVersion, table: Table[Any] |
 
     def adopt(old: Node, new: Node, way: int, depth: int) -> Node:
         if old is not None and new is not None:
-            if old[0] == new[0]:  # of one hash at one place of the tree are the same rows, and so the same buckets
+            if old[0] == new[0]:  # the same hash at the same place means the same rows and the same buckets
                 return old
             if len(old) == 5 and len(new) == 5:
                 left, right = new[3], new[4]
-                if left is not old[3]:  # mostly one side is the very same: a call for it costs as much as for the other
+                if left is not old[3]:  # usually one side is the same object, and a call would be wasted
                     left = adopt(old[3], left, 2 * way, depth + 1)
                 if right is not old[4]:
                     right = adopt(old[4], right, 2 * way + 1, depth + 1)
@@ -96,9 +96,9 @@ def _slot(bucket: Bucket) -> int:
 
 
 def load_tree(stored: Iterable[StoredBucket]) -> Node:
-    """The tree over buckets that a store kept. Raises `StorageError` if they are not those of any tree.
+    """Rebuild a tree from the buckets of a store. Raises `StorageError` if they form no tree.
 
-    Whether they are the right ones is for the caller to say, by the hash of the tree: no data are read here.
+    No rows are read. The caller compares the hash of the tree with the expected one.
     """
     return _built(sorted(stored), 0)
 

@@ -1,11 +1,11 @@
-"""Which hash stands for which rows: a binary Merkle radix tree over SHA-256 of the keys, whose values never change.
+"""An immutable binary Merkle radix tree over SHA-256 of the keys.
 
-It is the tree of Diem's state (Gao, Hu, Wu, "Jellyfish Merkle Tree", 2021, section 3), two ways at a branch. No rows have the
-hash `EMPTY`. One row alone has its own hash, at whatever depth it is alone. More rows have the hash of their two halves. So the
-root depends on the rows alone.
+It is the tree of Diem's state (Gao, Hu, Wu, "Jellyfish Merkle Tree", 2021, section 3), with two children of a branch. An empty
+subtree has the hash `EMPTY`. A subtree of one row has the hash of that row, at any depth. A subtree of more rows has the hash of
+its two halves. The root therefore depends only on the rows.
 
-Buckets have no part in the root. A bucket is a highest subtree of at most `BUCKET_ROWS_MAX` rows: it is read and written at once,
-and only what lies above the buckets is held in memory.
+Buckets do not affect the root. A bucket is a highest subtree of at most `BUCKET_ROWS_MAX` rows. It is read and written as a
+whole, and only the branches above the buckets stay in memory.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from protocol import codec
 from protocol.errors import StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
-EMPTY: Final = bytes(32)  # nobody knows anything with this hash
+EMPTY: Final = bytes(32)  # no known data have this hash
 DEPTH_MAX: Final = 256  # bits of a path
-# With half as many, branches take twice the memory; with twice as many, a block hashes twice the rows that it does not change.
+# Half this number would double the memory of branches. Twice this number would double the unchanged rows that a block hashes.
 BUCKET_ROWS_MAX: Final = 16
-ROW_HEADS_BYTES: Final = 6  # what the encoding of a pair adds to key and value, at most
+ROW_HEADS_BYTES: Final = 6  # bytes that the encoding of a pair adds to key and value, at most
 
-assert ROW_KEY_BYTES_MAX < 1 << 8 and ROW_BYTES_MAX < 1 << 16  # heads of one, two and three bytes
+assert ROW_KEY_BYTES_MAX < 1 << 8 and ROW_BYTES_MAX < 1 << 16  # headers of one, two and three bytes
 
-# Nodes are plain tuples: Python's cycle collector does not look at tuples of what cannot be part of a cycle. If they were objects
-# of a class, a table of a million rows would stop the process for a fifth of a second every now and then.
-Bucket: TypeAlias = tuple[bytes, int, int, "int | bytes"]  # hash, rows, size; the slot of a store where its data are, or its data
+# Nodes are plain tuples, because Python's cycle collector skips tuples of objects that cannot form cycles. With objects of a
+# class, a table of a million rows would stop the process for 0.2 seconds now and then.
+Bucket: TypeAlias = tuple[bytes, int, int, "int | bytes"]  # hash, rows, size, and either a slot of a store or the data
 Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, rows, size, left, right
 Node: TypeAlias = "Branch | Bucket | None"  # None: no rows
 
 Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
-RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row goes
-BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # the data of the bucket in this slot, which has this hash
+RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row is removed
+BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # reads the bucket with this hash from this slot
 
-BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of a bucket's rows: their paths, and the hashes of the rows
+BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of the rows in a bucket: their paths, and their hashes
 
-# A row that has changed soon changes again: a task is begun, answered and settled. Of so many buckets, about 8 MB, we keep what
-# need not be hashed then, by the bucket's hash, which says all of it.
+# Cache of `HASHED_MAX` buckets, about 8 MB, by bucket hash. Rows that changed soon change again, because a task is begun,
+# answered and settled; the cache saves hashing their neighbours.
 HASHED_MAX: Final = 4_096
 _recent: OrderedDict[bytes, BucketHashes] = OrderedDict()
 
@@ -51,7 +51,7 @@ _BRANCH_EMPTY = _BRANCH + EMPTY
 
 
 def path_of(key: bytes) -> bytes:
-    """Where a key lies: from the highest bit of the first byte on, 0 goes left and 1 goes right."""
+    """Return the path of a key. From the highest bit of its first byte, 0 is left and 1 is right."""
     return _sha256(key).digest()
 
 
@@ -90,7 +90,7 @@ def make_branch(left: Node, right: Node) -> Branch:
 
 
 def read_no_bucket(slot: int, hash: bytes) -> bytes:
-    """Reads a tree whose buckets are all in memory."""
+    """Raise `StorageError`. This is the `BucketReader` of trees whose buckets are all in memory."""
     raise StorageError("the rows of this table are not here")
 
 
@@ -103,13 +103,13 @@ def bucket_data(bucket: Bucket, read: BucketReader) -> bytes:
 
 
 def bucket_items(bucket: Bucket, read: BucketReader) -> list[bytes]:
-    """Key, value, key, value …, by path."""
+    """Return key, value, key, value …, in order of the paths."""
     found: list[bytes] = codec.unpack(data := bucket_data(bucket, read), len(data))
     return found
 
 
 def find_row(node: Node, read: BucketReader, key: bytes) -> bytes | None:
-    """The encoded value of a key."""
+    """Return the encoded value of a key, or None."""
     path, depth = path_of(key), 0
     while node is not None and len(node) == 5:
         node = node[4] if goes_right(path, depth) else node[3]
@@ -124,7 +124,7 @@ def find_row(node: Node, read: BucketReader, key: bytes) -> bytes | None:
 
 
 def iterate_rows(node: Node, read: BucketReader) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and encoded values, by path."""
+    """Yield keys and encoded values in order of the paths."""
     for bucket in buckets(node):
         yield from _pairs(bucket_items(bucket, read))
 
@@ -146,7 +146,7 @@ def buckets(node: Node) -> Iterator[Bucket]:
 
 
 def rows_of(node: Node, read: BucketReader) -> list[Row]:
-    """By path."""
+    """Return all rows in order of the paths."""
     pairs = [pair for bucket in buckets(node) for pair in _pairs(bucket_items(bucket, read))]
     return [(_sha256(key).digest(), key, value) for key, value in pairs]
 
@@ -155,7 +155,7 @@ def rows_of(node: Node, read: BucketReader) -> list[Row]:
 
 
 def apply_changes(node: Node, changes: Sequence[RowChange], read: BucketReader, depth: int = 0) -> Node:
-    """The tree after `changes`, which ascend by path, each path once. What is not changed is the very same."""
+    """Return the tree after `changes`, which ascend by path, each path once. Unchanged subtrees are the same objects."""
     if not changes:
         return node
     if node is None or len(node) != 5:
@@ -172,7 +172,7 @@ def apply_changes(node: Node, changes: Sequence[RowChange], read: BucketReader, 
 
 
 def _one_changed(node: Node, changes: Sequence[RowChange], read: BucketReader, depth: int) -> Node:
-    """The same for one change. Below the first levels most are alone."""
+    """Apply one change without recursion. Below the first levels, most changes are alone in their subtree."""
     path, way = changes[0][0], list[Branch]()
     while node is not None and len(node) == 5:
         way.append(node)
@@ -210,8 +210,8 @@ def _bucket_changed(node: Bucket | None, changes: Sequence[RowChange], read: Buc
 
 
 def _hashed(bucket: bytes, data: Sequence[bytes]) -> BucketHashes:
-    """The paths of a bucket's rows, and their hashes."""
-    found = _recent.pop(bucket, None)  # what it is changed into takes its place
+    """Return the paths and the hashes of a bucket's rows."""
+    found = _recent.pop(bucket, None)  # removed, because the changed bucket replaces it
     if found is None:
         paths = [_sha256(key).digest() for key in data[::2]]
         values = zip(paths, data[1::2], strict=True)
@@ -220,7 +220,7 @@ def _hashed(bucket: bytes, data: Sequence[bytes]) -> BucketHashes:
 
 
 def build_tree(rows: Sequence[Row], depth: int = 0) -> Node:
-    """The subtree at `depth` of these rows, which ascend by path."""
+    """Return the subtree of these rows, which ascend by path, at `depth`."""
     paths = [row[0] for row in rows]
     hashes = [row_hash(path, value) for path, _, value in rows]
     return _built(paths, hashes, [part for _, key, value in rows for part in (key, value)], depth)
@@ -241,7 +241,7 @@ def _built(paths: Sequence[bytes], hashes: Sequence[bytes], data: Sequence[bytes
 
 
 def join_nodes(left: Node, right: Node, read: BucketReader) -> Node:
-    """A branch of two halves, or one bucket if they fit into one: it never matters what stood there before."""
+    """Return a branch of two halves, or one bucket if they fit into one. The result does not depend on the former tree."""
     if left is None:
         if right is None or right[1] == 1:
             return right
@@ -259,16 +259,16 @@ def join_nodes(left: Node, right: Node, read: BucketReader) -> Node:
 
 
 def fold_hashes(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes:
-    """The hash of a subtree at `depth`, from the hashes of its rows."""
+    """Return the hash of a subtree at `depth` from the hashes of its rows."""
     if len(paths) < 2:
         return hashes[0] if hashes else EMPTY
     return _fold(paths, hashes, depth, 0, len(paths))
 
 
 def _fold(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int, low: int, high: int) -> bytes:
-    """Of the rows from `low` up to before `high`, which are at least two.
+    """Return the hash of the rows in the interval from `low` to `high`, which has at least two.
 
-    This is where a block spends most of its time: what is one row or none is not worth a call.
+    Blocks spend most of their time here, so no call is made for a single row or none.
     """
     byte, mask = depth >> 3, 0x80 >> (depth & 7)
     half = low
@@ -284,5 +284,5 @@ def _fold(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int, low: int,
 
 
 def split_index(items: Sequence[tuple[bytes, *tuple[Any, ...]]], depth: int) -> int:
-    """How many of these go left. They begin with a path, ascend by it, and agree in the bits above `depth`."""
+    """Return the number of items that go left. Items begin with a path, ascend by it, and agree in the first `depth` bits."""
     return bisect_left(items, 1, key=lambda item: goes_right(item[0], depth))

@@ -1,8 +1,8 @@
-"""What a module holds: an immutable map from keys to records of one type, which hashes once a block.
+"""An immutable map from keys to records of one type. It is hashed once per block.
 
-A table is a tree and what was changed since. Peers apply a transaction several times: to select it, to propose it, to judge it,
-and when it is decided. All of that only puts records into dictionaries. The tree is changed and hashed when somebody asks for the
-root of the table that the block left. A body that is not decided leaves tables that nobody holds, and nothing else.
+A table is a tree and the changes since it was built. Peers apply a transaction several times: to select it, propose it, judge it
+and finally decide it. These steps only put records into dictionaries. The tree is updated and hashed when the root of the decided
+block's table is read. The tables of an undecided body are simply discarded.
 """
 
 from __future__ import annotations
@@ -24,41 +24,39 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
 
-# Records that were read and are kept decoded: a body is judged and then applied, and reads the same ones again. The bytes are of
-# their encodings, which are a fifth of what they take in memory.
+# Bounds of the cache of decoded records: a body is judged and then applied, which reads the same records again. Bytes are those
+# of the encodings, about a fifth of the memory of the decoded records.
 DECODED_RECORDS_MAX: Final = 4_096
 DECODED_RECORDS_BYTES_MAX: Final = 2 << 20
 NOT_DECODED: Final = object()
 
-Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
+Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row is removed
 
 
 # Stores ------------------------------------------------------------------------------------------------------------------
 
-# A store writes slots again, while somebody may still read an older table, a snapshot for example. What stood in these slots is
-# then kept in memory by the version of the older table. When nobody holds that table any more, its version goes, and these data
-# with it.
+# A store reuses slots while a reader may still hold an older table, such as a snapshot. The version of the older table then keeps
+# the former data of these slots in memory. When the last reader drops that table, its version and these data are freed.
 
 
 class BucketStore(Protocol):
-    """Where buckets are that are not in memory."""
+    """Storage of the buckets that are not in memory."""
 
     def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
-        """The data of the bucket in this slot. None: another one has been put there. Raises `StorageError`."""
+        """Return the data of the bucket in this slot. None: the slot holds another bucket now. Raises `StorageError`."""
 
     def missing_bucket_error(self) -> StorageError:
-        """There is no bucket of that hash where one must be."""
+        """Return the error for a bucket that is missing from the store."""
 
 
 class StoreVersion:
-    """What a store holds after one commit, for whoever reads a tree of it later. Newer versions do not know the older ones."""
+    """The content of a store after one commit, for readers of a tree of that time. Newer versions do not refer to older ones."""
 
     __slots__ = ("_following", "_store", "superseded")
 
     def __init__(self, store: BucketStore) -> None:
         self._store = store
-        # By slot: hash and data of the bucket that the following commit put another one in the place of. They are put here before
-        # these slots are written again.
+        # Slot -> hash and data of the bucket that the next commit replaced. They are put here before the slots are overwritten.
         self.superseded: dict[int, tuple[bytes, bytes]] = {}
         self._following: StoreVersion | None = None
 
@@ -67,7 +65,7 @@ class StoreVersion:
         if data is None:
             data = self._store.read_bucket(slot, hash)
         if data is None:
-            data = self._kept(slot, hash)  # a commit took the slot since we looked
+            data = self._kept(slot, hash)  # a commit may have reused the slot since the first look
         if data is None:
             raise self._store.missing_bucket_error()
         return data
@@ -76,15 +74,15 @@ class StoreVersion:
         version: StoreVersion | None = self
         while version is not None:
             found = version.superseded.get(slot)
-            # Two commits of another thread may come while we look. The version that keeps our bucket then lies behind us, and the
-            # next one keeps the bucket that followed ours in this slot.
+            # Two commits of another thread may happen during this loop. Then the version that keeps our bucket lies behind us,
+            # and the next one keeps our bucket's successor in this slot.
             if found is not None and found[0] == hash:
                 return found[1]
             version = version._following
         return None
 
     def next_version(self) -> StoreVersion:
-        """Once they are written."""
+        """Return the version of the next commit. Call it after that commit's writes."""
         self._following = StoreVersion(self._store)
         return self._following
 
@@ -93,7 +91,7 @@ class StoreVersion:
 
 
 class DecodedRecords(dict[bytes, Any]):
-    """Decoded records by key; None: there is none."""
+    """Cache of decoded records by key; None: there is no row."""
 
     encoded_bytes = 0
 
@@ -105,24 +103,27 @@ class DecodedRecords(dict[bytes, Any]):
         self.encoded_bytes += size
 
     def without_keys(self, keys: Set[bytes]) -> DecodedRecords:
-        """A copy: another thread may read rows of a table that shares these. Its size counts the former records, too."""
+        """Return a copy without these keys. Another thread may read the original. The size of removed records still counts."""
         left = DecodedRecords((key, value) for key, value in self.copy().items() if key not in keys)
         left.encoded_bytes = self.encoded_bytes
         return left
 
 
 class Table(Generic[R]):
-    """`kind` is the type of the records, of which none holds a dictionary: it could be in another order than its bytes say."""
+    """An immutable map from keys to records. `kind` is their type.
+
+    Records contain no dictionaries, whose order in memory may differ from that of their encoding.
+    """
 
     __slots__ = ("_now", "kind")
 
-    WIRE: ClassVar[type] = TableRoot  # as a field of a module's state it is this
+    WIRE: ClassVar[type] = TableRoot  # its encoding as a field of a module's state
 
     def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
-        """`version` is of the store that has those buckets which are not in memory."""
+        """Make a table. `version` belongs to the store of the buckets that are not in memory."""
         check_kind(cast(Any, kind))
         self.kind = kind
-        # They change at once, into others with the same rows.
+        # These four are replaced together, always by others with the same rows.
         self._now: tuple[Node, StoreVersion | None, Layers, DecodedRecords] = (node, version, (), DecodedRecords())
 
     def get_record(self, key: bytes) -> R | None:
@@ -131,7 +132,7 @@ class Table(Generic[R]):
             if key in layer:
                 found: R | None = layer[key]
                 return found
-        # One look: another thread that reads this table may clear `known` between two.
+        # A single lookup, because another thread that reads this table may clear `known` between two.
         kept = known.get(key, NOT_DECODED)
         if kept is not NOT_DECODED:
             return cast(R | None, kept)
@@ -149,11 +150,12 @@ class Table(Generic[R]):
         return self.get_record(key) is not None
 
     def with_rows(self, changes: Mapping[bytes, R | None]) -> Table[R]:
-        """Another table, with these rows; None: without the row of that key, if there was one."""
+        """Return another table with these changes; None removes the row of its key if there is one."""
         assert all(1 <= len(key) <= ROW_KEY_BYTES_MAX for key in changes)
         node, version, layers, known = self._now
         top = dict(changes)
-        # Each layer is more than twice the next one: a row is copied as often as there are layers, and there are few.
+        # Each layer has more than twice as many rows as the next one. A row is therefore copied at most once per layer, and there
+        # are few layers.
         while layers and len(layers[-1]) <= 2 * len(top):
             top = {**layers[-1], **top}
             layers = layers[:-1]
@@ -162,7 +164,7 @@ class Table(Generic[R]):
         return after
 
     def check_changes(self, before: Table[R] | None) -> None:
-        """Raise if a row that was put in since `before` has no encoding that can be read back."""
+        """Raise an exception if a row that was added since `before` cannot be encoded and decoded again."""
         known = before._now[2] if before is not None else ()
         for layer in self._now[2]:
             if not any(layer is of_before for of_before in known):
@@ -170,10 +172,10 @@ class Table(Generic[R]):
                     if value is not None and self._decoded(self._encoded(value)) != value:
                         raise TypeError(f"a {type(value).__name__} that is read back as something else")
 
-    # Once a block ----------------------------------------------------------------------------------------------------
+    # Once per block --------------------------------------------------------------------------------------------------
 
     def hashed_tree(self) -> tuple[Node, BucketReader]:
-        """The tree of these rows, and how to read those of its buckets that are not in memory."""
+        """Return the tree of these rows, and a reader of its buckets that are not in memory."""
         node, version, layers, known = self._now
         if layers:
             changes: dict[bytes, RowChange] = {}
@@ -183,18 +185,18 @@ class Table(Generic[R]):
                     changes[path] = (path, key, None if value is None else self._encoded(value))
             ascending = sorted(changes.values(), key=operator.itemgetter(0))
             node = sparse_merkle_tree.apply_changes(node, ascending, _reader(version))
-            # What was written is decoded again when it is read, as another peer's is that starts in between.
+            # Written records are decoded again when they are read, as at a peer that starts in between.
             written = {key for layer in layers for key in layer}
             self._now = (node, version, (), known.without_keys(written))
         return node, _reader(version)
 
     def drop_cache(self) -> None:
-        """A newer one has taken its place: whoever still reads this one can do with less memory."""
+        """Free the cache of this table, which a newer one has replaced."""
         node, version, layers, _ = self._now
         self._now = (node, version, layers, DecodedRecords())
 
     def rebase_on_store(self, node: Node, version: StoreVersion) -> None:
-        """The same rows, read from this store from now on."""
+        """Read the same rows from this store from now on."""
         assert TableRoot.from_node(node) == self.root
         self._now = (node, version, (), self._now[3])
 
@@ -206,11 +208,11 @@ class Table(Generic[R]):
         return self.root.rows
 
     def items(self) -> Iterator[tuple[bytes, R]]:
-        """By the hashes of the keys."""
+        """Return keys and records, in order of the hashes of the keys."""
         return ((key, self._decoded(data)) for key, data in sparse_merkle_tree.iterate_rows(*self.hashed_tree()))
 
     def row_groups(self) -> Iterator[tuple[bytes, Callable[[], list[tuple[bytes, R]]]]]:
-        """All rows, some at a time. Whatever table a group is in, its name says which rows these are: they need not be read."""
+        """Yield groups of rows: a name, and a function that reads the rows. Equal names mean equal rows, in any table."""
         node, read = self.hashed_tree()
 
         def rows(bucket: Bucket) -> list[tuple[bytes, R]]:
@@ -219,14 +221,14 @@ class Table(Generic[R]):
         return ((bucket[0], functools.partial(rows, bucket)) for bucket in sparse_merkle_tree.buckets(node))
 
     def encoded_record(self, key: bytes) -> bytes | None:
-        """The encoding of the record of a key, under the root of the table; nothing of it is kept decoded."""
+        """Return the encoded record of a key under the table's root. Nothing is cached."""
         return sparse_merkle_tree.find_row(*self.hashed_tree(), key)
 
     def prove_key(self, key: bytes) -> KeyProof:
         return table_proofs.prove_key(*self.hashed_tree(), key)
 
     def prove_range(self, of: PathPrefix) -> RangeProof:
-        """All rows of a range."""
+        """Return a proof of all rows of a range."""
         return table_proofs.prove_range(*self.hashed_tree(), of)
 
     # As a field of a state -------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ class Table(Generic[R]):
 
     @classmethod
     def from_wire(cls, root: TableRoot, kind: type[R]) -> Table[R]:
-        """A table whose rows are not here: `adopt_rows_of` it from where they are, or `rebase_on_store` it."""
+        """Return a table without its rows. The caller supplies them through `adopt_rows_of` or `rebase_on_store`."""
         if root.rows:
             return cls(kind, (root.hash, root.rows, root.size, 0))
         if root != TableRoot(sparse_merkle_tree.EMPTY, 0, 0):
@@ -244,7 +246,7 @@ class Table(Generic[R]):
         return cls(kind)
 
     def adopt_rows_of(self, other: Table[R]) -> None:
-        """The same rows, read as `other` reads them from now on."""
+        """Share the rows of `other`, which has the same root."""
         assert other.root == self.root
         self._now = other._now
 
@@ -262,7 +264,7 @@ def _reader(version: StoreVersion | None) -> BucketReader:
 
 
 class TableAssembly:
-    """A table that arrives by ranges, in any order and from anybody, each checked for itself. The root of `table` is known."""
+    """A table that is downloaded in ranges, in any order and from any peer. Each range is checked against the root of `table`."""
 
     def __init__(self, table: Table[Any]) -> None:
         self.root = table.root
@@ -270,7 +272,7 @@ class TableAssembly:
         self._parts: dict[PathPrefix, Node] = {}
 
     def add_range(self, of: PathPrefix, data: bytes) -> None:
-        """Raises `RemoteProtocolError` if these are not the rows of the range under the root."""
+        """Add the rows of a range. Raises `RemoteProtocolError` if the root does not contain exactly these."""
         if (count := array_length(encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
             raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
         rows: list[Row] = []
@@ -279,7 +281,7 @@ class TableAssembly:
         self._parts[of] = sparse_merkle_tree.build_tree(rows, len(of))
 
     def install_rows(self) -> None:
-        """All ranges are here."""
+        """Put the rows into the table. All ranges must have been added."""
         nodes = [self._parts[of] for of in table_proofs.fetch_ranges(self.root)]
         while len(nodes) > 1:
             nodes = [
@@ -289,11 +291,11 @@ class TableAssembly:
         self._table.adopt_rows_of(Table(self._table.kind, nodes[0]))
 
 
-# What a state may hold ---------------------------------------------------------------------------------------------------
+# Tables of a state -------------------------------------------------------------------------------------------------------
 
 
 def _table_fields(state: type) -> tuple[str, ...]:
-    """The tables among the fields of a state's type. They stand nowhere else in it: a store would not find them."""
+    """Return the names of the table fields of a state's type. Tables occur nowhere else in it, where a store would miss them."""
     found: list[str] = []
     for name, hint in get_type_hints(state, include_extras=True).items():
         if get_origin(hint) is Table:
@@ -307,7 +309,7 @@ table_fields: Callable[[type], tuple[str, ...]] = functools.cache(_table_fields)
 
 
 def record_type(state: type, field: str) -> Any:
-    """That of the records in one of the tables of a state's type."""
+    """Return the record type of a table field of a state's type."""
     return get_args(get_type_hints(state, include_extras=True)[field])[0]
 
 
@@ -318,18 +320,18 @@ def _holds_table(kind: Any) -> bool:
     return Table in (kind, get_origin(kind)) or any(map(_holds_table, parts))
 
 
-# What a row may be -------------------------------------------------------------------------------------------------------
+# Bounds of a row ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def check_kind(kind: Any) -> None:
-    """That every record of this type fits into a row, by the bounds that its fields declare."""
+    """Assert that every record of this type fits into a row, by the bounds that its fields declare."""
     size = encoded_bytes_max(kind)
     assert size <= ROW_BYTES_MAX, f"a row of {kind} may take {size} bytes, the most is {ROW_BYTES_MAX}"
 
 
 def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
-    """How long the encoding of a value can be. Dictionaries have no place in rows."""
+    """Return the maximum length in bytes of an encoded value. Dictionaries are not allowed in rows."""
     origin, arguments = get_origin(kind), get_args(kind)
     most = bound.high if isinstance(bound, Length) else COLLECTION_MAX
     if origin is Annotated:
@@ -355,5 +357,5 @@ def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
 
 
 def _head(size: int) -> int:
-    """What says how long a text, an array or bytes are, at most."""
+    """Return the maximum length in bytes of the header of a text, an array or bytes."""
     return 3 if size < 1 << 16 else 5

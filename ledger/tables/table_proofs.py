@@ -1,9 +1,9 @@
-"""What shows one row, or all rows of a range, under the root of a table; and that there is none.
+"""Proofs that a table contains a row, no row of a key, or exactly the given rows of a range.
 
-A proof goes from the root down to where a key lies, and gives the hash of what stands beside the way at every branch. It ends at
-no row, at the row of the key, or at another row that is alone where the key would be.
+A proof follows the path of a key from the root and gives the hash of the sibling at every branch. It ends at no row, at the row
+of the key, or at another row that is alone in the subtree of the key.
 
-A range is the text of the bits that its paths begin with: "" is a whole table, "01" the second quarter of it.
+A range is the text of the bits that its paths share: "" is the whole table, "01" its second quarter.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX, SNAPSHOT_PART_BYTE
 
 RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
 RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
-Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: there is no row on that side
+Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: that side has no row
 PathPrefix: TypeAlias = str
 
-RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # of an average range: nearly every one comes in one part
-RANGE_ROWS_MAX: Final = 1 << 24  # a range is as large as keys that somebody chose for it make it, up to the whole table
+RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # of an average range, so that nearly every range fits into one part
+RANGE_ROWS_MAX: Final = 1 << 24  # chosen keys can make a range as large as the whole table
 
 
 @dataclass(frozen=True, slots=True)
 class TableRoot:
-    """What a state says of a table: all of it follows from the rows alone."""
+    """The summary of a table in a state. It depends only on the rows."""
 
     hash: Digest
     rows: Count
-    size: Count  # bytes of keys and values, and ROW_HEADS_BYTES a row: a newcomer knows by it what it has to fetch
+    size: Count  # bytes of keys and values, and ROW_HEADS_BYTES per row; a new peer learns the size of its download from it
 
     @classmethod
     def from_node(cls, node: Node) -> TableRoot:
@@ -57,13 +57,13 @@ class TableRoot:
 
     @property
     def part_bytes_max(self) -> int:
-        """Of the encoding of any range of this table."""
+        """Maximum length in bytes of the encoding of any range of this table."""
         return self.size + 34 * DEPTH_MAX + 100
 
 
 @dataclass(frozen=True, slots=True)
 class OtherLeaf:
-    """A row that is not shown itself."""
+    """Another row in a proof, represented by its hashes."""
 
     path: Digest
     value: Digest
@@ -71,15 +71,15 @@ class OtherLeaf:
 
 @dataclass(frozen=True, slots=True)
 class KeyProof:
-    """Of the row of a key, or that there is none."""
+    """A proof that a key has a row, or that it has none."""
 
     siblings: Siblings
-    other: OtherLeaf | None  # the row that is alone where the key would be
+    other: OtherLeaf | None  # the row that is alone in the subtree of the key
 
 
 @dataclass(frozen=True, slots=True)
 class RangeProof(KeyProof):
-    """All rows of a range, by path. `other` is alone where the range would be, and is not in it."""
+    """A proof of all rows of a range, in order of their paths. `other` is alone in a subtree around the range, but not in it."""
 
     rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]
 
@@ -101,7 +101,7 @@ def prove_range(node: Node, read: BucketReader, of: PathPrefix) -> RangeProof:
 
 
 def _descend(node: Node, path: bytes, depth_max: int, read: BucketReader) -> tuple[Siblings, OtherLeaf | None, list[Row]]:
-    """What stands beside the way to `path`, and how it ends: at another row, or at all rows that begin like `path`."""
+    """Follow `path`. Return the siblings, and its end: another row, or all rows whose paths begin like `path`."""
     siblings: list[Digest | None] = []
     while node is not None and len(node) == 5 and len(siblings) < depth_max:
         right = goes_right(path, len(siblings))
@@ -123,13 +123,13 @@ def _descend(node: Node, path: bytes, depth_max: int, read: BucketReader) -> tup
 
 
 def verify_key(root: bytes, key: bytes, value: bytes | None, proof: KeyProof) -> bool:
-    """Whether `value` is the encoding of the row of `key` under the hash `root`; None: whether there is no such row."""
+    """Return whether the root `root` contains this encoded row of `key`; for None, whether it contains no row of it."""
     rows = [] if value is None else [(path_of(key), key, value)]
     return _root(path_of(key), DEPTH_MAX, proof, rows) == root
 
 
 def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[bytes, bytes], ...]:
-    """The keys and encoded values of all rows in a range. Raises `RemoteProtocolError` if they are not those under `root`."""
+    """Return a range's keys and encoded values. Raises `RemoteProtocolError` if they are not exactly those under `root`."""
     path, depth = _path(of), len(of)
     rows = [(path_of(key), key, value) for key, value in shown.rows]
     if any(left[0] >= right[0] for left, right in pairwise(rows)) or not all(_agree(row[0], path, depth) for row in rows):
@@ -140,15 +140,15 @@ def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[
 
 
 def _root(path: bytes, depth_max: int, proof: KeyProof, rows: list[Row]) -> bytes | None:
-    """The root under which `proof` shows that these rows, and no others, begin like `path`; None: it shows nothing."""
+    """Return the root under which exactly these rows begin like `path`, according to `proof`. None: the proof is malformed."""
     depth, other = len(proof.siblings), proof.other
-    if depth > depth_max or EMPTY in proof.siblings:  # no rows are said in one way: nil
+    if depth > depth_max or EMPTY in proof.siblings:  # an empty side has one encoding: nil
         return None
     if other is not None:
         if rows or not _agree(other.path, path, depth) or _agree(other.path, path, depth_max):
             return None
         node = leaf_hash(other.path, other.value)
-    elif depth < depth_max and len(rows) > 1:  # where more than one row is, the way goes on
+    elif depth < depth_max and len(rows) > 1:  # a path continues where there is more than one row
         return None
     else:
         node = _folded(rows, depth)
@@ -162,7 +162,7 @@ def _root(path: bytes, depth_max: int, proof: KeyProof, rows: list[Row]) -> byte
 
 
 def range_depth(root: TableRoot) -> int:
-    """How many bits the ranges have by which a table is fetched: all newcomers cut it alike."""
+    """Return the number of bits of the ranges in which a table is fetched. It is the same at all peers."""
     return (max(0, root.size - 1) // RANGE_BYTES).bit_length()
 
 
@@ -172,12 +172,12 @@ def fetch_ranges(root: TableRoot) -> list[PathPrefix]:
 
 
 def encode_range_name(table: str, of: PathPrefix) -> bytes:
-    """How a range of a table is asked for."""
+    """Return the name of a range in requests."""
     return f"{table}:{of}".encode()
 
 
 def decode_range_name(name: bytes) -> tuple[str, PathPrefix]:
-    """Raises `RemoteProtocolError` if this names no range of any table."""
+    """Return a table and a range. Raises `RemoteProtocolError` if the name is not one of a range."""
     table, _, of = name.decode(errors="replace").partition(":")
     if not table or len(of) > DEPTH_MAX or not set("01").issuperset(of):
         raise RemoteProtocolError("bad-request", f"{name!r} is no range of a table")
@@ -185,13 +185,13 @@ def decode_range_name(name: bytes) -> tuple[str, PathPrefix]:
 
 
 def _path(of: PathPrefix) -> bytes:
-    """The first path in a range."""
+    """Return the first path in a range."""
     assert len(of) <= DEPTH_MAX
     return int(of.ljust(DEPTH_MAX, "0"), 2).to_bytes(DEPTH_MAX // 8, "big")
 
 
 def _agree(one: bytes, other: bytes, bits: int) -> bool:
-    """Whether two paths begin alike."""
+    """Return whether two paths have the same first bits."""
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")) >> (DEPTH_MAX - bits) == 0
 
 
