@@ -186,7 +186,7 @@ class JobModelStore:
     def roll_back(self, job: bytes, anchor: int, number: int) -> bytes:
         """Use the model of round `anchor` as that of the later round `number`. Return its root.
 
-        If both are the same, an ended job returns to its last model.
+        If both are the same, the job has ended, and this model is its last one.
         """
         if number != anchor:
             self._read_model(job, anchor).rolled_back(number).save(self.round_directory(job, number))

@@ -39,5 +39,5 @@ def best_value(losses: dict[float, float]) -> float:
 
 
 def is_best_at_edge(losses: dict[float, float]) -> bool:
-    """Whether the best value is the first or the last one, so that a better one may lie outside."""
+    """Return true if the best value is the first or the last one, so that a better one may lie outside."""
     return len(losses) > 1 and best_value(losses) in (min(losses), max(losses))

@@ -149,7 +149,7 @@ class TrainingPeer(PeerContext, Protocol):
 
     @property
     def evaluates_models(self) -> bool:
-        """Whether its worker measures models without a request."""
+        """True if its worker measures models without a request."""
 
     @property
     def worker_client(self) -> WorkerClient | None:

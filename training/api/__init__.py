@@ -1,1 +1,1 @@
-"""From what a person asks for to the specification of a job."""
+"""Jobs from requests of people: initial models, fields and texts."""
