@@ -163,12 +163,11 @@ def open_tokens(
     """Map the tokens of `text` into memory. Tokens of a BPE are made once and stored beside the text.
 
     The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer. `on_block` is called
-    between blocks, since a BPE takes about half a second for a megabyte. If the text is `tokenized`, the file is mapped
-    directly after all ids were found in the vocabulary.
+    between blocks, since a BPE takes about half a second for a megabyte. If the text is `tokenized`, the file is mapped directly
+    after all ids were found in the vocabulary.
 
     Raises `UserError` if the job needs more tokens, or if the digest of a BPE's tokens is not `named`. Releases of the package
-    may
-    cut a text differently, and to auditors an update from other tokens is false.
+    may cut a text differently, and to auditors an update from other tokens is false.
     """
     if tokenizer.vocabulary != spec.model.vocabulary:
         raise UserError(

@@ -138,8 +138,7 @@ class JobModelStore:
         return thread_map(self._threads, len(layout_of(spec).stretches))
 
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
-        """Create the first model of a job and return its root. `read` is needed for a job that starts from a blob, which is here.
-        """
+        """Create the first model of a job and return its root. A job that starts from a blob needs `read`."""
         from training import parameter_blob
         from training.replicated.replicated_model import ReplicatedModel, first_values
 

@@ -1,9 +1,9 @@
 """Messages between the daemon and its worker process, and their framing on the pipes.
 
-The daemon sends one request at a time and gets one reply: the type that the request's declaration names, or `RequestFailed`.
-The worker sends heartbeats while it makes progress. A `CancelRequest` asks it to drop the request of that number. Paths are
-absolute. Output files belong to the daemon after the reply; a worker that dies earlier may leave incomplete files. Features
-declare further requests (`features.feature.Feature.worker_requests`).
+The daemon sends one request at a time and gets one reply: the type that the request's declaration names, or `RequestFailed`. The
+worker sends heartbeats while it makes progress. A `CancelRequest` asks it to drop the request of that number. Paths are absolute.
+Output files belong to the daemon after the reply; a worker that dies earlier may leave incomplete files. Features declare further
+requests (`features.feature.Feature.worker_requests`).
 """
 
 from __future__ import annotations

@@ -53,9 +53,8 @@ class Engine(Protocol):
         """Return the trainer's Δ of the round, and the mean loss of each inner step (for text in nats per token).
 
         `on_state` receives the state after each inner step. Where the objective has declarations, the steps follow the
-        declaration.
-        The learning rate is that of the round after `taken` applied rounds; None: no round was undone, so it is the round's
-        number.
+        declaration. The learning rate is that of the round after `taken` applied rounds; None: no round was undone, so it is the
+        round's number.
         """
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = ...) -> Mapping[str, float]:

@@ -67,8 +67,7 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
-    """Return specification, parameters and origin. Raises `UserError`, which names the file, if it is not a checkpoint of ours.
-    """
+    """Return specification, parameters and origin. Raises `UserError`, which names the file, for any other file."""
     try:
         open_regular(path).close()  # safetensors would wait for the writer of a pipe
         with safe_open(path, framework="numpy") as file:

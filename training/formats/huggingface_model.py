@@ -74,8 +74,7 @@ class HuggingFaceModel:
     stop: int | None  # the token that ends a text; None: no token is named
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
-        """Write the parameters in layout order and return their hash. Raises `UserError` at the first number that is not finite.
-        """
+        """Write the parameters in layout order and return their hash. Raises `UserError` at the first non-finite number."""
         hashed, theirs = BlobHasher(), llama_tensor_names(spec.model)
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].iter_blocks():

@@ -21,17 +21,16 @@ from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorInfo, TensorLayout, float32_bytes, layout_of
 from training.transformer import EMBEDDING, OUTPUT_MATRIX
 
-# Added to the root of AdamW's second moments. 1e-8 is too small: rounding would turn the step of a parameter whose gradient is
-# that small, and honest replays on other processors would differ by more than a job tolerates (decision 42).
+# Added to the root of AdamW's second moments. With 1e-8, rounding would turn the step of a parameter with such a small gradient,
+# and honest replays on other processors would differ by more than a job tolerates (decision 42).
 ADAMW_EPSILON = 1e-6
 # Coefficients of Muon's polynomial, from its blog post: after five steps, singular values above 0.002 are in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-# Added to the norm of a matrix's direction. 1e-7 is too small: where text has no variety a gradient is only rounding, and would
+# Added to the norm of a matrix's direction. With 1e-7, a gradient of mere rounding errors, as on text without variety, would
 # become as long as any other (decision 42).
 MUON_EPSILON = 1e-3
-# For a matrix with a norm of at most about 1: products of two such elements are not subnormal, which would take twenty times as
-# long.
+# For a matrix with a norm of at most about 1. Products of two smaller elements could be subnormal, and take twenty times as long.
 MUON_LEAST = 2.0**-60
 RELATIVE_ERROR_MAX = 1e9  # reported for all larger errors, and for NaN
 _STEPS = struct.Struct("<Q")
