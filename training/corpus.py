@@ -35,9 +35,7 @@ SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
 
 def text_bytes_min(spec: JobSpec) -> int:
-    """Return the fewest bytes of text with which the training part and the held-out part each hold one sequence and its next
-    byte.
-    """
+    """Return the fewest bytes of text that give the training and the held-out part one sequence and its next byte each."""
     sequence = spec.model.context + 1
     parts = ((sequence, spec.held_out_permille), (sequence + CUT_BACK_MAX, 1000 - spec.held_out_permille))
     return max(-(-least * 1000 // part) for least, part in parts if part)
@@ -89,8 +87,9 @@ def read_manifest(digest: bytes, read: Callable[[bytes, int], bytes]) -> DataMan
 
 
 def split_into_shards(pieces: Iterable[bytes], keep: Callable[[bytes], object], tokenized: bool = False) -> DataManifest:
-    """Cut a text, or tokens, into shards. Pass each shard to `keep` and return the manifest. Raises `UserError` for an invalid
-    text.
+    """Cut a text, or tokens, into shards. Pass each shard to `keep` and return the manifest.
+
+    Raises `UserError` for an empty text, a text that is too large, or one with a repeated shard.
     """
     whole, size, shards, pending = hashlib.sha256(), 0, [], bytearray()
 

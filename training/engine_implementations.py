@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveFunctions:
-    """How an engine computes an objective. The types of model, arrays and data are the engine's."""
+    """An engine's implementation of an objective. The types of model, arrays and data are the engine's."""
 
     loss: Callable[..., Any]  # takes the model and `Objective.batch_arrays`, returns the mean loss
     # Takes the model, the specification, the data and a heartbeat; returns the model's metrics by name.

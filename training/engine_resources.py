@@ -1,6 +1,4 @@
-"""The resources of this machine that an engine may use, from the peer's settings. The daemon passes them to its worker as
-arguments.
-"""
+"""The resources of this machine that an engine may use. The daemon passes the peer's settings to its worker as arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ class ParallelMode(enum.StrEnum):
     """How several processes of a worker train one model, each on a device of its own."""
 
     OFF = "off"
-    DDP = "ddp"  # each has the whole model, and a share of the batch
+    DDP = "ddp"  # each has the whole model and a share of the batch
     FSDP = "fsdp"  # each has a share of the batch and of every tensor
 
 

@@ -40,7 +40,7 @@ LOCAL_STEPS: Final = 10  # default
 OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
 ROUNDS: Final = 60  # default: a minute or two of the demo
-CLOSING_ROUNDS: Final = 10  # the last ones, without sampled audits (decision 123); they cost as much as with audit 'full'
+CLOSING_ROUNDS: Final = 10  # the last ones, re-executed before the vote (decision 123); they cost as much as with audit 'full'
 AUDIT_RATE: Final = 0.125  # default of sampled audits: with two auditors a machine replays a quarter of a round
 ANCHOR_ROUNDS: Final = 8  # between durable models: a rollback undoes at most seven rounds more than necessary
 ANCHOR_ROUNDS_MAX: Final = 16  # with one local step: a disk may need longer for a durable model than such a round takes
@@ -225,9 +225,7 @@ class JobSpec:
         return None if kind is None else codec.decode(kind, self.objective_settings)
 
     def decode_declaration(self, encoded: bytes) -> Any:
-        """Return the objective's own record in a proposal; None if it has none. Raises `RemoteProtocolError` for an invalid
-        record.
-        """
+        """Return the objective's own record in a proposal; None if it has none. Raises `RemoteProtocolError` if it is invalid."""
         kind = self.resolved_objective.declaration_type
         if kind is None and encoded:
             raise RemoteProtocolError(
@@ -295,9 +293,7 @@ class JobSpec:
 
     @property
     def usual_compression_warmup_rounds(self) -> int:
-        """The value that `train` sets in a job without base, unless a person sets one. It was measured with one bit and several
-        local steps.
-        """
+        """The value that `train` sets in a job without base, unless a person sets one. Measured with one bit and many steps."""
         is_one_bit = self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
         is_measured = is_one_bit and self.outer is OuterOptimizerKind.NESTEROV and self.local_steps > 1
         return min(OPENING_ROUNDS, self.rounds) if is_measured else 0

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from training.worker_protocol import AuditRequest, WorkerRequest
 
 R = TypeVar("R")
-EVALUATION_SECONDS = "evaluation_seconds"  # figure of a measured model, beside those of its objective
+EVALUATION_SECONDS = "evaluation_seconds"  # metric of a measured model, beside those of its objective
 TRAINING_NATS = "training_nats"  # mean training loss of this peer's own steps in a round, in nats per token
-REPLAYS = "replays"  # figure of a round: how many re-executions before the vote this peer has begun
+REPLAYS = "replays"  # metric of a round: how many re-executions before the vote this peer has begun
 FetchBlob = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, peers that may have it)
 
 

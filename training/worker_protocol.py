@@ -234,8 +234,9 @@ class EvaluateRequest(WorkerRequest[EvaluateReply]):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest(WorkerRequest[GenerateReply]):
-    """Continue a prompt for one slice of time. The same request with a larger `told_characters` returns the next slice
-    (`training.text_generation`).
+    """Continue a prompt for one slice of time (`training.text_generation`).
+
+    The same request with a larger `told_characters` returns the next slice.
     """
 
     TAG: ClassVar[str] = "generate"

@@ -1,1 +1,1 @@
-"""Jobs from requests of people: initial models, fields and texts."""
+"""Creation of jobs from people's requests: initial models, fields and texts."""

@@ -39,9 +39,7 @@ class InitialModel:
         return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
 
     def publish_parameters(self, peer: TrainingPeer, spec: JobSpec) -> JobSpec:
-        """Publish the blob that the job starts from, if there is one. Return the specification with its digest. Raises
-        `UserError`.
-        """
+        """Publish the blob that the job starts from, if any. Return the specification with its digest. Raises `UserError`."""
         if self.write is None:
             return spec
         folder = peer.store.path.parent

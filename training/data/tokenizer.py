@@ -277,8 +277,9 @@ def tokenizer_json(vocabulary: BpeVocabulary) -> dict[str, Any]:
 
 
 def tokenizer_config(vocabulary: BpeVocabulary, context: int) -> dict[str, Any]:
-    """Return the `tokenizer_config.json` of `transformers`. With `split_special_tokens`, a special token's name in a text is
-    text.
+    """Return the `tokenizer_config.json` of `transformers`.
+
+    With `split_special_tokens`, the name of a special token in a text does not become that token.
     """
     end = vocabulary.end_of_text
     return {

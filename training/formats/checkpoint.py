@@ -67,7 +67,7 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
-    """Return specification, parameters and origin. Raises `UserError`, which names the file, for any other file."""
+    """Read a checkpoint. Raises `UserError`, which names the file, if it is not a checkpoint of ours."""
     try:
         open_regular(path).close()  # safetensors would wait for the writer of a pipe
         with safe_open(path, framework="numpy") as file:
@@ -141,9 +141,7 @@ def tensor_file_paths(folder: Path) -> list[Path]:
 
 
 def read_tensor_index(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a folder by name. Raises `UserError`, which names the file, if one is damaged or differs from the
-    index.
-    """
+    """Return the tensors of a folder by name. Raises `UserError`, which names the file, for a damaged file or index."""
     found: dict[str, StoredTensor] = {}
     for path in tensor_file_paths(folder):
         if path.name == INDEX:

@@ -93,8 +93,7 @@ class InnerStep:
 
 
 class Objective:
-    """An objective. All peers of a network must compute the same results here for the same job: checks, tensors, steps, and the
-    order of rejection reasons.
+    """An objective: checks, tensors, steps and rejection reasons. All peers of a network must compute the same ones for a job.
 
     An objective without training has `deterministic_update`, which every voter computes. All others define the examples of a
     step; by default these are sequences of a text. Each engine that can train an objective registers its loss
@@ -122,7 +121,7 @@ class Objective:
     # `module:function` that builds a job from a file with prompts and responses (`training.api.job_builder.build_example_job`).
     # Empty: this objective has no such jobs.
     example_job_builder: ClassVar[str] = ""
-    # `module:function` with the same arguments: true if exports contain the data. Empty: none does.
+    # `module:function` with the arguments of `data_origin`. It returns true if exports contain the data. Empty: none does.
     data_exported: ClassVar[str] = ""
     main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the metric that is shown first
     # Type of the objective's own record in a proposal. The engine makes it before the steps, and auditors check it.
@@ -149,8 +148,9 @@ class Objective:
         return tuple(reason.label for reason in self.rejection_reasons)
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
-        """Return why the job is invalid, with the name of the value; None if it is valid. `settings` is the objective's own
-        record, or None.
+        """Return why the job is invalid, with the name of the value; None if it is valid.
+
+        `settings` is the objective's own record, or None.
         """
         return None
 

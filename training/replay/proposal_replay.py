@@ -55,9 +55,7 @@ class Declarer(Protocol):
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
     ) -> Declaration:
-        """Return the trainer's declaration of the round. Each blob that it names is a file in `folder`, named by its digest in
-        hex.
-        """
+        """Return the trainer's declaration of the round. Each of its blobs is a file in `folder`, named by its digest in hex."""
 
     def why_declaration_refused(
         self,

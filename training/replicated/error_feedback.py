@@ -189,9 +189,7 @@ def payload_distances(
 def _distances(
     said: codec.QuantizedUpdate, values: Callable[[TensorBlock], Float32Array], delta: Float32Array
 ) -> tuple[float, float]:
-    """Return distance and norm in float64. Machines differ by rounding, so their verdicts differ only at the edge of the
-    tolerance.
-    """
+    """Return distance and norm in float64. Rounding differs between machines: so may verdicts at the edge of the tolerance."""
     if not (math.isfinite(delta.max()) and math.isfinite(delta.min())):
         return math.inf, 0.0
     parts = (delta[block.elements].astype(np.float64) for block in said.layout.blocks)

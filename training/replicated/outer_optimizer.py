@@ -1,5 +1,6 @@
-"""Outer optimizers: the step of the model by a round's aggregate. Each keeps slots, float32 vectors beside the parameters
-(`OUTER_SLOTS`).
+"""Outer optimizers: the step of the model by a round's aggregate.
+
+Each keeps slots, float32 vectors beside the parameters (`OUTER_SLOTS`):
 
     nesterov  momentum' = μ·momentum + g;  θ' = θ − η·(g + μ·momentum')        DiLoCo (arXiv:2311.08105)
     sgd       θ' = θ − η·g

@@ -96,7 +96,7 @@ class ReplicatedModel:
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
-        """Return the model of round 0. A tensor comes from `start` if it has the same name and shape there, else from the seed."""
+        """Return the model of round 0. Tensors come from `start` if it has the same names and shapes, else from the seed."""
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
         for block in layout.blocks:
@@ -166,9 +166,7 @@ class ReplicatedModel:
 
     @classmethod
     def open(cls, directory: Path) -> ReplicatedModel:
-        """Open a model that `save` wrote, memory-mapped. Raises `StorageError` if it is damaged. Only `verify` hashes its
-        content.
-        """
+        """Open a model that `save` wrote, memory-mapped and not hashed (`verify`). Raises `StorageError` if it is damaged."""
         saved, vectors, held = model_directory.read_model(directory)
         return cls(
             saved.state,
@@ -286,9 +284,7 @@ class ReplicatedModel:
             raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
 
     def feedback_of(self, trainer: bytes, buffer: codec.QuantizedUpdate | None, payload: bytes | None) -> Float32Array:
-        """Return e, or the momentum, that a trainer continues from, given its last accepted buffer and payload; zero without
-        them.
-        """
+        """Return the e or momentum that a trainer continues from, given its last accepted buffer and payload; else zero."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             if error_feedback.buffer_digest(buffer) != record.buffer:
@@ -336,8 +332,9 @@ class ReplicatedModel:
             return True
 
     def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _CheckedPayload:
-        """Decode a payload. Raises `RemoteProtocolError` if it is malformed, and `LocalProtocolError` if the new estimate has no
-        encoding.
+        """Decode a payload. Raises `RemoteProtocolError` if it is malformed.
+
+        Raises `LocalProtocolError` if the estimate that it moves would have no encoding.
         """
         update = codec.decode_payload(payload, self.header(trainer), self.layout)
         if self.spec.has_estimates:
@@ -557,8 +554,7 @@ def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) 
 
 
 def _median(values: Sequence[float], start: float) -> float:
-    """Return the median. For an even number of values, it is the middle one of `start` and the two middle values, without
-    rounding.
+    """Return the median, unrounded: for an even number of values the middle one of `start` and the two middle values.
 
     With the lower one, half of the values could exclude the others. With the upper one, they could raise the limit without end.
     """

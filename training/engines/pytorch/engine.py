@@ -63,8 +63,8 @@ def no_subnormal_numbers() -> Iterator[None]:
 def start_torch_threads(count: int | None) -> None:
     """Let torch start this many threads (None: its default), once in a process and before any other use of them.
 
-    A thread keeps treating subnormal numbers as when it was started. `no_subnormal_numbers` in a thread that uses it has no
-    effect on it.
+    A torch thread keeps its treatment of subnormal numbers from its start. A later `no_subnormal_numbers` in the calling thread
+    does not change it.
     """
     if count is not None:
         torch.set_num_threads(count)
@@ -136,10 +136,11 @@ class TorchEngine:
         declaration: Declaration | None = None,
         taken: int | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Return Δ of `trainer` in `round`, and the mean loss of each step. It starts from `parameters` and a fresh or the given
-        inner state.
+        """Return Δ of `trainer` in `round`, and the mean loss of each step.
 
-        Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
+        Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients. Without `inner` the
+        steps
+        start from a fresh inner state.
         """
         self.load_parameters(parameters)
         if self.spec.sends_gradients:

@@ -23,7 +23,7 @@ from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
 SUM_BITS: Final = 30  # of the sum of elements over a round's updates; after rounding up it still fits an int32
-GRID_BITS_MIN: Final = 22  # least bits of a round's largest element, if mixed updates are added in 32 bits; else in 64
+GRID_BITS_MIN: Final = 22  # least bits of a round's largest element with 32-bit sums of mixed updates; else sums have 64 bits
 GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `FLUSH_BELOW`, and no derived number is subnormal
 COLUMNS: Final = 1 << 14  # processed at once, at least: two dozen rows of 64 KiB stay in the caches
 COLUMNS_OF_ALL: Final = 1 << 18  # over all updates: with few updates, shorter calls would make threads wait for each other
@@ -37,9 +37,7 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= FLUSH_BELOW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregationPlan:
-    """A plan that `iter_aggregate` executes block by block. Memory: 8-bit levels of all updates, in a few small blocks or one
-    large.
-    """
+    """A plan that `iter_aggregate` executes block by block. Memory: 8-bit levels of all updates in a few blocks."""
 
     updates: tuple[QuantizedUpdate, ...]  # in ascending order of origin, so that the order of arrival does not matter
     scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks, times its factor, in units of 2^exponent
