@@ -66,7 +66,7 @@ class DataManifest:
 
     @classmethod
     def decode(cls, data: bytes) -> DataManifest:
-        """Return the manifest. Raises `RemoteProtocolError` if it is malformed or its sizes are inconsistent."""
+        """Return the manifest. Raises `RemoteProtocolError` if it is malformed or inconsistent."""
         manifest = codec.decode(cls, data)
         if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
             raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")

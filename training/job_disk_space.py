@@ -32,7 +32,7 @@ class JobDiskSpace:
         return self.round * kept + self.opening * min(kept, self.compression_warmup_rounds)
 
     def rounds_kept(self, bytes_max: int) -> int:
-        """Return the least number of rounds whose payloads are kept. All opening rounds may be among them."""
+        """Return how many rounds' payloads fit into `bytes_max`, all opening rounds included; at least `ROUNDS_MIN`."""
         openings = bytes_max // (self.round + self.opening)
         if openings > self.compression_warmup_rounds:
             return max(ROUNDS_MIN, (bytes_max - self.opening * self.compression_warmup_rounds) // self.round)

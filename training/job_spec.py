@@ -133,7 +133,7 @@ class AggregationRule(enum.StrEnum):
 
     ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # for audit 'full' only: a single false update that nobody re-executes can move the mean anywhere
+    MEAN = "mean"  # for audit 'full': a single false update that nobody re-executes can move the mean anywhere
     MEDIAN = "median"  # this rule and those below are for comparison
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
@@ -487,7 +487,7 @@ def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
 
 MUON_RATE: Final = 3e-2  # best of 0.003, 0.01, 0.02, 0.03 and 0.04 for the default job (decision 45)
 SIGN_RATE: Final = 3e-3  # best of 0.001, 0.003 and 0.01 for the default job
-SIGN_RATE_MAX: Final = 0.1  # few parameters of a model are larger
+SIGN_RATE_MAX: Final = 0.1  # no parameter of a model is much larger
 
 
 # Settings that belong together. Fields that a person sets take precedence.

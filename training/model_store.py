@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ROUNDS_SHOWN_MAX = 8  # in an error
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
-# Models that only late audits need have at most this size. Auditors without their model report nothing.
+# Bound of all models that only late audits need. Auditors without their model report nothing.
 AUDITED_BYTES_MAX = 16 << 30
 
 

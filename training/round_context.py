@@ -116,7 +116,7 @@ class RoundParticipant(Protocol):
 
     @property
     def worker_client(self) -> WorkerClient | None:
-        """None: this peer has no worker."""
+        """The client of this peer's worker; None: it has no worker."""
 
     async def propose(self, round: OpenRoundContext) -> None:
         """Propose an update. Called once for each round in which this peer is a trainer."""
@@ -153,7 +153,7 @@ class TrainingPeer(PeerContext, Protocol):
 
     @property
     def worker_client(self) -> WorkerClient | None:
-        """None: this peer has no worker."""
+        """The client of this peer's worker; None: it has no worker."""
 
     def make_round_context(self, job: bytes, round: int, of: Job) -> OpenRoundContext:
         """Return the context of the job's open round, or of a finished job."""

@@ -66,8 +66,7 @@ class ProposeReply:
     loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: not finite
     seconds: float
     inner: Digest | None = None  # of the file `ProposeRequest.inner_out`
-    # Buffer and inner state of the trainer's last accepted proposal, which this one continues; None: it started from a fresh
-    # state.
+    # Buffer and inner state of the trainer's last accepted proposal, which this one continues; None: a fresh state.
     feedback: Digest | None = None
     inner_from: Digest | None = None
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`

@@ -373,7 +373,7 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
 def _downloaded(path: Path) -> str | None:
     """Return the SHA-256 that huggingface_hub recorded; None if there is none.
 
-    In its cache it is the name of a large file. A download into a folder stores it in a file beside.
+    In its cache it is the name of a large file. A download into a folder stores it in a metadata file.
     """
     beside = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
     lines = beside.read_text(errors="replace").splitlines() if beside.is_file() else []

@@ -112,11 +112,9 @@ class Objective:
     makes_text: ClassVar[bool] = True  # people can ask its model for text
     score_head: ClassVar[str] = ""  # the tensor that computes a score of a text; empty: the model has no scores
     start_command: ClassVar[str] = "train"  # command that starts such a job
-    # `module:function` that reads a job's data from its file, with the signature and errors of this one. Only the worker imports
-    # it.
+    # `module:function` that reads a job's data from its file, with the signature of this default. Only the worker imports it.
     data_reader: ClassVar[str] = "training.corpus:open_tokens"
-    # `module:function` that describes the origin of a job's data for people. It takes the states of all modules and the data's
-    # digest.
+    # `module:function` that describes the origin of a job's data for people. Arguments: the modules' states, the data's digest.
     data_origin: ClassVar[str] = ""
     # `module:function` that builds a job from a file with prompts and responses (`training.api.job_builder.build_example_job`).
     # Empty: this objective has no such jobs.

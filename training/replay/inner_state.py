@@ -105,8 +105,8 @@ def moment_slots(spec: JobSpec) -> dict[str, slice]:
 def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
     """Return the change of each parameter by the moments alone, at rate 1 and without decay: shape (parameters,).
 
-    AdamW divides the first moments by the roots of the second ones, and Muon makes momentum orthogonal. A small difference of
-    moments can be a large one here, and this vector moves the parameters. The number of steps is at least 1.
+    AdamW divides the first moments by the roots of the second ones, and Muon makes momentum orthogonal. A small error in a moment
+    can therefore be a large error of this change, which moves the parameters. The number of steps is at least 1.
     """
     layout = layout_of(spec)
     first, second = (inner.moments[part] for part in moment_slots(spec).values())

@@ -58,7 +58,7 @@ PARAMETERS: Final = "parameters"  # the first vector; the others are the outer o
 ESTIMATES: Final = "estimates"  # of all trainers with a record, in ascending order of their keys
 PIECE_BYTES: Final = 4 * BLOCK  # of a leaf of an estimate, and the most of a vector's leaf
 LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
-NORM_ROUNDS: Final = 16  # rounds whose medians are kept; to move their median, liars need the majority in half of them
+NORM_ROUNDS: Final = 16  # rounds whose medians are kept; to move their median, liars need the majority in more than half of them
 MAPPED_BYTES_MIN: Final = 16 << 20  # smaller arrays are kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 # Estimates have levels and scales, hence the factor of two.

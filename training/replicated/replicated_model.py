@@ -375,7 +375,7 @@ class ReplicatedModel:
     ) -> ReplicatedModel:
         """Return the model of the next round, after the vote accepted these proposals and rejected these trainers'.
 
-        `gone` are keys that are trainers of the round no more: their estimates leave the aggregation.
+        `gone` are keys that are no longer trainers of the round: their estimates leave the aggregation.
         """
         state, plan, held = self._decide(accepted, rejected, gone, each)
         if plan is None:

@@ -139,8 +139,7 @@ class TorchEngine:
         """Return Δ of `trainer` in `round`, and the mean loss of each step.
 
         Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients. Without `inner` the
-        steps
-        start from a fresh inner state.
+        steps start from a fresh inner state.
         """
         self.load_parameters(parameters)
         if self.spec.sends_gradients:

@@ -51,7 +51,7 @@ class LevelMatrix:
     def iter_parts(self) -> Iterator[tuple[slice, slice]]:
         """Yield the ranges that are expanded at once: chunks of the run, and their columns.
 
-        The bound `EXPANDED` holds even if all chunks are as wide as the widest one, and for one integer per chunk and pair of updates.
+        `EXPANDED` holds even if all chunks are as wide as the widest one. It also bounds one integer per chunk and update pair.
         """
         count, ends = len(self.rows), np.concatenate([[0], np.cumsum(self.lengths)])
         step = max(1, EXPANDED // (count * max(count, int(self.lengths.max()))))

@@ -52,7 +52,7 @@ def tolerated_faults(count: int, liars: int) -> int:
 
 
 def is_plain_mean(count: int, rule: AggregationRule, liars: int) -> bool:
-    """Return true if `rule` takes the plain mean of this many updates, which no statistic protects against a liar."""
+    """Return true if `rule` takes the plain mean of this many updates, which any liar among them can move."""
     return (
         count <= 2
         or rule is AggregationRule.MEAN

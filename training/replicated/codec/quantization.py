@@ -54,7 +54,7 @@ _FACTORS: Final = {2: 1 << 30 | 1 << 20 | 1 << 10 | 1, 4: 1 << 12 | 1}
 
 
 def unpack_levels(packed: Bytes, bits: int) -> Levels:
-    """Return the levels in whole bytes."""
+    """Return the levels that whole bytes contain."""
     if bits == 8:
         return packed.view(np.int8)
     return _TABLES[bits].take(packed).view(np.int8)
