@@ -4,7 +4,8 @@ Without audits, only statistics protect the model. Jobs with the settings `train
 worst attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
 With sampled audits, liars move the model until they are found. The presets were measured on a language model (`--only gpt
 --audits sampled`): `per-step` before convictions undid anything, `local` afterwards (decision 126). Each network that was
-defended has a row. A peer starts other jobs only if a person requests it (`--accept-risk`, or byzantine_max 0). Jobs in the ledger continue.
+defended has a row. A peer starts other jobs only if a person requests it (`--accept-risk`, or byzantine_max 0). Jobs in the
+ledger continue.
 """
 
 from __future__ import annotations
