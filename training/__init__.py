@@ -1,1 +1,1 @@
-"""Job specifications, data and models. `replicated` is exact, with numpy; `engines` are fast."""
+"""Job specifications, data and models. `replicated` is exact and uses numpy; `engines` are fast."""

@@ -1,10 +1,10 @@
-"""Training text: from people's files to bytes, to shards that travel, to the text file and the tokens on every peer.
+"""Training text: from people's files to bytes, to shards for other peers, to the text file and the tokens on every peer.
 
     files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
-Token shards of `training.data.token_shards` travel alike, and need no tokenizing in the end.
+Token shards of `training.data.token_shards` take the same way, and need no tokenizing at its end.
 
-Everything streams: a peer holds a few shards of text in memory at a time, whatever the size of the whole.
+All steps are streams: a peer has only a few shards of text in memory, at any size of the text.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from training.data.token_shards import require_known_tokens
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred times the text's memory meanwhile
-CUT_BACK_MAX = 3  # bytes that the training part can lose where the cut moves back to the start of a UTF-8 character
+TOKENIZE_BYTES = 128 << 10  # tokenized at once: meanwhile the package needs a hundred times the text's memory
+CUT_BACK_MAX = 3  # bytes that the training part can lose when the cut moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
 
 def text_bytes_min(spec: JobSpec) -> int:
-    """The fewest bytes of text with which both the training and the held-out part hold one sequence and its next byte."""
+    """Return the fewest bytes of text that give the training and the held-out part one sequence and its next byte each."""
     sequence = spec.model.context + 1
     parts = ((sequence, spec.held_out_permille), (sequence + CUT_BACK_MAX, 1000 - spec.held_out_permille))
     return max(-(-least * 1000 // part) for least, part in parts if part)
@@ -53,20 +53,20 @@ def require_enough_text(spec: JobSpec, size: int, source: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DataManifest:
-    """Names a text, or tokens, by hash; its own digest is what a job carries as `data`."""
+    """The hashes of a text, or of tokens. A job names the digest of this manifest as `data`."""
 
     size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole
     text: Digest  # SHA-256 of the whole
-    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order, DATA_SHARD_BYTES each, the last one shorter
+    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order; DATA_SHARD_BYTES each, except the last one
     tokenized: bool = False  # 16-bit little-endian token ids instead of text
-    tokens: Digest | None = None  # `tokens_digest` what the job's BPE makes of it; None: that is not bound
+    tokens: Digest | None = None  # `tokens_digest` of the job's BPE on this text; None: not fixed
 
     def encode(self) -> bytes:
         return codec.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> DataManifest:
-        """`RemoteProtocolError` if it is malformed or its number of shards does not fit its size."""
+        """Return the manifest. Raises `RemoteProtocolError` if it is malformed or inconsistent."""
         manifest = codec.decode(cls, data)
         if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
             raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
@@ -82,12 +82,15 @@ class DataManifest:
 
 
 def read_manifest(digest: bytes, read: Callable[[bytes, int], bytes]) -> DataManifest:
-    """`read` gives a blob of at most so many bytes by its digest."""
+    """Return a manifest. `read` returns the blob with a digest, of at most this many bytes."""
     return DataManifest.decode(read(digest, MESSAGE_BYTES_MAX))
 
 
 def split_into_shards(pieces: Iterable[bytes], keep: Callable[[bytes], object], tokenized: bool = False) -> DataManifest:
-    """Cuts a text, or tokens, into shards, hands each to `keep` once it is whole, and returns the manifest that names them."""
+    """Cut a text, or tokens, into shards. Pass each shard to `keep` and return the manifest.
+
+    Raises `UserError` for an empty text, a text that is too large, or one with a repeated shard.
+    """
     whole, size, shards, pending = hashlib.sha256(), 0, [], bytearray()
 
     def put(shard: bytes) -> None:
@@ -113,9 +116,9 @@ def split_into_shards(pieces: Iterable[bytes], keep: Callable[[bytes], object], 
 
 
 def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: Path) -> None:
-    """Writes the text that `manifest` names to `path`, whole or not at all.
+    """Write the text of `manifest` to `path`, completely or not at all.
 
-    `read` gives a shard's bytes by digest. Raises `RemoteProtocolError` if they are not the text that was named.
+    `read` returns a shard's bytes by digest. Raises `RemoteProtocolError` if the shards do not have the hash of the text.
     """
     whole, size = hashlib.sha256(), 0
     with durable_files.atomic_write(path) as stream:
@@ -129,18 +132,18 @@ def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: 
 
 
 def text_path(folder: Path, manifest: DataManifest) -> Path:
-    """Where in a folder of texts this one is assembled."""
+    """Return the file of this text in a folder of texts."""
     return folder / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
 
 
 # From the text file to tokens ----------------------------------------------------------------------------------------
 
 
-HASHED_AT_ONCE = 1 << 20  # tokens: those of a text of bytes are copied to be hashed
+HASHED_AT_ONCE = 1 << 20  # tokens; those of a text of bytes are copied to be hashed
 
 
 def tokens_digest(tokens: TokenizedText) -> bytes:
-    """SHA-256 over the ids, 16-bit little-endian, those that are trained on before those that are held out."""
+    """Return the SHA-256 of the training ids followed by the held-out ids, 16-bit little-endian."""
     digest = hashlib.sha256()
     for part in (tokens.train, tokens.held_out):
         for start in range(0, len(part), HASHED_AT_ONCE):
@@ -156,12 +159,14 @@ def open_tokens(
     tokenized: bool = False,
     named: bytes | None = None,
 ) -> TokenizedText:
-    """Maps the tokens of `text`; a BPE's are made once and kept beside it. `UserError` if there are too few for the job.
+    """Map the tokens of `text` into memory. Tokens of a BPE are made once and stored beside the text.
 
     The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer. `on_block` is called
-    between blocks, since a BPE takes about half a second for a megabyte. What is `tokenized` already is mapped as it is, once all
-    of it has been found in the vocabulary. A BPE's tokens with another digest than was `named` are a `UserError` too: releases of
-    the package may cut a text differently, and work on other tokens is a lie to every auditor.
+    between blocks, since a BPE takes about half a second for a megabyte. If the text is `tokenized`, the file is mapped directly
+    after all ids were found in the vocabulary.
+
+    Raises `UserError` if the job needs more tokens, or if the digest of a BPE's tokens is not `named`. Releases of the package
+    may cut a text differently, and to auditors an update from other tokens is false.
     """
     if tokenizer.vocabulary != spec.model.vocabulary:
         raise UserError(
@@ -182,7 +187,7 @@ def open_tokens(
     if named is not None and tokens_digest(tokens) != named:
         prefix = _token_prefix(text, tokenizer)
         for made in [path for path in text.parent.iterdir() if path.name.startswith(prefix)]:
-            made.unlink()  # for another release to make them anew
+            made.unlink()  # the correct release has to make them again
         release = f"tokenizers {importlib.metadata.version('tokenizers')}"
         raise UserError(f"{release} makes other tokens of {text} than the job was made with: install the release of the others")
     return tokens
@@ -202,7 +207,7 @@ def _tokens_of_text(
 
 
 def _held_out_start(text: Path, size: int, permille: int) -> int:
-    """Where the held-out part begins: at the start of a UTF-8 character."""
+    """Return the start of the held-out part, which is the start of a UTF-8 character."""
     start = size * (1000 - permille) // 1000
     with text.open("rb") as stream:
         stream.seek(max(0, start - 3))
@@ -229,7 +234,7 @@ def _token_prefix(text: Path, tokenizer: Tokenizer) -> str:
 
 
 def _blocks(text: Path, start: int, stop: int) -> Iterator[bytes]:
-    """The text in blocks of about TOKENIZE_BYTES that end at a line, so that every peer cuts, and tokenizes, alike."""
+    """Yield the text in blocks of about TOKENIZE_BYTES. They end at a line, so that every peer gets the same tokens."""
     with text.open("rb") as stream:
         stream.seek(start)
         rest = b""

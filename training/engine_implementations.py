@@ -1,7 +1,7 @@
-"""What each engine computes: functions for objectives, and an implementation of each kind of layer.
+"""Registry of the functions that engines implement: objectives, and kinds of layers.
 
-Features register them by engine (`features.feature.Feature.implementations`). They are imported where an engine first asks, in
-the worker process.
+Features register them by engine (`features.feature.Feature.implementations`). The worker process imports them when an engine
+first needs them.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveFunctions:
-    """How an engine computes an objective. The types of model, arrays and data are the engine's."""
+    """An engine's implementation of an objective. The types of model, arrays and data are the engine's."""
 
-    loss: Callable[..., Any]  # takes the model and `Objective.batch_arrays`, returns the mean over them
-    # Takes the model, the specification, the data and a heartbeat, returns the figures of a model by name.
+    loss: Callable[..., Any]  # takes the model and `Objective.batch_arrays`, returns the mean loss
+    # Takes the model, the specification, the data and a heartbeat; returns the model's metrics by name.
     metrics: Callable[..., Mapping[str, float]] | None = None
-    # Called before each step and before each measurement. Takes the engine, what was drawn (None: what is held out) and a
-    # heartbeat, and adds to the data what the model of the first round says of it.
+    # Called before each step and each measurement. Takes the engine, the drawn examples (None: the held-out data) and a
+    # heartbeat. It adds to the data the results of the first round's model on them.
     reference: Callable[..., None] | None = None
-    declarer: Callable[..., Any] | None = None  # takes the engine; makes and checks declarations, for objectives with them
+    declarer: Callable[..., Any] | None = None  # takes the engine; makes and checks declarations of objectives that have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineImplementations:
-    """What a feature brings for one engine, by the names of objectives and of kinds of layers."""
+    """A feature's implementations for one engine, by the names of objectives and of kinds of layers."""
 
     objectives: Mapping[str, ObjectiveFunctions] = field(default_factory=dict)
-    layers: Mapping[str, Any] = field(default_factory=dict)  # of the type that the engine documents
+    layers: Mapping[str, Any] = field(default_factory=dict)  # their type is documented by the engine
 
 
 _places: dict[str, tuple[str, ...]] = {"pytorch": ("training.engines.pytorch.implementations:IMPLEMENTATIONS",)}
 
 
 def register_implementations(engine: str, place: str) -> None:
-    """`place` is the `module:name` of `EngineImplementations`. Registering one again changes nothing."""
+    """Register `place`, the `module:name` of an `EngineImplementations`. A second registration changes nothing."""
     _places[engine] = tuple(dict.fromkeys((*_places.get(engine, ()), place)))
 
 
 def objective_functions(engine: str, objective: str) -> ObjectiveFunctions:
-    """`UserError` names an objective that the engine does not compute."""
+    """Return the engine's functions for an objective. Raises `UserError` if the engine does not compute it."""
     return _find("objective", engine, objective, _imported(_places.get(engine, ())).objectives)
 
 
 def layer_implementation(engine: str, layer: str) -> Any:
-    """`UserError` names a kind of layer that the engine does not compute."""
+    """Return the engine's implementation of a kind of layer. Raises `UserError` if the engine does not compute it."""
     return _find("layer", engine, layer, _imported(_places.get(engine, ())).layers)
 
 

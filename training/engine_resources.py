@@ -1,4 +1,4 @@
-"""What an engine may use of this machine, as the peer's settings say. The daemon hands it to its worker as arguments."""
+"""The resources of this machine that an engine may use. The daemon passes the peer's settings to its worker as arguments."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class ParallelMode(enum.StrEnum):
     """How several processes of a worker train one model, each on a device of its own."""
 
     OFF = "off"
-    DDP = "ddp"  # each has the whole model, and a share of the batch
-    FSDP = "fsdp"  # each has a piece of every tensor, too
+    DDP = "ddp"  # each has the whole model and a share of the batch
+    FSDP = "fsdp"  # each has a share of the batch and of every tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    threads: int = 0  # 0: what the engine chooses
-    device: str = "cpu"  # or `AUTO`: an accelerator where there is one; or one of them by its name, as `cuda:1`
-    memory_mb_max: int = 0  # MB of 10^6 bytes that a job may take, by an estimate; 0: no bound
-    gpus: int = 0  # processes that train together, on a GPU each, or all on the processor; 0: one
+    threads: int = 0  # 0: the engine's default
+    device: str = "cpu"  # or `AUTO`: an accelerator if there is one; or an accelerator's name, such as `cuda:1`
+    memory_mb_max: int = 0  # bound of a job's estimated memory, in MB of 10^6 bytes; 0: no bound
+    gpus: int = 0  # processes that train together, on a GPU each or all on the CPU; 0: one
     parallel: ParallelMode = ParallelMode.OFF
-    compile: bool = False  # losses are compiled for the device, where that works
-    recompute: bool = False  # layers keep their inputs alone, and are computed again for the gradient
+    compile: bool = False  # compile losses for the device, where that works
+    recompute: bool = False  # keep only the inputs of layers, and recompute the rest for the gradient
 
     def arguments(self) -> list[str]:
-        """Those of the worker: whatever differs from the default."""
+        """Return the worker's arguments: all values that differ from the default."""
         found = list[str]()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -54,14 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def device_problem(name: str) -> str | None:
-    """Why this cannot name a device, wherever the peer runs; None if it may."""
+    """Return why this cannot name a device on any machine; None if it can."""
     if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
         return None
     return f"is no device; say {AUTO}, cpu, cuda, or one of several as cuda:1"
 
 
 def parallel_problem(resources: EngineResources) -> str | None:
-    """Why these processes cannot train together; None if they may."""
+    """Return why these processes cannot train together; None if they can."""
     if not 0 <= resources.gpus <= GPUS_MAX:
         return f"gpus {resources.gpus} is outside 0..{GPUS_MAX}"
     if resources.parallel is ParallelMode.OFF:

@@ -1,4 +1,4 @@
-"""How many bytes a job takes on a peer's disk, as far as its specification says. Its text comes on top of that."""
+"""The disk space that a job takes on a peer, according to its specification. Its text is not included."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from protocol.units import format_bytes
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import ROUNDS_KEPT
 
-EXTRA_MODELS = 2  # models beside those of the last rounds: the last durable one, and the next one while it is written
-BUFFERS = 2  # of a trainer's last accepted proposal, and of the next one
-ROUNDS_MIN: Final = 256  # of which payloads stay, however little an operator allows: minutes of the quickest rounds
-DOWNLOAD_RESERVED_BYTES: Final = 256 << 20  # of the disk, for ledger and models when a text was fetched
+EXTRA_MODELS = 2  # beside those of the last rounds: the last durable one, and the next one while it is written
+BUFFERS = 2  # those of a trainer's last accepted proposal and of the next one
+ROUNDS_MIN: Final = 256  # whose payloads stay, at any limit that an operator sets: minutes of the fastest rounds
+DOWNLOAD_RESERVED_BYTES: Final = 256 << 20  # of the disk, for ledger and models after a download
 
 
 @dataclass(frozen=True, slots=True)
 class JobDiskSpace:
-    models: int  # those that are there side by side
-    own: int  # what trainers go on from, and what audits may ask for
+    models: int  # kept at the same time
+    own: int  # state of trainers, and data that audits may request
     round: int  # payloads of each round
-    opening: int = 0  # what those of each opening round have more
+    opening: int = 0  # additional payload bytes of each opening round
     compression_warmup_rounds: int = 0
 
     def payload_bytes(self, rounds: int, bytes_max: int = 0) -> int:
-        """Of the first so many rounds, where `bytes_max` of them may stay; 0: all."""
+        """Return the payload bytes of the first `rounds` rounds, where at most `bytes_max` are kept; 0: all are kept."""
         kept = min(rounds, self.rounds_kept(bytes_max)) if bytes_max else rounds
         return self.round * kept + self.opening * min(kept, self.compression_warmup_rounds)
 
     def rounds_kept(self, bytes_max: int) -> int:
-        """Of which the payloads stay, even if all of the opening rounds are among them."""
+        """Return how many rounds' payloads fit into `bytes_max`, all opening rounds included; at least `ROUNDS_MIN`."""
         openings = bytes_max // (self.round + self.opening)
         if openings > self.compression_warmup_rounds:
             return max(ROUNDS_MIN, (bytes_max - self.opening * self.compression_warmup_rounds) // self.round)
@@ -43,13 +43,13 @@ class JobDiskSpace:
 
 
 def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
-    """At most, for a valid job with so many trainers, at a peer that trains it, or votes only."""
+    """Return the largest disk space of a valid job with this many trainers, at a peer that trains it or only votes."""
     from training.replicated import error_feedback
     from training.replicated.codec import payload_bytes
     from training.replicated.tensor_layout import layout_of
 
     layout = layout_of(spec)
-    # Anchors of the rounds that audits may reach, as long as windows take no longer than their rounds.
+    # Anchors within the reach of audits, if audit windows take no longer than their rounds.
     anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0
     models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + EXTRA_MODELS + anchors) * spec.model_bytes
     first, last = (trainers * payload_bytes(layout, spec.payload_bits(number)) for number in (0, spec.rounds))
@@ -57,7 +57,7 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     if not trains:
         return JobDiskSpace(models, 0, *payloads)
     is_full = spec.audit is AuditMode.FULL or spec.final_full_audit_rounds > 0
-    shown = trainers if is_full else 1  # those of others are fetched by whoever re-executes them
+    shown = trainers if is_full else 1  # peers that re-execute the others' proposals fetch their buffers
     own = BUFFERS * shown * (error_feedback.buffer_bytes(spec) + 8 * layout.size * spec.keeps_inner_state)
     if spec.audit is AuditMode.SAMPLED:
         own += spec.audit_bytes - spec.model_bytes * (spec.rounds_audited + 1)
@@ -65,8 +65,9 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
 
 
 def require_disk_space(folder: Path, size: int, what: str = "text") -> None:
-    """`UserError` unless so many bytes fit twice: a text in shards and whole, parameters as they came and as the first model. A
-    full disk would end the peer.
+    """Raise `UserError` unless `size` bytes fit twice, since a full disk would stop the peer.
+
+    A text is stored in shards and in one file, and parameters as received and as a model.
     """
     free = shutil.disk_usage(folder).free
     if free < 2 * size + DOWNLOAD_RESERVED_BYTES:

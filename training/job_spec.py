@@ -1,4 +1,4 @@
-"""What a job is: the values every peer must agree on before the first round."""
+"""The specification of a job: the values that all peers agree on before the first round."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ from training.objectives import registry
 from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec, layer_names
 
-ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
-LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed
+ROUNDS_MAX = 1_000_000  # a job must end: years at one round a minute
+LOCAL_STEPS_MAX = 10_000  # a round must end too, and its re-execution
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
-DECODED_KEPT_MAX: Final = 256  # specifications: each is some kilobytes
-SETTINGS_BYTES_MAX: Final = 4_096  # of an objective's own record: hashes and numbers; what is larger is a blob
-BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
-LOCAL_STEPS: Final = 10  # unless said otherwise
-# One bit gives all elements of a chunk one size; those of a new model's first updates are farthest from one (decision 95).
+DECODED_KEPT_MAX: Final = 256  # specifications of some kilobytes each
+SETTINGS_BYTES_MAX: Final = 4_096  # an objective's own settings: hashes and numbers; larger data are blobs
+BITS: Final = (1, 2, 4, 8)  # of a level; a byte holds a whole number of levels
+LOCAL_STEPS: Final = 10  # default
+# One bit gives all elements of a chunk the same size. The first updates of a new model are farthest from that (decision 95).
 OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
-ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
-CLOSING_ROUNDS: Final = 10  # a lie comes so many rounds before the end at least (decision 123); they cost as with audit 'full'
-AUDIT_RATE: Final = 0.125  # of sampled audits, unless said otherwise: with two auditors a machine replays a quarter of a round
-ANCHOR_ROUNDS: Final = 8  # from one durable model to the next: a rollback undoes seven rounds more than it has to at most
-ANCHOR_ROUNDS_MAX: Final = 16  # of one step: a disk may take longer for a durable model than such a round takes
-WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
-AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
-ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte a parameter and trainer; a voter's disk has two or three of them
+ROUNDS: Final = 60  # default: a minute or two of the demo
+CLOSING_ROUNDS: Final = 10  # the last ones, re-executed before the vote (decision 123); they cost as much as with audit 'full'
+AUDIT_RATE: Final = 0.125  # default of sampled audits: with two auditors a machine replays a quarter of a round
+ANCHOR_ROUNDS: Final = 8  # between durable models: a rollback undoes at most seven rounds more than necessary
+ANCHOR_ROUNDS_MAX: Final = 16  # with one local step: a disk may need longer for a durable model than such a round takes
+WARMUP_ROUNDS: Final = 2  # default, also of short jobs
+AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it without consent
+ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte for each parameter and trainer; voters hold two or three models
 SUSPENSION_ROUNDS_MAX: Final = 100_000
-# Honest replays on other processors differ by 5e-6, some by 1e-4, at the least rates by 5e-4: less would suspend honest trainers.
+# Honest replays on other processors differ by 5e-6, some by 1e-4, and at the smallest rates by 5e-4. A smaller tolerance would
+# suspend honest trainers.
 TOLERANCE_MIN: Final = 1e-3
-TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of the work less than that
+TOLERANCE_MAX: Final = 0.1  # a trainer that does no work has relative error 1, and one that does half of it less
 
-# A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
+# A job may rely on people's challenges alone. At smaller rates, rounding decides if anything can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
 INNER_RATE: Final = 3e-3  # of AdamW
-# Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
+# At smaller rates float32 parameters hardly hold a step: with Muon at 1e-7 processors differ by half of the tolerance.
 INNER_RATE_MIN: Final = 1e-6
-# Squares of gradients that are cut shorter are subnormal numbers, of which processors differ in what becomes zero.
+# The squares of gradients clipped to less are subnormal numbers, and processors differ in which of them become zero.
 CLIP_MIN: Final = 1e-6
 
-NORM_START_MAX: Final = 1e9  # its square is computed exactly by every voter; no float may overflow on the way
+NORM_START_MAX: Final = 1e9  # every voter computes its square exactly; no float may overflow on the way
 
 
-# Far above anything useful; beyond them float32 parameters overflow, and what is decided would be no model.
+# Far above useful values. Beyond them float32 parameters overflow, and the decided model would be useless.
 FLOATS_MAX: Final = {
     "inner_rate": 10.0,
     "outer_rate": 10.0,
@@ -73,28 +74,28 @@ FLOATS_MAX: Final = {
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
 }
-# Below them honest work differs between processors by more than auditors may allow.
+# Below them honest updates differ between processors by more than auditors may tolerate.
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 
 class AuditMode(enum.StrEnum):
     FULL = "full"  # some voters with a worker re-execute each proposal before the vote, and vouch for it
-    SAMPLED = "sampled"  # some proposals are drawn after the round, and replayed whole
-    OFF = "off"  # nobody re-executes: the aggregation rule alone stands against liars
+    SAMPLED = "sampled"  # some proposals are drawn after the round and replayed completely
+    OFF = "off"  # no re-execution: only the aggregation rule protects the model from liars
 
 
 class FeedbackMemory(enum.StrEnum):
-    """What is remembered of a trainer's update that its payload could not say."""
+    """Where the part of an update that compression dropped is kept."""
 
-    RESIDUAL = "residual"  # the trainer adds what was left unsaid to its next update: error feedback
-    ESTIMATES = "estimates"  # every voter adds payloads to an estimate of what the trainer means, and aggregates the estimates
+    RESIDUAL = "residual"  # the trainer adds it to its next update: error feedback
+    ESTIMATES = "estimates"  # every voter adds payloads to an estimate of the trainer's momentum, and aggregates estimates
 
 
 class Precision(enum.StrEnum):
-    """Of matrix products in a trainer's own steps. Parameters, moments and sums are float32 in both."""
+    """Precision of matrix products in local steps. Parameters, moments and sums are always float32."""
 
     FP32 = "fp32"
-    BF16 = "bf16"  # on GPUs several times as fast; replays differ by more than a small lie, so nobody audits
+    BF16 = "bf16"  # several times faster on GPUs; replays differ by more than a small lie, so audits are impossible
 
 
 class OuterOptimizerKind(enum.StrEnum):
@@ -102,11 +103,11 @@ class OuterOptimizerKind(enum.StrEnum):
 
     NESTEROV = "nesterov"  # SGD with Nesterov momentum (DiLoCo)
     SGD = "sgd"
-    SIGN = "sign"  # by the sign of the momentum
-    ADAMW = "adamw"  # on aggregated gradients: one step per round, and no inner optimizer
+    SIGN = "sign"  # steps by the sign of the momentum
+    ADAMW = "adamw"  # on aggregated gradients: one step per round, without an inner optimizer
 
 
-# Names of the vectors that it keeps beside the parameters.
+# Names of the vectors that the optimizer keeps beside the parameters.
 OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
     OuterOptimizerKind.NESTEROV: ("momentum",),
     OuterOptimizerKind.SGD: (),
@@ -116,7 +117,7 @@ OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
 
 
 class InnerOptimizerKind(enum.StrEnum):
-    """What a trainer's own steps are made with."""
+    """The optimizer of local steps."""
 
     ADAMW = "adamw"
     MUON = "muon"  # for matrices; AdamW for the embedding and the norms
@@ -124,31 +125,31 @@ class InnerOptimizerKind(enum.StrEnum):
 
 class InnerStatePolicy(enum.StrEnum):
     RESET = "reset"  # moments start from zero in every round
-    KEEP = "keep"  # they go on from the trainer's last accepted proposal, which commits to them
+    KEEP = "keep"  # they continue from the trainer's last accepted proposal, which commits to them
 
 
 class AggregationRule(enum.StrEnum):
-    """How a round's accepted updates become one."""
+    """How a round's accepted updates are combined."""
 
     ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # where every update is re-executed before the vote: one liar that nobody replays moves it anywhere
-    MEDIAN = "median"  # this one and those below only for comparison
+    MEAN = "mean"  # for audit 'full': a single false update that nobody re-executes can move the mean anywhere
+    MEDIAN = "median"  # this rule and those below are for comparison
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
     GEOMETRIC_MEDIAN = "geometric-median"
 
 
-_ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # records and places: they mean nothing to a person
+_ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # records and byte positions, useless to people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationCounts:
-    """Counts of a person's file before it became the data of a job."""
+    """Counts from the preparation of a person's file as the data of a job."""
 
     left_out: Count = 0  # lines
-    shortened: Count = 0  # lines with a text that was longer than the context
-    holding_stop: Count = 0  # responses that hold the stop text, where answers of the model are cut
+    shortened: Count = 0  # lines with a text longer than the context
+    holding_stop: Count = 0  # responses that contain the stop text, where the model's answers end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,66 +158,66 @@ class JobSpec:
     objective: Name = "language"
     model: ModelSpec = field(default_factory=ModelSpec)
     tokenizer: Digest | None = None  # blob of a byte-level BPE in tokenizers' JSON; None: the 256 bytes
-    base: ModelReference | None = None  # the finished job whose model this one starts from; None: it starts anew
+    base: ModelReference | None = None  # the finished job whose model this one starts from; None: no base
     data: Digest | None = None  # blob of the data manifest (`training.corpus`); None: each trainer's own text
-    held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
+    held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never used in training
     seed: Count = 0  # of the initialisation and of the sampler
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
-    # Sequences per forward pass: bounds memory, not the result beyond rounding.
+    # Sequences per forward pass. It bounds memory; the result changes by rounding only.
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = 8
-    inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW  # `complete_fields` makes it Muon in most jobs
+    inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW  # `complete_fields` sets Muon in most jobs
     inner_state: InnerStatePolicy = InnerStatePolicy.RESET
     inner_rate: float = INNER_RATE  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
     warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
-    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # the last ones, linearly; None: all after the warm-up
-    beta1: float = 0.6  # an inner state that starts anew each round must not average over more than a few steps
+    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # linear, at the end; None: all rounds after the warm-up
+    beta1: float = 0.6  # moments that start from zero in each round must average over few steps only
     beta2: float = 0.95
     weight_decay: float = 0.1
     gradient_clip: float = 1.0  # largest gradient norm of an inner step
-    bits: Annotated[int, Between(1, 8)] = 1  # of each element, in a payload after the opening rounds
+    bits: Annotated[int, Between(1, 8)] = 1  # of each element in a payload after the opening rounds
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
-    outer_rate: float = 1.4  # not of AdamW, which follows `inner_rate`; of sign, by how much each parameter moves
-    outer_momentum: float = 0.5  # of nesterov and sign
-    feedback_decay: float = 0.95  # of the error feedback e; with estimates of the trainer's momentum v
-    byzantine_max: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
+    outer_rate: float = 1.4  # `sign` moves each parameter by this; AdamW uses `inner_rate` instead
+    outer_momentum: float = 0.5  # of `nesterov` and `sign`
+    feedback_decay: float = 0.95  # of the error feedback e, or of the trainer's momentum v with estimates
+    byzantine_max: Annotated[int, Between(0, 200)] = 1  # b: lying trainers that the aggregation tolerates
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
-    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
+    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # a round with fewer accepted proposals takes no step
     audit: AuditMode = AuditMode.FULL
-    audit_rate: float = 1.0  # sampled: times `auditors` is how many replays each accepted proposal gets on average
+    audit_rate: float = 1.0  # sampled: `audit_rate` · `auditors` is the mean number of replays of an accepted proposal
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
-    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that buffers are kept for, and volunteers may audit
-    replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; wrong data differ by about 1
-    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
-    initial_norm: float = 32.0  # the median accepted norm before the first round; decides between two later
-    proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
-    # Encoding of the objective's own record, if it has one.
+    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds in which buffers are kept and volunteers may audit
+    replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; an update from other data differs by about 1
+    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # after a first lie; also of records
+    initial_norm: float = 32.0  # used as median before the first round, and to choose between two middle norms later
+    proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt to less
+    # The objective's own settings, encoded, if it has any.
     objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""
     memory: FeedbackMemory = FeedbackMemory.RESIDUAL
-    # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
+    # Mbit/s. With sampled audits, a trainer with a slower uplink may be suspended, as if it withheld its buffers.
     uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = UPLINK_MBIT_MIN
     precision: Precision = Precision.FP32
-    # Blob of the initial parameters (`training.parameter_blob`), if these are no job's model.
+    # Blob of the initial parameters (`training.parameter_blob`), for a model that no job of this network trained.
     initial_model: Digest | None = None
-    licence: Name | None = None  # under which the model may be used; None: not named
-    # Sampled: the last rounds, whose proposals are re-executed before the vote: a dispute of theirs would end too late to help.
+    licence: Name | None = None  # licence of the model; None: not named
+    # Sampled: the last rounds. Their proposals are re-executed before the vote, since a later dispute would end too late.
     final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
-    # The first rounds, whose payloads say `OPENING_BITS` of every element.
+    # The first rounds. Their payloads have `OPENING_BITS` for each element.
     compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
-    preparation: PreparationCounts | None = None  # of a set from a file; None: no file was changed
+    preparation: PreparationCounts | None = None  # from the preparation of the data's file; None: the file was used unchanged
 
     @property
     def resolved_objective(self) -> Objective:
-        """The objective of a valid job."""
+        """Return the objective of a valid job."""
         found = registry.find_objective(self.objective)
         assert found is not None, self.objective
         return found
 
     @property
     def decoded_settings(self) -> Any:
-        """The objective's own record; None if it has none. Raises `RemoteProtocolError` for other bytes."""
+        """Return the objective's own settings; None if it has none. Raises `RemoteProtocolError` for malformed bytes."""
         kind = self.resolved_objective.settings_type
         if kind is None and self.objective_settings:
             what = f"objective {self.objective!r} has no settings"
@@ -224,7 +225,7 @@ class JobSpec:
         return None if kind is None else codec.decode(kind, self.objective_settings)
 
     def decode_declaration(self, encoded: bytes) -> Any:
-        """The objective's own record in a proposal; None if it has none. Raises `RemoteProtocolError` for one that is unsound."""
+        """Return the objective's own record in a proposal; None if it has none. Raises `RemoteProtocolError` if it is invalid."""
         kind = self.resolved_objective.declaration_type
         if kind is None and encoded:
             raise RemoteProtocolError(
@@ -237,13 +238,13 @@ class JobSpec:
         return record
 
     def declared_blobs(self, encoded: bytes) -> Mapping[bytes, int]:
-        """Digest -> size at most, in bytes, of each blob that a proposal's declaration names. Raises as `decode_declaration`."""
+        """Return digest → most bytes of each blob that a proposal's declaration names. Raises as `decode_declaration`."""
         record = self.decode_declaration(encoded)
         return {} if record is None else self.resolved_objective.declared_blobs(self, record)
 
     @property
     def has_text(self) -> bool:
-        """Whether people can ask its model for text: its tokens say every byte."""
+        """True if people can ask its model for text, which needs tokens for all bytes."""
         return self.resolved_objective.makes_text and (self.tokenizer is not None or self.model.vocabulary >= BYTES)
 
     @property
@@ -252,47 +253,47 @@ class JobSpec:
 
     @property
     def has_estimates(self) -> bool:
-        """Whether voters hold an estimate of each trainer's momentum, and aggregate those."""
+        """True if voters keep an estimate of each trainer's momentum, and aggregate the estimates."""
         return self.memory is FeedbackMemory.ESTIMATES
 
     def payload_bits(self, taken: int) -> int:
-        """Of each level in every payload of the round after so many."""
+        """Return the bits of a level in payloads of the round after `taken` applied rounds."""
         return OPENING_BITS if taken < self.compression_warmup_rounds else self.bits
 
     @property
     def commits_to_buffer(self) -> bool:
-        """Whether something of an update goes on in later rounds, so that a proposal commits to more than its payload."""
+        """True if part of an update carries over to later rounds, so that a proposal commits to more than its payload."""
         return self.feedback_decay > 0
 
     @property
     def update_weight(self) -> float:
-        """By what an update counts in the buffer that a trainer commits to: a part of its momentum, or one."""
+        """Weight of an update in the buffer that a trainer commits to. It is below one for a momentum."""
         return 1 - self.feedback_decay if self.has_estimates else 1.0
 
     @property
     def sends_gradients(self) -> bool:
-        """Whether the update is a clipped gradient, and not what inner steps have changed."""
+        """True if the update is a clipped gradient, and not the change by inner steps."""
         return self.outer is OuterOptimizerKind.ADAMW
 
     @property
     def rounds_audited(self) -> int:
-        """For how many rounds after its own a proposal may still be replayed: a challenge comes, and then its dispute ends."""
+        """For how many later rounds a proposal may be replayed: the audit window, and as long again for a dispute."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
     def anchor_rounds(self) -> int:
-        """From one model that a rollback may go to, and that is durable, to the next."""
+        """Rounds from one anchor to the next. Anchors are durable, and a rollback may return to them."""
         return ANCHOR_ROUNDS_MAX if self.local_steps == 1 else ANCHOR_ROUNDS
 
     @property
     def usual_final_full_audit_rounds(self) -> int:
-        """How many `train` sets, unless a person does."""
+        """The value that `train` sets, unless a person sets one."""
         is_sampled = self.audit is AuditMode.SAMPLED and self.resolved_objective.needs_worker
         return min(CLOSING_ROUNDS, self.rounds // 3) if is_sampled else 0
 
     @property
     def usual_compression_warmup_rounds(self) -> int:
-        """How many `train` sets in a job that starts anew, unless a person does: one bit, several local steps were measured."""
+        """The value that `train` sets in a job without base, unless a person sets one. Measured with one bit and many steps."""
         is_one_bit = self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
         is_measured = is_one_bit and self.outer is OuterOptimizerKind.NESTEROV and self.local_steps > 1
         return min(OPENING_ROUNDS, self.rounds) if is_measured else 0
@@ -302,7 +303,7 @@ class JobSpec:
         return self.inner_state is InnerStatePolicy.KEEP and self.resolved_objective.needs_worker
 
     def problem(self) -> str | None:
-        """What is wrong with it, naming the value; None if nothing is."""
+        """Return why the specification is invalid, with the name of the value; None if it is valid."""
         name = name_problem(self.name)
         if name:
             return f"its name {name}"
@@ -324,7 +325,7 @@ class JobSpec:
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
-            if not getattr(self, name) <= value:  # also if it is not a number
+            if not getattr(self, name) <= value:  # NaN fails, too
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
         for name in ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -364,7 +365,7 @@ class JobSpec:
         if self.bits == 8 and self.commits_to_buffer:
             both = f"bits 8 with feedback_decay {self.feedback_decay:g}"
             return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
-        # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
+        # A job of one round keeps the default warm-up, so that nobody has to set it to none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
         if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:
@@ -427,7 +428,7 @@ class JobSpec:
 
     @property
     def object_bytes_max(self) -> int:
-        """Of the largest object that others fetch: float32 parameters that the job may start from, or moments.
+        """Bytes of the largest object that peers fetch: float32 parameters of a first model, or moments.
 
         Buffers and payloads have fewer bytes.
         """
@@ -436,20 +437,21 @@ class JobSpec:
 
     @property
     def estimates_max(self) -> int:
-        """Of how many trainers the voters hold estimates at most."""
+        """Most trainers whose estimates voters can keep."""
         return min(TRAINERS_MAX, ESTIMATES_BYTES_MAX // self.model.parameters)
 
     @property
     def audit_bytes(self) -> int:
-        """What a trainer keeps on its disk at most where audits are sampled: of every round that may be asked for the model, its
-        buffer and what its declaration names. Others keep the models.
+        """Most bytes that a trainer keeps on its disk for sampled audits, over all rounds in reach of an audit.
+
+        For each such round it keeps the model, its buffer and the blobs of its declaration. Other peers keep only the models.
         """
         buffer = self.model.parameters * self.commits_to_buffer
         return (self.model_bytes + buffer + self.resolved_objective.declared_bytes_max(self)) * (self.rounds_audited + 1)
 
     @property
     def model_bytes(self) -> int:
-        """The parameters, with the outer optimizer's state and as many estimates as there may be beside them."""
+        """Bytes of the parameters, the outer optimizer's state, and the largest number of estimates."""
         held = self.estimates_max if self.has_estimates else 0
         return self.model.parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
 
@@ -458,11 +460,11 @@ class JobSpec:
 
     @classmethod
     def decode(cls, data: bytes) -> JobSpec:
-        """A valid specification, or `RemoteProtocolError`."""
+        """Return a valid specification. Raises `RemoteProtocolError`."""
         return _decoded(data, (*registry.objective_names(), *layer_names()))
 
     def validated(self) -> JobSpec:
-        """Itself, or `UserError`."""
+        """Return this specification after a check. Raises `UserError`."""
         problem = self.problem()
         if not problem:
             try:
@@ -472,8 +474,8 @@ class JobSpec:
         raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
-# Every block asks for the terms of the jobs that the state has, 164 at most. Features may add objectives and layers between two
-# calls.
+# Every block needs the terms of all jobs in the state, at most 164. `known` is part of the key, since features may add objectives
+# and layers between two calls.
 @lru_cache(maxsize=DECODED_KEPT_MAX)
 def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
     spec = codec.decode(JobSpec, data)
@@ -483,14 +485,14 @@ def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
     return spec
 
 
-MUON_RATE: Final = 3e-2  # of .003, .01, .02, .03 and .04 the best for the default job: decision 45
-SIGN_RATE: Final = 3e-3  # of .001, .003 and .01 the best for the default job
+MUON_RATE: Final = 3e-2  # best of 0.003, 0.01, 0.02, 0.03 and 0.04 for the default job (decision 45)
+SIGN_RATE: Final = 3e-3  # best of 0.001, 0.003 and 0.01 for the default job
 SIGN_RATE_MAX: Final = 0.1  # no parameter of a model is much larger
 
 
-# Settings that go together. What a person sets beside one comes after it.
+# Settings that belong together. Fields that a person sets take precedence.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
-    # Few bytes: one bit of everything, after ten steps of one's own. At an outer rate of .7 one trainer alone learns more.
+    # Few bytes: one bit for each element, after ten local steps. With an outer rate of 0.7 a single trainer learns more.
     "local": {
         "local_steps": 10,
         "bits": 1,
@@ -500,8 +502,8 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "inner_state": InnerStatePolicy.RESET,
         "beta1": 0.6,
     },
-    # Most progress per sample: every gradient of every trainer counts at once. Re-executing all of them would halve the speed.
-    # Error feedback would say the rest of a gradient of an older model, and trimming drops too much of a few: decision 44.
+    # Most progress per sample: every gradient of every trainer counts at once. Re-execution of all of them would halve the speed.
+    # Error feedback would add the rest of an older model's gradient, and trimming drops too much of a few updates (decision 44).
     "per-step": {
         "local_steps": 1,
         "rounds": 600,
@@ -512,17 +514,17 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "beta1": 0.9,
         "feedback_decay": 0.0,
         "rule": AggregationRule.CENTERED_CLIPPING,
-        "initial_norm": 1.0,  # no gradient is longer than `gradient_clip`
+        "initial_norm": 1.0,  # `gradient_clip` bounds every gradient
         "audit": AuditMode.SAMPLED,
         "audit_rate": AUDIT_RATE,
         "auditors": 2,
-        "audit_window": 10,  # rounds of half a second: what is drawn has to be fetched and replayed in them
+        "audit_window": 10,  # rounds of half a second: the time to fetch and replay the drawn proposals
     },
 }
 
-# Of a gradient's momentum everybody holds an estimate, which one bit an element moves. The momentum is the trainers' own, so that
-# AdamW has none. No preset: liars that read the loss raise a language model's by .14 of it, so jobs like this need audits, with
-# which `local` learns more.
+# Every voter keeps an estimate of each trainer's momentum, which a payload moves with one bit for each element. Trainers keep the
+# momentum, so AdamW has none. This is no preset: liars that know the loss raise a language model's loss by 0.14 of it. Such jobs
+# need audits, and with audits `local` learns more.
 ESTIMATES: Final[dict[str, Any]] = {
     "local_steps": 1,
     "rounds": 600,
@@ -534,32 +536,33 @@ ESTIMATES: Final[dict[str, Any]] = {
     "beta1": 0.0,
     "feedback_decay": 0.8,
     "rule": AggregationRule.ARC_NNM_TRIM,
-    "initial_norm": 1.0,  # no gradient is longer than `gradient_clip`
+    "initial_norm": 1.0,  # `gradient_clip` bounds every gradient
     "audit": AuditMode.OFF,
     "memory": FeedbackMemory.ESTIMATES,
 }
 
 
 def fields_set_by_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that follow from memory `estimates`. A job that sends gradients has momentum and rate that were measured."""
+    """Return the fields that follow from memory `estimates`, with momentum and rate for jobs that send gradients."""
     of_gradients = ("beta1", "inner_rate") if fields.get("outer") == OuterOptimizerKind.ADAMW else ()
     return ("bits", "feedback_decay", "rule", *of_gradients)
 
 
 def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a person has set, with what follows from them for those that were left unset.
+    """Return the fields that a person set, with derived values for fields that were left unset.
 
-    One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888);
-    an estimate has levels of eight bits, and its momentum takes the place of AdamW's first moment.
-    Payloads of eight bits leave nothing for error feedback.
-    The warm-up of gradients is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
-    Jobs with usual steps have Muon, which learns more in the same time (`benchmarks.value`). With kept moments it was not tried.
-
-    Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
-    rule would leave a part of it out.
+    - Gradients (outer `adamw`) have the bits, the rule and the share of warm-up rounds of `per-step`, and no error feedback.
+      One bit gives all elements of a chunk the same size: AdamW's second moment would learn nothing (1-bit Adam,
+      arXiv:2102.02888).
+    - Estimates have levels of eight bits. Their momentum replaces AdamW's first moment.
+    - `sign` and Muon have rates of their own.
+    - Muon is set with the default outer optimizer, memory and inner state. It learns more in the same time (`benchmarks.value`).
+      With kept moments it was not measured.
+    - Payloads of eight bits leave nothing for error feedback.
+    - With audit 'full' the rule is the mean. Every accepted update was verified, and a robust rule would drop a part of them.
     """
     usual, unset = PRESETS["per-step"], JobSpec(name="usual")
-    steps = ("outer", "memory", "inner_state")  # Nesterov's outer step of updates without estimates, inner moments begin anew
+    steps = ("outer", "memory", "inner_state")  # Nesterov steps, without estimates, with new inner moments in each round
     if all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
         fields = {"inner": InnerOptimizerKind.MUON, **fields}
     rule = {"rule": AggregationRule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}

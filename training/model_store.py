@@ -1,6 +1,6 @@
-"""The models of a peer's jobs on disk, moved on as blocks decide. numpy only: every voter runs this, with or without torch.
+"""The models of a peer's jobs on disk, which blocks advance. Every voter runs this, with numpy only.
 
-numpy and the arithmetic of models are imported with the first model: a voter without jobs needs none of it.
+numpy and the arithmetic of models are imported with the first model, since a voter without jobs needs neither.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 ROUNDS_SHOWN_MAX = 8  # in an error
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
-# Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
+# Bound of all models that only late audits need. Auditors without their model report nothing.
 AUDITED_BYTES_MAX = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedRoundOutcome:
-    """What a step needs of a closed round."""
+    """The outcome of a closed round, as far as a step needs it."""
 
     job: bytes
     number: int
@@ -51,19 +51,19 @@ class ClosedRoundOutcome:
 
 
 def round_directory(folder: Path, job: bytes, number: int) -> Path:
-    """Where the model that round `number` of a job starts from is, below the folder of all models."""
+    """Return the directory of the model that round `number` of a job starts from. `folder` holds all models."""
     return folder / job.hex()[:32] / f"{number:08d}"
 
 
 class JobModelStore:
-    """Implements `ledger.jobs.JobSpecRules`. `apply_round` may run in a thread; one at a time."""
+    """Implements `ledger.jobs.JobSpecRules`. `apply_round` may run in a thread, one call at a time."""
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
-        """`threads` share the work on a model that is large enough; 0: as many as the machine has processors, but a few."""
+        """`threads` share the work on a large model; 0: `default_thread_count`."""
         self._folder, self._threads = folder, threads or default_thread_count()
         self._models: dict[bytes, ReplicatedModel] = {}
-        self._served: ReplicatedModel | None = None  # whose parts somebody asked for last
-        self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # models of snapshots that others may ask for
+        self._served: ReplicatedModel | None = None  # the model whose parts a peer requested last
+        self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # (job, round) of models in snapshots that others may request
         self._discarded: set[bytes] = set()  # jobs
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
@@ -84,22 +84,22 @@ class JobModelStore:
         )
 
     def round_directory(self, job: bytes, number: int) -> Path:
-        """Where the model that round `number` starts from is."""
+        """Return the directory of the model that round `number` starts from."""
         return round_directory(self._folder, job, number)
 
     def stored_rounds(self, job: bytes) -> list[int]:
-        """Those whose models are here, in ascending order."""
+        """Return the rounds whose models are here, in ascending order."""
         return [of for of, directory in self._directories(job) if directory == self.round_directory(job, of)]
 
     def open_model(self, job: bytes, number: int) -> ReplicatedModel:
-        """The model that round `number` starts from. `StorageError` if it is damaged."""
+        """Return the model that round `number` starts from. Raises `StorageError` if it is damaged."""
         model = self._models.get(job)
         if model is None or model.round != number:
             model = self._models[job] = self._read_model(job, number)
         return model
 
     def require_model(self, key: bytes, job: Job, number: int) -> None:
-        """`UserError` unless the model after so many rounds is here."""
+        """Raise `UserError` unless the model that round `number` starts from is here."""
         kept = self.stored_rounds(key)
         if number not in kept:
             shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
@@ -107,7 +107,7 @@ class JobModelStore:
             raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
 
     def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
-        """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
+        """Return the model that round `number` starts from. Raises `UserError` if it is not here or not the decided one."""
         self.require_model(key, job, number)
         model = self.open_verified_model(key, number)
         closed = None if number == job.round else store.closed_round(key, number - 1)
@@ -118,8 +118,9 @@ class JobModelStore:
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
-        """As `model`, of a round that may be over, every tensor hashed: what a power cut left of a model that was not durable
-        must not be held against somebody. It may run in another thread.
+        """Return a model of any round after its tensors were hashed. It may run in another thread.
+
+        A power cut may damage a model that was not durable. Without this check, peers could be blamed for the damage.
         """
         model = self._read_model(job, number)
         with self._sharing(model.spec) as each:
@@ -137,7 +138,7 @@ class JobModelStore:
         return thread_map(self._threads, len(layout_of(spec).stretches))
 
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
-        """`read` is needed for a job that starts from a blob, which is here."""
+        """Create the first model of a job and return its root. A job that starts from a blob needs `read`."""
         from training import parameter_blob
         from training.replicated.replicated_model import ReplicatedModel, first_values
 
@@ -158,7 +159,7 @@ class JobModelStore:
         return self._models[job].root
 
     def apply_round(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
-        """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
+        """Apply a closed round and return the new model root. `payload` returns the bytes with a digest."""
         outcome = closed.outcome
         return self._step(
             ClosedRoundOutcome(closed.job, closed.round, closed.proposals, outcome.rejected, outcome.absent), payload
@@ -182,8 +183,9 @@ class JobModelStore:
         return model.root
 
     def roll_back(self, job: bytes, anchor: int, number: int) -> bytes:
-        """Makes the model of round `anchor` that of the later round `number`, or of an ended job the last one, if both are the
-        same. Returns its root.
+        """Use the model of round `anchor` as that of the later round `number`. Return its root.
+
+        If both are the same, the job has ended, and this model is its last one.
         """
         if number != anchor:
             self._read_model(job, anchor).rolled_back(number).save(self.round_directory(job, number))
@@ -195,13 +197,14 @@ class JobModelStore:
     def recover_model(
         self, job: bytes, number: int, root: bytes, judged: Callable[[int], ClosedRoundOutcome], payload: Callable[[bytes], bytes]
     ) -> int:
-        """Makes sure that the model of round `number` is there as `root` says. Returns how many rounds were computed anew.
+        """Ensure that the model of round `number` is here and has this root. Return how many rounds were recomputed.
 
-        If the machine stopped, what was not durable may be damaged or gone: it is made again from the last durable model, the
-        rounds that `judged` gives by their numbers, and their payloads. `StorageError` if they do not lead to `root`.
+        After a power cut, models that were not durable may be damaged or missing. The model is then recomputed from the last
+        durable one, with the rounds that `judged` returns by number, and their payloads. Raises `StorageError` if the result has
+        another root.
         """
         self._forget(job)
-        # What is wrong with a durable one is not that the machine stopped: whoever reads it says so.
+        # A power cut does not damage a durable model. If it is damaged, its readers report that.
         whole = model_files.is_durable(self.round_directory(job, number)) or self.has_model(job, number, root)
         for of, directory in self._directories(job):
             if not model_files.is_durable(directory) and (of > number or not whole):
@@ -220,12 +223,12 @@ class JobModelStore:
         return number - base
 
     def _last_durable(self, job: bytes, number: int) -> int | None:
-        """The round, up to `number`, of the model from which the others can be computed."""
+        """Return the last round up to `number` whose model is durable. Later models can be recomputed from it."""
         durable = [of for of in self.stored_rounds(job) if model_files.is_durable(self.round_directory(job, of))]
         return max((of for of in durable if of <= number), default=None)
 
     def _directories(self, job: bytes) -> Iterator[tuple[int, Path]]:
-        """The job's models and what a crash left beside them, with the number of the round."""
+        """Yield the directories of the job's models and of leftovers of a crash, with the number of the round."""
         for directory in sorted(self.round_directory(job, 0).parent.glob("*")):
             of = directory.name.removeprefix(".").partition(".")[0]
             if of.isdigit():
@@ -267,7 +270,7 @@ class JobModelStore:
         self._discarded &= pinned
 
     def discard_job(self, job: bytes) -> None:
-        """What belongs to a job that the ledger has forgotten goes as soon as it is part of no snapshot any more."""
+        """Delete everything of a job that the ledger has forgotten, as soon as no snapshot contains it."""
         self._forget(job)
         self._discarded.add(job)
 
@@ -280,11 +283,11 @@ class JobModelStore:
         anchors: Collection[int] = (),
         is_over: bool = False,
     ) -> None:
-        """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
+        """Retire models that neither round `number` nor audits nor snapshots need, and leftovers of a crash.
 
-        `audited` are rounds of which proposals may still be replayed, however long ago they closed. `anchors` stay, too. If the
-        job is over, those of later rounds, which were undone, go as well.
-        The last durable one stays: from it the others can be computed anew. Whoever comes too late finds nothing left to do.
+        `audited` are rounds whose proposals may still be replayed, however old they are. `anchors` stay, too. If the job is over,
+        models of later rounds, which were undone, are retired. The last durable model stays, since later ones can be recomputed
+        from it. A repeated call finds nothing to do.
         """
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
@@ -298,7 +301,7 @@ class JobModelStore:
             shutil.rmtree(model_files.spare_directory(self.round_directory(job, number)), ignore_errors=True)
 
 
-@lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn
+@lru_cache(maxsize=DECODED_KEPT_MAX)  # the terms are read often
 def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     from training.replicated.tensor_layout import layout_from_shapes
 
@@ -325,14 +328,14 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
 
 
 def audit_download_bytes_max(job: JobSpec) -> int:
-    """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
+    """Return the most bytes that one auditor fetches for a proposal: two buffers, and the blobs of its declaration."""
     from training.replicated import error_feedback
 
     return 2 * error_feedback.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
 
 
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
-    # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
+    # Half of the least uplink is reserved for audits: 500 bits in a millisecond for each Mbit/s.
     reveal_ms = math.ceil(8 * audit_download_bytes_max(job) / (job.uplink_mbit_min * 500))
     rounds = job.audit_window, job.suspension_rounds
     return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, job.final_full_audit_rounds)

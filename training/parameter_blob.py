@@ -1,4 +1,4 @@
-"""What a job starts from if that is no job's model: a blob of little-endian float32 parameters in the order of the layout."""
+"""The blob of initial parameters, for jobs that start from no job's model: little-endian float32 in the order of the layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorBlock, float32_bytes, layout_of
 from training.transformer import tensor_shapes
 
-Read = Callable[[bytes, int, int], bytes]  # of a blob that is here: digest, offset, most bytes
+Read = Callable[[bytes, int, int], bytes]  # reads a blob that is here: digest, offset, most bytes
 
 
 def blob_bytes(spec: JobSpec) -> int:
@@ -22,7 +22,7 @@ def blob_bytes(spec: JobSpec) -> int:
 
 
 def iter_parameters(model: ReplicatedModel) -> Iterator[memoryview]:
-    """The parameters of a trained model as a blob to start from. What a tuned model has beside them stays behind."""
+    """Yield the parameters of a trained model as such a blob, without the vectors of its objective."""
     known = model.layout.tensor_views(model.parameters)
     for name, _ in tensor_shapes(model.spec.model):
         values = known[name].reshape(-1)
@@ -31,7 +31,7 @@ def iter_parameters(model: ReplicatedModel) -> Iterator[memoryview]:
 
 
 def blob_problem(spec: JobSpec, size: int, read: Read) -> str | None:
-    """Why no job can start from the blob, which has `size` bytes; None if one can. It holds one block in memory."""
+    """Return why no job can start from the blob of `size` bytes; None if one can. Memory: one block."""
     if size != blob_bytes(spec):
         return f"the blob has {size} bytes, {layout_of(spec).size} parameters have {blob_bytes(spec)}"
     for block in layout_of(spec).blocks:
@@ -41,7 +41,10 @@ def blob_problem(spec: JobSpec, size: int, read: Read) -> str | None:
 
 
 def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32Array:
-    """`StorageError` if they are unsound: a quorum of voters has found them sound, so that what is here is not what they hold."""
+    """Return the values of one block. Raises `StorageError` if they are damaged.
+
+    A quorum of voters has checked this blob, so an error means that this peer's copy differs from theirs.
+    """
     found = _values(spec, read, block)
     if len(found) != block.size or not np.isfinite(found).all():
         raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a number that is not finite")
@@ -49,7 +52,7 @@ def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32A
 
 
 def read_all_values(spec: JobSpec, path: Path) -> Float32Array:
-    """All of them, of a file. `StorageError` if it is not what the job names."""
+    """Return all values of a file. Raises `StorageError` if it is not the blob that the job names."""
     found = np.fromfile(path, dtype="<f4")
     if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found)) != spec.initial_model:
         raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")

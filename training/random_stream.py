@@ -1,4 +1,4 @@
-"""Pseudo-random bytes and numbers that are the same everywhere: SHA-256 in counter mode."""
+"""Pseudo-random bytes and numbers that are the same on all machines: SHA-256 in counter mode."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 DIGEST_BYTES = 32
 IRWIN_HALL_TERMS = 4  # 16-bit uniforms per number: close enough to normal for an initialisation, 8 bytes of hash each
-IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)  # of their sum
+IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)  # standard deviation of their sum
 
 
 def random_bytes(length: int, *seed: Any) -> bytes:
-    """The first `length` bytes of SHA-256(seed ‖ 0) ‖ SHA-256(seed ‖ 1) ‖ …; each part of the seed follows its own length."""
+    """Return the first `length` bytes of SHA-256(seed ‖ 0) ‖ SHA-256(seed ‖ 1) ‖ …. A length precedes each part of the seed."""
     parts = [part if isinstance(part, bytes) else str(part).encode() for part in seed]
     start = hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
     return b"".join(_block(start, counter) for counter in range(-(-length // DIGEST_BYTES)))[:length]
@@ -28,6 +28,6 @@ def _block(start: Any, counter: int) -> bytes:
 
 
 def irwin_hall_integers(count: int, *seed: Any) -> npt.NDArray[np.int32]:
-    """`count` integers, nearly normal, with mean 0 and deviation `IRWIN_HALL_DEVIATION`."""
+    """Return `count` integers, nearly normal, with mean 0 and standard deviation `IRWIN_HALL_DEVIATION`."""
     uniform = np.frombuffer(random_bytes(2 * IRWIN_HALL_TERMS * count, *seed), dtype="<u2").reshape(count, IRWIN_HALL_TERMS)
     return uniform.sum(axis=1, dtype=np.int32) - IRWIN_HALL_TERMS * 65535 // 2

@@ -1,4 +1,4 @@
-"""Search on a line of values that goes on beyond an edge while the best lies there: how rates are tuned, also those of rivals."""
+"""Line search for a learning rate, also of rival programs. The search goes on beyond an edge while the best value lies there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ BEYOND_MAX = 4  # values tried beyond the edges of a line: with factors of two, 
 
 
 class RateSweep:
-    """`losses` is what has been measured: value → loss. A loss that is not finite counts as infinite: nothing lies beyond a rate
-    that diverges.
+    """A search over values of a rate. `losses` has the results: value → loss.
+
+    A loss that is not finite counts as infinite: no value beyond a rate that diverges is better.
     """
 
     def __init__(self, values: Iterable[float], beyond: int = BEYOND_MAX) -> None:
@@ -19,7 +20,10 @@ class RateSweep:
         self._left = beyond if len(self._waiting) > 1 else 0
 
     def next_value(self) -> float | None:
-        """The next value to measure, if any; beyond an edge as far from it, by ratio, as the edge from its neighbour."""
+        """Return the next value to measure; None if none is left.
+
+        A value beyond an edge has the same ratio to the edge as the edge has to its neighbour.
+        """
         if self._waiting:
             return self._waiting.pop(0)
         if not self._left or not is_best_at_edge(self.losses):
@@ -35,5 +39,5 @@ def best_value(losses: dict[float, float]) -> float:
 
 
 def is_best_at_edge(losses: dict[float, float]) -> bool:
-    """Whether the best of a line is its first or its last value, so that a better one may lie outside."""
+    """Return true if the best value is the first or the last one, so that a better one may lie outside."""
     return len(losses) > 1 and best_value(losses) in (min(losses), max(losses))

@@ -1,4 +1,4 @@
-"""The narrow context that a role sees, and what it may do with it."""
+"""The context in which a role works in a round, and the interface of roles."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from training.worker_protocol import AuditRequest, WorkerRequest
 
 R = TypeVar("R")
-EVALUATION_SECONDS = "evaluation_seconds"  # figure of a measured model, beside those of its objective
-TRAINING_NATS = "training_nats"  # mean loss of a round's own steps, a token
-REPLAYS = "replays"  # figure of a round: re-executions before the vote that this peer has begun
-FetchBlob = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
+EVALUATION_SECONDS = "evaluation_seconds"  # metric of a measured model, beside those of its objective
+TRAINING_NATS = "training_nats"  # mean training loss of this peer's own steps in a round, in nats per token
+REPLAYS = "replays"  # metric of a round: how many re-executions before the vote this peer has begun
+FetchBlob = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, peers that may have it)
 
 
 def audit_owner(job: bytes, number: int) -> object:
@@ -35,11 +35,11 @@ def audit_owner(job: bytes, number: int) -> object:
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """One round of one job, which may be over: what computing for it needs."""
+    """One round of one job, open or closed, with everything that a computation for it needs."""
 
     me: bytes
     spec: JobSpec
-    model: ReplicatedModel  # what the round starts from
+    model: ReplicatedModel  # the round's first model
     model_directory: Path
     blobs: DiskBlobStore
     fetch: FetchBlob
@@ -54,12 +54,12 @@ class RoundContext:
 
     @property
     def base_directory(self) -> Path | None:
-        """Where the model is that the job started from; None: it has no base."""
+        """Directory of the model that the job started from; None: the job has no base."""
         return self._directory_of(self.spec.base)
 
     @property
     def read_directory(self) -> Path | None:
-        """Where the model is that the job reads beside its own; None: it reads none."""
+        """Directory of another job's model that this job reads; None: it reads none."""
         return self._directory_of(self.spec.resolved_objective.required_model(self.spec))
 
     def _directory_of(self, other: ModelReference | None) -> Path | None:
@@ -67,75 +67,78 @@ class RoundContext:
 
     @property
     def blob_owner(self) -> object:
-        """As whose the blobs are expected to pass that this needs: audits need theirs when the round is closed, too."""
+        """The owner under which blobs for this round are expected. Audits need their blobs after the round closes."""
         return audit_owner(self.job, self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRoundContext(RoundContext):
-    """An open one. Whatever awaits here is cancelled when the round closes."""
+    """A round that is open. When it closes, everything that awaits here is cancelled."""
 
     terms: RoundTerms
-    wait_to_propose: Callable[[], Awaitable[None]]  # this peer can show what another proposal commits to in time
+    wait_to_propose: Callable[[], Awaitable[None]]  # until this peer can serve the data of a further proposal in time
     make_loss_opening: Callable[[int], LossOpening]  # of the loss of our last inner step
-    # Our proposal, and what it commits to where auditors are bound: durable, then sent.
+    # Our proposal, and the loss that it commits to where auditors are bound. It is made durable, then sent.
     publish_proposal: Callable[[Proposal, LossOpening | None], Awaitable[None]]
-    record_replay_start: Callable[[bytes], Awaitable[None]]  # all that re-executing this trainer's proposal needs is here
-    # figures about this round: all finite ones are stored, or none
+    record_replay_start: Callable[[bytes], Awaitable[None]]  # everything for the re-execution of this trainer's proposal is here
+    # Metrics of this round. They are stored only if all are finite.
     record_metrics: Callable[[Mapping[str, float]], Awaitable[None]]
 
     @property
     def blob_owner(self) -> object:
-        """Until the round is closed."""
+        """The owner until the round closes."""
         return self.job, self.number
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     finding: ReplayFinding
-    relative_error: float = 0.0  # zero where nothing was replayed
-    last_loss: int | None = None  # of the last inner step, in millionths; None: nothing was replayed
+    relative_error: float = 0.0  # zero without a replay
+    last_loss: int | None = None  # of the last inner step, in millionths; None without a replay
 
 
 class WorkerClient(Protocol):
-    """Whoever has a worker."""
+    """A peer's access to its worker."""
 
     async def ask_worker(self, round: RoundContext, request: WorkerRequest[R]) -> R:
-        """The worker's reply. Raises `WorkerFailed`."""
+        """Return the worker's reply. Raises `WorkerFailed`."""
 
     async def evaluate_model(self, round: OpenRoundContext) -> None:
-        """Returns when the figures of this model are stored. Raises `WorkerFailed`."""
+        """Measure this model and store its metrics. Raises `WorkerFailed`."""
 
     @property
     def text_folder(self) -> Path:
-        """A folder for what the worker reads and writes."""
+        """A folder for files that the worker reads and writes."""
 
 
 class RoundParticipant(Protocol):
-    """What a peer does in the rounds of jobs: propose, check, re-execute, replay, measure."""
+    """A peer's work in the rounds of jobs: propose, check, re-execute, replay and measure."""
 
     @property
     def worker_client(self) -> WorkerClient | None:
-        """None: this peer has no worker."""
+        """The client of this peer's worker; None: it has no worker."""
 
     async def propose(self, round: OpenRoundContext) -> None:
-        """Called once for each round in which this peer is among the trainers."""
+        """Propose an update. Called once for each round in which this peer is a trainer."""
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """The cheap checks. Called once for each proposal of the round. The payload is not here yet."""
+        """Do the cheap checks. Called once for each proposal of the round, before its payload is here."""
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
-        """Called once for each proposal for which this voter is to vouch. It calls `record_replay_start` first."""
+        """Re-execute a proposal before the vote. Called once for each proposal that this voter is to vouch for.
+
+        Call `record_replay_start` first.
+        """
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
-        """Called for each sampled audit of this peer, one at a time; what the request names is here."""
+        """Replay a proposal for a sampled audit. Called for one audit at a time, when the request's files are here."""
 
     async def observe_round(self, round: OpenRoundContext) -> None:
-        """Called once for each round, beside everything else."""
+        """Observe the round. Called once for each round, concurrently with all other work."""
 
 
 class TrainingPeer(PeerContext, Protocol):
-    """The running peer as those see it who make jobs and ask about their models."""
+    """The running peer, as seen by code that creates jobs and queries their models."""
 
     @property
     def models(self) -> JobModelStore: ...
@@ -146,14 +149,14 @@ class TrainingPeer(PeerContext, Protocol):
 
     @property
     def evaluates_models(self) -> bool:
-        """Whether its worker measures models unasked."""
+        """True if its worker measures models without a request."""
 
     @property
     def worker_client(self) -> WorkerClient | None:
-        """None: this peer has no worker."""
+        """The client of this peer's worker; None: it has no worker."""
 
     def make_round_context(self, job: bytes, round: int, of: Job) -> OpenRoundContext:
-        """What a role sees of the job's open round, or of a finished job."""
+        """Return the context of the job's open round, or of a finished job."""
 
     def audit_window_ms(self, spec: JobSpec) -> int:
-        """How long the audits of one round of such a job may take."""
+        """Return how long the audits of one round of such a job may take."""

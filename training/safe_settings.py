@@ -1,10 +1,11 @@
-"""Which jobs were measured to hold where somebody may lie: what may be started with audit 'off' and 'sampled'.
+"""Jobs that were measured under attack: the jobs that a peer starts with audit 'off' and 'sampled'.
 
-Without audits statistics alone have to hold. Measured were jobs with the settings `training.job_spec.ESTIMATES`, under the worst
-of the attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
-With sampled audits liars move the model until they are found. The presets were measured on a language model, by `--only gpt
---audits sampled`: `per-step` before convictions undid anything, `local` since (decision 126). Each network that held has a row.
-A peer starts no other jobs unless it is told to; jobs on the log go on.
+Without audits, only statistics protect the model. Jobs with the settings `training.job_spec.ESTIMATES` were measured under the
+worst attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
+With sampled audits, liars move the model until they are found. The presets were measured on a language model (`--only gpt
+--audits sampled`): `per-step` before convictions undid anything, `local` afterwards (decision 126). Each network that was
+defended has a row. A peer starts other jobs only if a person requests it (`--accept-risk`, or byzantine_max 0). Jobs in the
+ledger continue.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from training.job_spec import (
 
 LOST_MAX: Final = 2.0  # points of accuracy
 WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
-POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar after the fact
+POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar later
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "byzantine_max 0, which says that nobody lies"
 ACCEPTED: Final = "say --accept-risk"
-# Of `ESTIMATES`.
+# Fields that must be as in `ESTIMATES`.
 MEASURED_FIELDS: Final = (
     "memory",
     "bits",
@@ -45,14 +46,15 @@ MEASURED_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SafeNetwork:
-    """A network that was defended. Without audits it stood on seeds 0 to 2, and with sampled audits, which defend jobs like its
-    preset, on seed 0. No more liars, and no fewer trainers, are defended.
+    """A network that was defended: without audits on seeds 0 to 2, with sampled audits in jobs like its preset on seed 0.
+
+    Networks with more liars or fewer trainers are not covered.
     """
 
     trainers: int
     liars: int
-    # The most that any attack did, on any seed. Without audits, points of the digits; among 13 trainers also with 30 % of the
-    # honest absent in each round. With sampled audits, times the held-out loss of the clean run.
+    # The largest harm of any attack on any seed. Without audits, in points of accuracy on digits; with 13 trainers also with 30 %
+    # of the honest ones absent in each round. With sampled audits, as a factor of the held-out loss of the clean run.
     harm: float
     preset: str = ""  # with sampled audits
 
@@ -69,7 +71,7 @@ SAFE_WITH_SAMPLED_AUDITS: Final = (
     SafeNetwork(4, 1, 1.023, "per-step"),
     SafeNetwork(7, 2, 1.027, "per-step"),
 )
-# How fields of a job with sampled audits compare to those of a preset. All other fields are free.
+# Required relation of a job's fields to those of a preset, with sampled audits. All other fields are free.
 FIELDS_EQUAL: Final = (
     *(
         "inner",
@@ -89,7 +91,7 @@ FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "final_full_audit
 
 
 def unsafe_reason(spec: JobSpec, trainers: int) -> str | None:
-    """Why a job that so many trainers would begin may not be started as it is, and the way out; None if it may."""
+    """Return why a job that starts with this many trainers is unsafe, and the way out; None if it is safe."""
     if not spec.byzantine_max or spec.audit is AuditMode.FULL:
         return None
     if spec.audit is AuditMode.SAMPLED:

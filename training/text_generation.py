@@ -1,7 +1,7 @@
-"""Texts that a worker makes for people, a slice at a time: what a round waits for goes in between.
+"""Generation of texts for people in short slices, so that requests of rounds need not wait for a whole text.
 
-A slice is a request with a reply like any other, so texts wait behind proposals and audits in the daemon's one queue, and nobody
-who reads slowly is waited for. Between slices a text lies here, with all that its next token needs.
+A slice is an ordinary request with a reply. Texts therefore queue behind proposals and audits in the daemon's one queue, and a
+slow reader blocks nobody. Between slices the state of a text stays here: all that its next token needs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 
 from training import worker_protocol
 
-SLICE_SECONDS: Final = 0.1  # so long a proposal may wait for a text, and one pass longer; ten times a second people see it grow
-OPEN_MAX: Final = 8  # more than the daemon lets people begin at once: those that nobody reads any more go first
+SLICE_SECONDS: Final = 0.1  # a proposal may wait this long, plus one forward pass; readers see the text grow ten times a second
+OPEN_MAX: Final = 8  # more than the daemon lets people begin at once; the least recently used one is dropped first
 
 
 class StopSequenceDecoder:
-    """Bytes come in as tokens have them; text goes out up to the first stop text that is complete.
+    """A decoder from the bytes of tokens to text, which ends before the first complete stop text.
 
-    Held back is what a stop text may begin with, and the bytes of a character that is not complete. So the text is the same
-    wherever one token ends and the next one begins. Bytes that are no UTF-8 become U+FFFD.
+    It holds back bytes that may begin a stop text, and bytes of an incomplete character. The text is therefore independent of the
+    boundaries between tokens. Bytes that are not UTF-8 become U+FFFD.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class StopSequenceDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed_bytes(self, data: bytes) -> str:
-        """What may be seen now and could not before."""
+        """Decode further bytes. Return the text that is now known to lie before any stop text."""
         assert not self.has_ended
         self._held += data
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -43,24 +43,26 @@ class StopSequenceDecoder:
         return text
 
     def flush_text(self) -> str:
-        """What is held back, once no token comes any more."""
+        """Return the text that was held back, after the last token."""
         return self._decoder.decode(self._held, final=True)
 
     def _begun(self) -> int:
-        """Bytes at the end that a stop text may begin with."""
+        """Return how many bytes at the end may begin a stop text."""
         begun = (size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size]))
         return max(begun, default=0)
 
 
 class TextGenerations:
     def __init__(self) -> None:
-        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number; the least recently used first
+        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number, least recently used first
 
     def next_slice(
         self, request: worker_protocol.GenerateRequest, begin: Callable[[], TextGeneration]
     ) -> worker_protocol.GenerateReply:
-        """The text's next slice. One that is not here, as after a restart, begins anew, and what was told of it is passed over:
-        it comes to the same text. An exception, such as that nobody waits for the text any more, drops it.
+        """Return the text's next slice.
+
+        A text that is missing here, as after a restart, is generated again from its start. Its first `told_characters` are
+        skipped; they are the same as before. An exception drops the text, for example when nobody waits for it any more.
         """
         text = self._open.pop(request.text_number, None)
         if text is None or text.told != request.told_characters:
@@ -74,14 +76,14 @@ class TextGenerations:
 
 
 class TextGeneration:
-    """One text, as far as it is made."""
+    """The state of one text."""
 
     def __init__(
         self, pieces: Iterator[bytes], stops: StopSequenceDecoder, told: int, withholds: Callable[[bytes], bool] | None = None
     ) -> None:
-        """`pieces` are the bytes of the next tokens. The first `told` characters were told before.
+        """`pieces` are the bytes of the next tokens. The first `told` characters were returned before.
 
-        Where people may not see some texts, `withholds` judges a whole one, and nothing of it is told before.
+        Where some texts must not be shown, `withholds` judges the whole text, and no part of it is returned earlier.
         """
         self.told = told
         self.is_over = self.is_withheld = False
@@ -89,7 +91,7 @@ class TextGeneration:
         self._whole, self._bytes = "", 0
 
     def make_slice(self, until: float) -> str:
-        """What is to be told, when it is over or this time has come, as `time.monotonic` has it; one token at least."""
+        """Return the characters of this slice: at least one token, until the text ends or `time.monotonic` reaches `until`."""
         parts = [self._next()]
         while not self.is_over and time.monotonic() < until:
             parts.append(self._next())

@@ -1,8 +1,8 @@
-"""A decoder-only transformer: its sizes, its kinds of layers, and the tensors that follow from them. No torch.
+"""A decoder-only transformer: its sizes, its kinds of layers, and the resulting tensors. No torch.
 
 A layer of the transformer is two blocks: attention, then feed-forward. A block normalises its input and adds its output to the
 residual stream. The matrices inside a block are linear layers. `ModelSpec` names the kind in each of these three places. A kind
-says its tensors, initial values, bounds, and names in files of other programs. An engine computes the kinds that it registers
+declares its tensors, initial values, bounds, and names in files of other programs. An engine computes the kinds that it registers
 (`training.engine_implementations`).
 """
 
@@ -19,37 +19,37 @@ from protocol.codec import Between
 from protocol.limits import PARAMETERS_ALLOWED_MAX
 from protocol.messages import Name
 
-BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
-BYTES_WITH_END: Final = BYTES + 1  # the same, and a token that ends a text and stands for no byte: its id is BYTES
+BYTES: Final = 256  # tokens without a tokenizer; every tokenizer has them too, so that no text is unknown
+BYTES_WITH_END: Final = BYTES + 1  # the same, and a token with id BYTES that ends a text and stands for no byte
 VOCABULARY_MAX: Final = 1 << 16  # token ids are kept as uint16
 BYTE_VOCABULARIES: Final = (BYTES, BYTES_WITH_END)
-PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # what layout, sums over a model and files are made for
-# Of a model that is tuned by rewards, with the vectors that its objective adds; larger ones were not measured.
+PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # bound of layouts, sums over a model, and files
+# For a model tuned by rewards, with the vectors that its objective adds. Larger ones were not measured.
 PARAMETERS_TUNED_MAX: Final = 1 << 27
-# Rotary positions: below 1 later features would turn faster, and beyond 1e9 no context turns the last ones at all.
+# Rotary positions. Below 1 the later features would turn faster; above 1e9 the last ones turn in no context.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9
 NORM_EPSILON_MIN: Final = 1e-12  # a row of zeros is multiplied by the inverse of its root: a million
-NORM_EPSILON_MAX: Final = 0.1  # rows have mean squares near one: more would be no norm
+NORM_EPSILON_MAX: Final = 0.1  # rows have mean squares near one; a larger value would dominate them
 LAYERS_MAX: Final = 1_024
-LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # of all layers together: as many as the usual kinds of layers have
-TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9  # with those outside the layers: three of the model, and vectors of its objective
+LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # over all layers; the default kinds have nine per layer
+TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9  # plus those outside the layers: three of the model, and vectors of its objective
 EMBEDDING: Final = "embedding.weight"
 FINAL_NORM: Final = "final_norm.weight"
-OUTPUT_MATRIX: Final = "lm_head.weight"  # of a model whose output layer is a matrix of its own
-HEAD: Final = "heads."  # begins the names of vectors of `width` features that an objective adds behind `tensor_shapes`
+OUTPUT_MATRIX: Final = "lm_head.weight"  # in a model whose output layer is a separate matrix
+HEAD: Final = "heads."  # prefix of the names of vectors of `width` features that an objective adds after `tensor_shapes`
 FIRST_TOKEN_VECTOR: Final = f"{HEAD}first"  # such a vector, which the model adds to the embedding of the first token
 
-# Deviations in units of 1/√input. Measured on the default job, 30 rounds of two trainers: 2.17 bits/byte held out, against
-# 2.20 with 1/√width for the embedding and 2.62 with GPT-2's 0.02 for it, where the tokens drown in what the layers add.
-EMBEDDING_GAIN: Final = 0.8  # the output layer is often the same matrix: first logits have a deviation below 1
+# Deviations in units of 1/√input. Measured on the default job (30 rounds, two trainers): 2.17 bits/byte held out. With 1/√width
+# for the embedding it was 2.20, and 2.62 with GPT-2's 0.02, which is small beside the output of the layers.
+EMBEDDING_GAIN: Final = 0.8  # the output layer is often the same matrix; the first logits have a deviation below 1
 LINEAR_GAIN: Final = 0.5
 
 Positive = Annotated[int, Between(1, 2**31)]
 
 
 class LayerPlace(enum.StrEnum):
-    """Where a kind of layer stands in a model: the field of `ModelSpec` that names it."""
+    """The place of a kind of layer in a model: the field of `ModelSpec` that names it."""
 
     LINEAR = "linear"
     ATTENTION = "attention"
@@ -68,17 +68,17 @@ class ModelSpec:
     kv_heads: Positive = 2  # key/value heads, shared by heads // kv_heads query heads each
     hidden: Positive = 192  # features inside the SwiGLU
     tied: bool = True  # the output layer is the transposed token embedding
-    rope_base: float = 10_000.0  # of rotary positions: Su et al. 2021, section 3.2.2
+    rope_base: float = 10_000.0  # base of rotary positions (Su et al. 2021, section 3.2.2)
     norm_epsilon: float = 1e-6  # added to the mean square of a row
-    # Kinds of layers, by their names.
+    # Names of the kinds of layers.
     linear: Name = "dense"
     attention: Name = "attention"
     feed_forward: Name = "swiglu"
 
     def layers_problem(self) -> str | None:
-        """Names a kind of layer that this program does not know, or a size that a layer cannot have.
+        """Return which kind of layer is unknown, or which size a layer cannot have; None if there is neither.
 
-        Everything else asks the kinds for their tensors, so this check comes first.
+        All other checks read the tensors of the kinds, so this check comes first.
         """
         for place in LayerPlace:
             name = getattr(self, place.value)
@@ -102,7 +102,7 @@ class ModelSpec:
             return f"{tensors} tensors in {self.layers} layers are more than {LAYER_TENSORS_MAX}"
         if self.parameters > PARAMETERS_MAX:
             return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
-        if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # also if it is not a number
+        if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # NaN fails, too
             return f"rope_base {self.rope_base:g} must lie in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}"
         if not NORM_EPSILON_MIN <= self.norm_epsilon <= NORM_EPSILON_MAX:
             return f"norm_epsilon {self.norm_epsilon:g} must lie in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}"
@@ -110,7 +110,7 @@ class ModelSpec:
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds in their places. `layers_problem` has found none missing."""
+        """The kinds in the order of `LayerPlace`. `layers_problem` has checked that all are known."""
         found = [find_layer(getattr(self, place.value), place) for place in LayerPlace]
         kinds = tuple(kind for kind in found if kind is not None)
         assert len(kinds) == len(LayerPlace), self
@@ -118,7 +118,7 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """How many the model has; `tensor_shapes` lists them."""
+        """Number of parameters in `tensor_shapes`."""
         return _count_parameters(self)
 
 
@@ -127,40 +127,40 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerParameter:
-    """One tensor. All its values begin at `initial`, or they are random around zero where there is a deviation."""
+    """One tensor. Its values start at `initial`, or randomly around zero if there is a deviation."""
 
-    name: str  # of a layer's tensor behind the layer's prefix, such as `query.weight`
-    shape: tuple[int, ...]  # of a linear layer's matrix: outputs, inputs
+    name: str  # without the prefix of its layer, such as `query.weight`
+    shape: tuple[int, ...]  # of a linear layer: (outputs, inputs)
     initial: float = 0.0
     deviation: float = 0.0
-    transformers: str = ""  # its name in a Llama of `transformers`, behind the layer's prefix; empty: it has no place there
-    gguf: str = ""  # the same in GGUF
-    rotary_heads: int = 0  # heads that its rows belong to, if rotary positions turn these rows
+    transformers: str = ""  # its name in a Llama of `transformers`, without the layer's prefix; empty: none
+    gguf: str = ""  # its name in GGUF, without the layer's prefix; empty: none
+    rotary_heads: int = 0  # number of heads in its rows, if rotary positions turn the rows
 
 
 def linear_deviation(inputs: int) -> float:
-    """The initial deviation of a matrix that takes so many inputs."""
+    """Return the initial deviation of a matrix with this many inputs."""
     return LINEAR_GAIN / math.sqrt(inputs)
 
 
 class LayerKind:
-    """Everybody who runs a network must find the same here for the same model."""
+    """A kind of layer. All peers of a network must have the same code for it."""
 
     name: ClassVar[str]  # in `ModelSpec`
     description: ClassVar[str]  # for people, in one line
     place: ClassVar[LayerPlace]
-    # A network trains models with this layer if it runs this module, in this version or a later one: so all its voters know the
-    # layer. Empty: each network does.
+    # A network trains models with this layer if it runs this module in this version or a later one, so that all its voters know
+    # the layer. Empty: all networks do.
     module: ClassVar[str] = ""
     version: ClassVar[int] = 1
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
-        """Names the size that the layer cannot have; None if there is none."""
+        """Return which size the layer cannot have; None if all are valid."""
         return None
 
 
 class LinearKind(LayerKind):
-    """A matrix. An engine may be given the matrices of one block that have the same input as one, side by side."""
+    """A matrix. An engine may join the matrices of one block that have the same input into one."""
 
     place = LayerPlace.LINEAR
 
@@ -176,18 +176,18 @@ class LinearKind(LayerKind):
         is_residual: bool = False,
         rotary_heads: int = 0,
     ) -> LayerParameter:
-        """The tensor of a linear layer. With `is_residual` its outputs are added to the residual stream."""
+        """Return the tensor of a linear layer. With `is_residual`, its outputs are added to the residual stream."""
         raise NotImplementedError
 
 
 class BlockKind(LayerKind):
     def parameters(self, model: ModelSpec, linear: LinearKind) -> Sequence[LayerParameter]:
-        """The tensors of one layer's block, in the order of the flat vector. No other block of the layer has their names."""
+        """Return the tensors of one layer's block, in the order of the flat vector. Names are unique within the layer."""
         raise NotImplementedError
 
 
 def norm_weight(name: str, model: ModelSpec, transformers: str, gguf: str) -> LayerParameter:
-    """The weights of an RMSNorm of the residual stream."""
+    """Return the weights of an RMSNorm of the residual stream."""
     return LayerParameter(name, (model.width,), initial=1.0, transformers=transformers, gguf=gguf)
 
 
@@ -208,7 +208,7 @@ class DenseLinear(LinearKind):
         rotary_heads: int = 0,
     ) -> LayerParameter:
         deviation = linear_deviation(inputs)
-        if is_residual:  # 2 × layers of them add up
+        if is_residual:  # the outputs of 2 × layers such matrices add up
             deviation /= math.sqrt(2 * model.layers)
         return LayerParameter(
             f"{name}.weight",
@@ -267,7 +267,7 @@ _known = {kind.name: kind for kind in LAYERS}
 
 
 def register_layers(kinds: Iterable[LayerKind]) -> None:
-    """Layers of a feature. Registering one again changes nothing."""
+    """Add a feature's layers. A second registration changes nothing."""
     for kind in kinds:
         assert kind.module or kind in LAYERS, f"no module says that a network knows the layer {kind.name!r}"
         assert isinstance(kind, LinearKind if kind.place is LayerPlace.LINEAR else BlockKind), kind.name
@@ -275,7 +275,7 @@ def register_layers(kinds: Iterable[LayerKind]) -> None:
 
 
 def find_layer(name: str, place: LayerPlace) -> LayerKind | None:
-    """None: this program knows no such layer for this place."""
+    """Return the kind of layer; None if it is unknown or belongs to another place."""
     kind = _known.get(name)
     return kind if kind is not None and kind.place is place else None
 
@@ -297,7 +297,7 @@ class ModelTensor:
 
 @lru_cache(maxsize=8)
 def layer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
-    """The tensors of each layer, in the order of the flat vector."""
+    """Return the tensors of each layer, in the order of the flat vector."""
     linear, *blocks = model.layer_kinds
     assert isinstance(linear, LinearKind)
     found = [parameter for kind in blocks if isinstance(kind, BlockKind) for parameter in kind.parameters(model, linear)]
@@ -306,7 +306,7 @@ def layer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
 
 
 def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
-    """The tensors before and behind the layers: embedding, last norm, and the output layer if it is a matrix of its own."""
+    """Return the tensors outside the layers: embedding, last norm, and the output layer if it is a separate matrix."""
     of_tokens = (model.vocabulary, model.width)
     embedding = LayerParameter(
         EMBEDDING,
@@ -326,7 +326,7 @@ def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
     return (embedding, norm) if model.tied else (embedding, norm, output)
 
 
-@lru_cache(maxsize=256)  # terms and estimates of every job ask for it
+@lru_cache(maxsize=256)  # terms and estimates of every job read it
 def _count_parameters(model: ModelSpec) -> int:
     outside = sum(math.prod(parameter.shape) for parameter in outer_parameters(model))
     return outside + model.layers * sum(math.prod(parameter.shape) for parameter in layer_parameters(model))
@@ -334,7 +334,7 @@ def _count_parameters(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=8)
 def model_tensors(model: ModelSpec) -> Mapping[str, ModelTensor]:
-    """Its tensors by name, in the order of the flat vector."""
+    """Return a model's tensors by name, in the order of the flat vector."""
     embedding, *behind = outer_parameters(model)
     of_layer = layer_parameters(model)
     found = {embedding.name: ModelTensor(None, embedding)}
@@ -344,5 +344,5 @@ def model_tensors(model: ModelSpec) -> Mapping[str, ModelTensor]:
 
 
 def tensor_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of its tensors, in the order of the flat vector. Names and shapes are those of the torch model."""
+    """Return names and shapes of a model's tensors, in the order of the flat vector. The torch model has the same ones."""
     return [(name, tensor.parameter.shape) for name, tensor in model_tensors(model).items()]

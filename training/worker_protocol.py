@@ -1,9 +1,9 @@
-"""Messages of the daemon and its worker process, and their framing on the pipes.
+"""Messages between the daemon and its worker process, and their framing on the pipes.
 
-The daemon sends requests, one at a time, and gets one reply each: the one that the request's declaration names, or
-`RequestFailed`. Meanwhile the worker beats while it makes progress, and a `CancelRequest` asks it to drop the request of that
-number. Paths are absolute; files named as outputs are nobody's before the reply: a worker that ends before it may leave a part
-of one. Features declare further requests (`features.feature.Feature.worker_requests`).
+The daemon sends one request at a time and gets one reply: the type that the request's declaration names, or `RequestFailed`. The
+worker sends heartbeats while it makes progress. A `CancelRequest` asks it to drop the request of that number. Paths are absolute.
+Output files belong to the daemon after the reply; a worker that dies earlier may leave incomplete files. Features declare further
+requests (`features.feature.Feature.worker_requests`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from protocol.messages import Name
 from protocol.sampling import TURNS_MAX, SamplingOptions
 from protocol.verdicts import Verdict
 
-# Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
+# Data that grow with the model travel as files. The largest frame is an OpenJobRequest: a specification, some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
 FILES_MAX = 9  # beside text and tokenizer: eight that an objective reads, and the parameters that a job starts from
-DEVICES_MAX = 64  # of one machine; as many libraries are told of
+DEVICES_MAX = 64  # of one machine; also the bound of reported library versions
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
 ERROR_CHARACTERS_MAX = 500  # one line for a person
 
@@ -39,11 +39,11 @@ FRAME_HEADER_BYTES = _FRAME.size
 
 
 class WorkerDied(FolkmootError):
-    """The worker process ended, or was ended, while it had this request. Asking again is safe."""
+    """The worker process ended while it had this request. A retry is safe."""
 
 
 class WorkerFailed(FolkmootError):
-    """The worker is well but could not do what was asked; the text says why."""
+    """The worker is alive but could not serve the request; the text gives the reason."""
 
 
 # Replies -------------------------------------------------------------------------------------------------------------
@@ -62,11 +62,11 @@ class ProposeReply:
     TAG: ClassVar[str] = "propose-reply"
     payload_digest: Digest  # of the file `ProposeRequest.payload_out`
     payload_bytes: Count
-    buffer_digest: Digest | None  # None: the job's proposals commit to none
-    loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: it is no number
+    buffer_digest: Digest | None  # None: proposals of the job commit to no buffer
+    loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: not finite
     seconds: float
     inner: Digest | None = None  # of the file `ProposeRequest.inner_out`
-    # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.
+    # Buffer and inner state of the trainer's last accepted proposal, which this one continues; None: a fresh state.
     feedback: Digest | None = None
     inner_from: Digest | None = None
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
@@ -79,7 +79,7 @@ class AuditReply:
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
     seconds: float
-    last_loss: LossMillionths | None = None  # of the last inner step, in millionths; None: nothing was replayed
+    last_loss: LossMillionths | None = None  # of the last inner step, in millionths; None: no replay took place
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +92,26 @@ class EvaluateReply:
 @dataclass(frozen=True, slots=True)
 class GenerateReply:
     TAG: ClassVar[str] = "generate-reply"
-    text: Text  # what goes on from `GenerateRequest.told_characters`; nothing where the job's objective withholds it
-    is_over: bool  # else the next request goes on
+    text: Text  # continues at `GenerateRequest.told_characters`; empty where the job's objective withholds the text
+    is_over: bool  # otherwise the next request continues the text
     is_withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What an engine can compute on, in MB of 10^6 bytes."""
+    """A device that an engine can compute on. Sizes are in MB of 10^6 bytes."""
 
-    name: Name  # as the setting `device` says it
-    about: Text  # as its maker calls it
+    name: Name  # value of the setting `device`
+    about: Text  # the maker's name for it
     memory_mb: Count
-    free_mb: Count | None  # None: of a GPU that is not used, where asking would take some of it
+    free_mb: Count | None  # None: an unused GPU, where the query itself would allocate memory
     held_mb: Count  # by the worker
     is_used: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What the worker says of itself: unasked when everything slow is imported, and when it is asked."""
+    """The worker's description of itself. It is sent after the slow imports, and as the reply to `DescribeRequest`."""
 
     TAG: ClassVar[str] = "worker-info"
     engine: Text
@@ -127,7 +127,7 @@ class PongReply:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request could not be done; `text` is one line for a person."""
+    """The request failed; `text` is one line for a person."""
 
     TAG: ClassVar[str] = "request-failed"
     text: Annotated[str, Length(0, ERROR_CHARACTERS_MAX)]
@@ -135,7 +135,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeclarationFiles:
-    """The declaration of a proposal that is re-executed, and the files with the blobs that it names."""
+    """The declaration of a re-executed proposal, and the files with the blobs that it names."""
 
     encoded: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""
     files: Annotated[dict[Digest, Path], Length(0, DECLARATION_BYTES_MAX // 32)] = field(default_factory=dict)
@@ -153,51 +153,51 @@ class WorkerRequest(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequestKind(Generic[R]):
-    """The declaration of a request. Its name, and that of its reply, is the tag of the message."""
+    """The declaration of a request. The tags of the request and of its reply identify the two messages."""
 
     request: type[WorkerRequest[R]]
     reply: type[R]
-    priority: int  # smaller ones are answered first
-    # `module:function`, imported by the worker alone: takes a `training.engines.request_handlers.WorkerContext` and the request,
-    # returns the reply.
+    priority: int  # requests with smaller numbers are served first
+    # `module:function`, imported only by the worker. It takes a `training.engines.request_handlers.WorkerContext` and the
+    # request, and returns the reply.
     handler: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJobRequest(WorkerRequest[OpenJobReply]):
-    """Get ready to compute for a job. Must come before the others that name it; again after the worker restarted."""
+    """Prepare to compute for a job. It comes before other requests that name the job, and again after a restart of the worker."""
 
     TAG: ClassVar[str] = "open-job"
     job: Digest
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
-    text: Path | None  # the training text as one file; a BPE's token files are made beside it. None: the objective reads no text
-    tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
+    text: Path | None  # the training text as one file; token files of a BPE are made beside it. None: the objective reads no text
+    tokenizer: Path | None  # JSON of a byte-level BPE; None: tokens are bytes
     tokenized: bool = False  # `text` holds 16-bit token ids
-    tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
-    base: Path | None = None  # model directory of the job's base, if it has one
-    required_model: Path | None = None  # the same of the job that it reads, if there is one
-    other_text: Path | None = None  # of that job, as `text`
-    other_tokens: Digest | None = None  # of that job, as `tokens`
-    # Those of `Objective.files`, and the job's `initial_model` where its objective refers to the first model.
+    tokens: Digest | None = None  # digest of the BPE's tokens in the job's manifest
+    base: Path | None = None  # model directory of the job's base, if any
+    required_model: Path | None = None  # model directory of the other job that this job reads, if any
+    other_text: Path | None = None  # text of that job
+    other_tokens: Digest | None = None  # digest of that job's tokens
+    # Files of `Objective.required_files`, and the job's `initial_model` where its objective refers to the first model.
     files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeRequest(WorkerRequest[ProposeReply]):
-    """Do `trainer`'s local steps of `round` and make the payload. Without a whole previous buffer e is zero."""
+    """Run `trainer`'s local steps of `round` and make the payload. If the previous buffer is incomplete, e starts from zero."""
 
     TAG: ClassVar[str] = "propose"
     job: Digest
     round: Count
     trainer: Key
-    model_directory: Path  # as `ReplicatedModel.save` wrote it, after the round before
+    model_directory: Path  # written by `ReplicatedModel.save` after the previous round
     previous_buffer: Path | None  # m of the trainer's last accepted proposal
     previous_payload: Path | None  # of the same proposal, unless the job has estimates
-    buffer_out: Path  # where the new m goes; who takes it over, and the payload, makes them durable, with all else that is sent
+    buffer_out: Path  # file for the new m. The daemon makes it durable, with the payload and all else that it sends
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
-    inner_out: Path | None = None  # where the new inner state goes, where the job keeps it
-    declared_out: Path | None = None  # folder that is made anew for the blobs of the declaration, where the objective has one
-    declared: DeclarationFiles | None = None  # goes by this declaration, whose files lie in that folder, and makes none
+    inner_out: Path | None = None  # file for the new inner state, where the job keeps it
+    declared_out: Path | None = None  # folder for the declaration's blobs, created empty, where the objective has declarations
+    declared: DeclarationFiles | None = None  # follow this declaration, whose files are in that folder, and make no new one
 
     @property
     def payload_out(self) -> str:
@@ -206,7 +206,7 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest(WorkerRequest[AuditReply]):
-    """Re-execute `trainer`'s proposal. Previous buffer and payload as the proposal's `feedback` says."""
+    """Re-execute `trainer`'s proposal. The proposal's `feedback` names the previous buffer and payload."""
 
     TAG: ClassVar[str] = "audit"
     job: Digest
@@ -217,14 +217,14 @@ class AuditRequest(WorkerRequest[AuditReply]):
     buffer: Path | None
     previous_buffer: Path | None
     previous_payload: Path | None
-    inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
-    previous_inner: Path | None = None  # as the proposal's `inner_from` says
+    inner: Path | None = None  # inner state that the proposal commits to, where the job keeps it
+    previous_inner: Path | None = None  # named by the proposal's `inner_from`
     declared: DeclarationFiles = DeclarationFiles()
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateRequest(WorkerRequest[EvaluateReply]):
-    """The objective's figures of a model."""
+    """Compute the objective's metrics of a model."""
 
     TAG: ClassVar[str] = "evaluate"
     job: Digest
@@ -233,8 +233,9 @@ class EvaluateRequest(WorkerRequest[EvaluateReply]):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest(WorkerRequest[GenerateReply]):
-    """Continue a prompt for a while. The same request, with what was told since, goes on
-    (`training.text_generation`).
+    """Continue a prompt for one slice of time (`training.text_generation`).
+
+    The same request with a larger `told_characters` returns the next slice.
     """
 
     TAG: ClassVar[str] = "generate"
@@ -242,24 +243,24 @@ class GenerateRequest(WorkerRequest[GenerateReply]):
     model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
     prompt: Text
     sampling: SamplingOptions
-    stop: Count | None = None  # the token that ends the text and is no part of it
+    stop: Count | None = None  # the token that ends the text and is not part of it
     turns: Annotated[
         tuple[Text, ...], Length(0, TURNS_MAX)
-    ] = ()  # before the prompt, as many of the last as the context can hold
-    text_number: Count = 0  # a number that no other text has
-    told_characters: Count = 0  # characters of it
+    ] = ()  # earlier turns; the last ones that fit into the context are used
+    text_number: Count = 0  # unique among all texts of this daemon
+    told_characters: Count = 0  # characters of the text that were returned before
 
 
 @dataclass(frozen=True, slots=True)
 class PingRequest(WorkerRequest[PongReply]):
-    """Says that the worker is alive."""
+    """A check that the worker is alive."""
 
     TAG: ClassVar[str] = "ping"
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest(WorkerRequest[WorkerInfo]):
-    """What the worker computes with, as it is now."""
+    """Describe the engine, the devices and the libraries that the worker uses now."""
 
     TAG: ClassVar[str] = "describe"
 
@@ -269,7 +270,7 @@ class DescribeRequest(WorkerRequest[WorkerInfo]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """The request is progressing."""
+    """The worker makes progress with the request."""
 
     TAG: ClassVar[str] = "worker-heartbeat"
 
@@ -312,7 +313,7 @@ def encode_frame(number: int, message: Any) -> bytes:
 
 
 def parse_header(header: bytes) -> tuple[int, int]:
-    """(bytes that follow, number of the request). `RemoteProtocolError` if it is longer than any message."""
+    """Return the bytes that follow and the request's number. Raises `RemoteProtocolError` if they exceed the longest message."""
     length, number = _FRAME.unpack(header)
     if length > FRAME_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"a frame of {length} bytes on the worker's pipe")
@@ -323,7 +324,7 @@ def parse_body(body: bytes, kinds: tuple[type[Any], ...]) -> Any:
     return codec.decode_message(body, kinds, FRAME_BYTES_MAX)
 
 
-# Texts, asked for a slice at a time: what rounds need of the worker goes in between ---------------------------------
+# Texts are requested in slices, so that requests of rounds can go in between ----------------------------------------
 
 Ask = Callable[[GenerateRequest], Awaitable[GenerateReply]]
 
@@ -331,7 +332,7 @@ _numbers = itertools.count(1)
 
 
 async def stream_text(ask: Ask, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
-    """Whoever reads slowly keeps nobody waiting, and whoever stops reading ends the text. To be closed (`aclosing`)."""
+    """Yield a text in slices. A slow reader blocks nobody, and the text ends when its reader stops. Close it with `aclosing`."""
     request = replace(request, text_number=next(_numbers))
     while True:
         done = await ask(request)
@@ -342,7 +343,7 @@ async def stream_text(ask: Ask, request: GenerateRequest) -> AsyncGenerator[Gene
 
 
 async def generate_text(ask: Ask, request: GenerateRequest) -> GenerateReply:
-    """The last slice, with the text of all of them."""
+    """Return the last slice with the text of all slices."""
     parts = []
     async with aclosing(stream_text(ask, request)) as made:
         async for done in made:

@@ -1,1 +1,1 @@
-"""From what a person asks for to the specification of a job."""
+"""Creation of jobs from people's requests: initial models, fields and texts."""

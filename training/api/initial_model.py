@@ -1,4 +1,4 @@
-"""What a job starts from, as a person named it: a finished job, a job at a round, or a folder with a model of people's own."""
+"""The model that a job starts from, as named by a person: a finished job, a job at a round, or a folder with a foreign model."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class InitialModel:
 
     name: str  # for people
     model: ModelSpec
-    tokenizer: bytes | None  # digest of a blob that this peer has, or may fetch
-    base: ModelReference | None = None  # a finished job's, which every peer keeps
-    stop: int | None = None  # the token with which the model has learned to end a text; None: it has learned none
-    # Writes the parameters, if the job starts from a blob: the specification, where to; gives what names them.
+    tokenizer: bytes | None  # digest of a blob that this peer has or can fetch
+    base: ModelReference | None = None  # model of a finished job, which every peer keeps
+    stop: int | None = None  # the token that ends a text of this model; None: it has learned none
+    # Writes the parameters for the specification to a file and returns their hash, for a job that starts from a blob.
     write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
 
     def apply_to_spec(self, spec: JobSpec, model: ModelSpec) -> JobSpec:
         return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
 
     def publish_parameters(self, peer: TrainingPeer, spec: JobSpec) -> JobSpec:
-        """With the blob that it starts from, if that is one, which others can fetch now. Raises `UserError`."""
+        """Publish the blob that the job starts from, if any. Return the specification with its digest. Raises `UserError`."""
         if self.write is None:
             return spec
         folder = peer.store.path.parent
@@ -54,7 +54,7 @@ class InitialModel:
 
 
 def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialModel:
-    """Of `train --from`. Raises `UserError`."""
+    """Return the model that `train --from` names. Raises `UserError`."""
     jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.queue}}
     is_job = any(_fits(request.initial_model, key, job) for key, job in live.items())
@@ -75,7 +75,7 @@ def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialM
 
 
 def initial_model_from_job(peer: TrainingPeer, text: str, argument: str) -> InitialModel:
-    """The last model of a finished job. Raises `UserError`."""
+    """Return the last model of a finished job. Raises `UserError`."""
     base, job, before = resolve_base_job(peer, text, argument)
     return InitialModel(f"job {job.name!r}", before.model, before.tokenizer, base, before.resolved_objective.stop_token(before))
 
@@ -85,7 +85,7 @@ def _fits(text: str, key: bytes, job: Job | QueuedJob) -> bool:
 
 
 def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[ModelReference, Job, JobSpec]:
-    """The finished job that a person means as a base. Raises `UserError`."""
+    """Return the finished job that a person names as base. Raises `UserError`."""
     jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.unfinished(), **{waiting.job: waiting for waiting in jobs.queue}}
     if any(_fits(text, key, job) for key, job in live.items()):
@@ -99,7 +99,10 @@ def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[Mode
 
 
 def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
-    """A job's model after `number` rounds. Every peer keeps a finished job's last one; others are a blob of what is here."""
+    """Return a job's model after `number` rounds. Raises `UserError`.
+
+    Every peer keeps the last model of a finished job. Other models become a blob, made from this peer's copy.
+    """
     jobs = peer.state.jobs.jobs
     key = resolve_job(name, jobs, "jobs")
     job, spec = jobs[key], JobSpec.decode(jobs[key].spec)

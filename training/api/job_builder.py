@@ -1,4 +1,4 @@
-"""From what a person typed to the job that is put on the log: its fields, and its text as blobs."""
+"""Builder of jobs from a person's request: their fields, and their text as blobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 BUILT_IN_DATA = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
 BLOB_FETCH_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
-# They follow from what else was said.
+# These follow from other parts of the request.
 FIELDS_NOT_SET_BY_NAME = frozenset(
     {
         "data",
@@ -49,14 +49,17 @@ FIELDS_NOT_SET_BY_NAME = frozenset(
 
 
 def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
-    """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
+    """Make the job's blobs: shards, manifest, tokenizer, parameters. Return its specification.
+
+    Raises `UserError` for an unusable text, model or value.
+    """
     start = resolve_initial_model(peer, request) if request.initial_model else None
     spec = _job_spec(peer, request, start, findings)
     return spec if start is None else start.publish_parameters(peer, spec)
 
 
 def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
-    """A job of the first objective that learns from a file with prompts and responses. Raises `UserError` as that does."""
+    """Build a job of the first objective that learns from a file with prompts and responses. Raises `UserError`."""
     builders = [kind.example_job_builder for kind in map(find_objective, objective_names()) if kind and kind.example_job_builder]
     if not builders:
         raise UserError(f"{request.examples}: this program knows no objective that learns from prompts and responses")
@@ -91,7 +94,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
         return _job_on_tokens(peer, spec, request, keep, start, said)
     spec = add_audits(peer, spec, request, said)
     pieces, bpe = _pieces(request), None
-    if spec.tokenizer is not None:  # that of the model it starts from
+    if spec.tokenizer is not None:  # the tokenizer of the initial model
         bpe = tokenizer.BpeTokenizer(fetch_job_blob(peer, spec.tokenizer))
     elif request.vocabulary > BYTES_WITH_END:
         made = tokenizer.train_bpe(pieces(TextFileReport()), request.vocabulary)
@@ -100,7 +103,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:  # tokenized once here, so that everybody else can tell that it works on the same tokens
+    if bpe is not None:  # its tokens are hashed here once, so that other peers can check theirs
         with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
             text = Path(folder) / "text"
             data.assemble_text(manifest, peer.blobs.read_range, text)
@@ -109,8 +112,9 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
 
 
 def add_compression_warmup_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
-    """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
-    has said how many rounds (`said`: the fields that a person set).
+    """Set the default number of opening rounds with more bits, in a job without base.
+
+    The job is unchanged if a person set that field (`said`: the fields that a person set).
     """
     if "compression_warmup_rounds" in said:
         return spec
@@ -118,23 +122,23 @@ def add_compression_warmup_rounds(spec: JobSpec, said: Container[str]) -> JobSpe
 
 
 def add_final_full_audit_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
-    """The job, its last rounds re-executed before the vote; unchanged as above."""
+    """Set the default number of last rounds with full audits, unless a person set that field."""
     if "final_full_audit_rounds" in said:
         return spec
     return replace(spec, final_full_audit_rounds=spec.usual_final_full_audit_rounds)
 
 
 def add_audits(peer: TrainingPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
-    """The job, whose model is known, with audits. Raises `UserError` if they were not measured to hold against its liars."""
+    """Add audits to a job whose model is known. Raises `UserError` if they were not measured to hold against its liars."""
     spec = add_final_full_audit_rounds(choose_sampled_audits(peer, spec, said), said)
     require_safe_settings(peer, spec, request)
     return spec
 
 
 def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
-    """The job with sampled audits, unless a person set `audit`, or they were not measured to hold, or would take too long.
+    """Set sampled audits, unless a person set `audit`, or these audits were not measured to hold, or would take too long.
 
-    Anybody can invite trainers, and only voters are approved. So all trainers without a vote count as liars.
+    Any member can invite trainers, and only voters are approved. All trainers without a vote therefore count as liars.
     """
     if "audit" in said or not spec.byzantine_max:
         return spec
@@ -151,9 +155,9 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
-    """The job with the model and the tokenizer of what it starts from. Raises `UserError`."""
+    """Add the model and the tokenizer of the initial model. Raises `UserError` if the request sets others."""
     others = [name for name in request.overrides if name.startswith("model.")]
-    if start.base is None and others == ["model.context"]:  # how far its training sequences reach is the job's
+    if start.base is None and others == ["model.context"]:  # the length of training sequences belongs to the job
         return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
@@ -165,7 +169,7 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobS
 def fetch_job_blob(
     peer: TrainingPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
 ) -> bytes:
-    """A blob of a job that this peer may lack; this runs in a thread. Raises `UserError`."""
+    """Return a blob of a job, which this peer fetches if it lacks it. It runs in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
@@ -179,7 +183,7 @@ def fetch_job_blob(
 
 
 def byzantine_trainers_max(peer: TrainingPeer, role: str = TRAINER) -> int:
-    """How many of those who train by this role may lie."""
+    """Return how many of the trainers with this role may lie."""
     return min(VoterSet(peer.state.members.voters).faults_tolerated, max(0, (count_trainers(peer, role) - 1) // 2))
 
 
@@ -188,7 +192,7 @@ def count_trainers(peer: TrainingPeer, role: str = TRAINER) -> int:
 
 
 def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainRequest) -> None:
-    """`UserError` for a job that was not measured to hold against its liars. The log takes any: old ones go on."""
+    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts any: old jobs continue."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
     problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
     if problem:
@@ -196,8 +200,9 @@ def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainReque
 
 
 def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[str, Any]:
-    """Typed values of job fields that a person typed; model fields as `model.width`. Raise `UserError`, which also names the
-    fields that the caller reads itself, `others`.
+    """Return typed values of the job fields that a person set; model fields are named as `model.width`.
+
+    Raises `UserError` for an unknown field. Its suggestions include `others`, the fields that the caller reads itself.
     """
     overrides: dict[str, Any] = {}
     model: dict[str, Any] = {}
@@ -218,7 +223,7 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
 
 
 def parse_field(kind: Any, name: str, text: str) -> Any:
-    """The value that a person typed. Raises `UserError`."""
+    """Return the value of a text that a person typed. Raises `UserError`."""
     if type(None) in get_args(kind):
         if text == "none":
             return None
@@ -246,7 +251,7 @@ def _job_on_tokens(
     start: InitialModel | None,
     said: Mapping[str, Any],
 ) -> JobSpec:
-    """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
+    """Build a job on a text that is tokenized already, with that tokenizer and its vocabulary."""
     if request.column:
         raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:

@@ -1,6 +1,4 @@
-"""Texts about jobs for people: why one failed, without an accepted update or without one any more, and what preparing its
-set did to the file that a person gave.
-"""
+"""Texts about jobs for people: reasons of failures, and changes to a person's file during its preparation."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from protocol.verdicts import DIVERGING, verdict_label_by_name
 from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec, PreparationCounts
 from training.objectives.objective import Objective
 
-FAILURE_ALERT_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
+FAILURE_ALERT_HEIGHTS = 1_000  # age up to which a failure is an alert; the state keeps it longer
 
 
 def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
-    """Those of the last heights, with reasons."""
+    """Yield the failed jobs of the last heights, with reasons."""
     for job in view.module_state(JobsState).jobs.values():
         if job.failed_rounds and not job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
             labels = JobSpec.decode(job.spec).resolved_objective.reason_labels
@@ -27,7 +25,7 @@ def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
 
 
 def find_stalled_jobs(view: StateReader, height: int) -> Iterator[str]:
-    """Jobs of the last heights that ended without progress: after which round, all verdicts, and the way out."""
+    """Yield the jobs of the last heights that ended without progress: their last round, all verdicts, and the way out."""
     for key, job in view.module_state(JobsState).jobs.items():
         if job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
             spec = JobSpec.decode(job.spec)
@@ -46,25 +44,25 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     how = "" if is_planned else ", from its newest model"
     usual = MUON_RATE if spec.inner is InnerOptimizerKind.MUON else INNER_RATE
     rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
-    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # a plan's optimizer does not change
+    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # the optimizer of a plan is fixed
     way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set {fields}`"
-    # Accepted steps may have spoilt the model.
+    # Accepted steps may have damaged the model.
     is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)
 
 
 def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
-    """For people. `labels` are those of the job's objective."""
+    """Return a text for people. `labels` are those of the job's objective."""
     return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
 
 
 def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
-    """Counts of rejections as text, such as `8 diverging, 1 replay`."""
+    """Return counts of rejections as text, such as `8 diverging, 1 replay`."""
     return ", ".join(f"{count} {verdict_label_by_name(name, labels)}" for name, count in sorted(rejected.items()))
 
 
 def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
-    """For people: the counts of a set's file, each with the way out."""
+    """Return the counts from the preparation of a file, for people, each with the way out."""
     counts = spec.preparation or PreparationCounts()
     told = []
     if counts.left_out:

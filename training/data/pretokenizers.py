@@ -1,7 +1,7 @@
-"""Normalizers and pre-tokenizers of the package `tokenizers`: the steps before a BPE that a job's tokenizer may have.
+"""Normalizers and pre-tokenizers of the package `tokenizers` that a job's tokenizer may have.
 
-A regular expression is taken only if all its alternatives are known here. Another one may need time that is exponential in the
-length of a text, at each peer that makes tokens.
+A regular expression is accepted only if all its alternatives are known here. Others may need exponential time in the length of a
+text, on every peer that makes tokens.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, Final
 
 NORMALIZERS: Final = ("NFC", "NFD", "NFKC", "NFKD")
 PATTERN_CHARACTERS_MAX: Final = 400  # the known ones have 120
-STEPS_MAX: Final = 8  # of a sequence; known tokenizers have up to four
+STEPS_MAX: Final = 8  # of a sequence; known tokenizers have at most four
 BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 LLAMA_3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_2: Final = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-# Alternatives of patterns. The time of each is linear in the length of its match.
+# Alternatives of patterns. Each takes time linear in the length of its match.
 ALTERNATIVES: Final = frozenset(
     {
         *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
@@ -30,7 +30,7 @@ ALTERNATIVES: Final = frozenset(
 
 
 def parse_normalizer(said: Any) -> dict[str, Any] | None:
-    """As the package writes it. Raises `ValueError`, naming one that is not taken."""
+    """Return the normalizer in the JSON of the package. Raises `ValueError`, which names an unsupported one."""
     steps = said.get("normalizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or len(steps) > STEPS_MAX:
         raise ValueError(f"normalizer {_shown(said)}")
@@ -43,7 +43,7 @@ def parse_normalizer(said: Any) -> dict[str, Any] | None:
 
 
 def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
-    """As the package writes it. Raises `ValueError`, naming a step that is not taken."""
+    """Return the pre-tokenizer in the JSON of the package. Raises `ValueError`, which names an unsupported step."""
     steps = said.get("pretokenizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or not 1 <= len(steps) <= STEPS_MAX:
         raise ValueError(f"pre_tokenizer {_shown(said)}")
@@ -54,7 +54,7 @@ def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
 
 
 def splits_words(pre_tokenizer: dict[str, Any]) -> bool:
-    """False where a whole text is one word: a BPE takes time that is quadratic in its length."""
+    """Return false if a whole text is one word. A BPE needs time quadratic in the length of a word."""
     return any(step["type"] == "Split" or step.get("use_regex") for step in pre_tokenizer_steps(pre_tokenizer))
 
 
@@ -63,7 +63,7 @@ def pre_tokenizer_steps(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def llama_cpp_name(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
-    """The name of the same steps in GGUF; None: it has none."""
+    """Return the name of these steps in GGUF; None if there is none."""
     steps = pre_tokenizer_steps(pre_tokenizer)
     patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
     digits = [step["individual_digits"] for step in steps if step["type"] == "Digits"]

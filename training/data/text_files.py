@@ -1,6 +1,6 @@
-"""Text of the files that people train on: plain text, JSON, tables and Parquet, each perhaps packed by gzip.
+"""Text of the files that people train on: plain text, JSON, tables and Parquet, each optionally compressed by gzip.
 
-Markup is not text. Files of a folder that cannot be read are left out, and `TextFileReport` names each with the reason.
+Markup is not text. Unreadable files of a folder are skipped, and `TextFileReport` names each with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
 JSON: Final = ".json"
 PARQUET: Final = ".parquet"
-READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # of files in a folder, each perhaps with .gz behind it
+READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # of files that are read in a folder, optionally with .gz
 KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each perhaps with .gz"
 MARKUP: Final = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), "HTML"),
@@ -35,7 +35,7 @@ MARKUP: Final = {
     ".rtf": "RTF",
     ".ipynb": "a notebook",
 }
-BINARY: Final = (  # how files of other kinds begin
+BINARY: Final = (  # first bytes of files of other kinds
     (b"%PDF", "PDF"),
     (b"PK\3\4", "a ZIP archive, as .docx and .xlsx are"),
     (b"\x28\xb5\x2f\xfd", "packed by Zstandard"),
@@ -44,20 +44,20 @@ BINARY: Final = (  # how files of other kinds begin
 )
 GZIP_MARK: Final = b"\x1f\x8b"
 PARQUET_MARK: Final = b"PAR1"
-COLUMN: Final = "text"  # with the text of a record, unless `--column` names another
-ABOUT_FOLDER: Final = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*", re.IGNORECASE)  # of public data sets
+COLUMN: Final = "text"  # column with the text of a record, unless `--column` names another
+ABOUT_FOLDER: Final = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*", re.IGNORECASE)  # files about a public data set
 
-READ_BYTES: Final = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
-HEAD_BYTES: Final = 4 << 10  # that show the kind of a file
-LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
-WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python's objects it takes ten times as much
-ROWS_AT_ONCE: Final = 256  # of Parquet, in memory as Python's objects
-FILES_NAMED_MAX: Final = 200  # of those that are left out: they travel with each list of the jobs
-_NAMES_SHOWN: Final = 200  # characters of the names of fields
+READ_BYTES: Final = 256 << 10  # one read of a text file; at this size, reading 50 MB costs no more than hashing them
+HEAD_BYTES: Final = 4 << 10  # first bytes of a file, which show its kind
+LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole line must be in memory to be parsed
+WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python objects it takes ten times as much
+ROWS_AT_ONCE: Final = 256  # of Parquet, in memory as Python objects
+FILES_NAMED_MAX: Final = 200  # skipped files; each list of the jobs contains them
+_NAMES_SHOWN: Final = 200  # characters of field names
 
 
 class TextFileReport:
-    """Files and records that were left out, and remarks on the others, for people."""
+    """Skipped files and records, and remarks on the others, for people."""
 
     def __init__(self) -> None:
         self.records = 0  # without text
@@ -71,7 +71,7 @@ class TextFileReport:
             self._named.append(f"  {printable_path(name)}: {reason}")
 
     def report_lines(self) -> tuple[str, ...]:
-        """Lines for people."""
+        """Return the report as lines for people."""
         files = [f"files left out: {self._files}"] if self._files else []
         more = [f"  and {self._files - len(self._named)} more"] if self._files > len(self._named) else []
         records = [f"records without text left out: {self.records}"] if self.records else []
@@ -79,9 +79,9 @@ class TextFileReport:
 
 
 def read_text(path: Path, column: str = "", findings: TextFileReport | None = None) -> Iterator[bytes]:
-    """The text of a file, or of all files below a folder in sorted order, in pieces.
+    """Yield the text of a file, or of all files below a folder in sorted order, in pieces.
 
-    A file of a folder is checked whole before a piece of it is given. Raises `UserError`, naming the path, where nothing can
+    Each file of a folder is checked completely before its first piece. Raises `UserError`, which names the path, if nothing can
     be read.
     """
     findings = findings or TextFileReport()
@@ -89,7 +89,7 @@ def read_text(path: Path, column: str = "", findings: TextFileReport | None = No
         raise UserError(f"no such file or folder: {printable_path(path)} (give a file or a folder of {KINDS})")
     something = False
     for file in _files_below(path, findings) if path.is_dir() else [path]:
-        # Plain text in a folder has no columns; for a file of its own a column is a mistake.
+        # Plain text in a folder has no columns; with a single file `--column` is a mistake.
         of_file = "" if file != path and _ending(file) in TEXT else column
         if file != path and not _is_read(path, file, of_file, findings):
             continue
@@ -98,7 +98,7 @@ def read_text(path: Path, column: str = "", findings: TextFileReport | None = No
             yield piece
             something, newline = True, piece[-1:]
         if newline not in (b"", b"\n"):
-            yield b"\n"  # the last line of one file must not run into the first of the next
+            yield b"\n"  # keep the last line of a file apart from the first line of the next one
     if not something:
         raise UserError(
             "\n".join(
@@ -108,7 +108,7 @@ def read_text(path: Path, column: str = "", findings: TextFileReport | None = No
 
 
 def _files_below(path: Path, findings: TextFileReport) -> list[Path]:
-    """Files whose names say that they are text, in sorted order."""
+    """Return the files whose names look like text, in sorted order, and report the others."""
     found = list[Path]()
     for folder, folders, names in os.walk(path):
         for name in sorted(folders):
@@ -135,7 +135,7 @@ def _files_below(path: Path, findings: TextFileReport) -> list[Path]:
 
 
 def _reason_by_name(file: Path) -> str:
-    """Why a file of a folder is left out; empty: it may be read."""
+    """Return why a file of a folder is skipped; empty: it may be read."""
     ending = _ending(file)
     if file.name.startswith("."):
         return "hidden"
@@ -149,7 +149,7 @@ def _reason_by_name(file: Path) -> str:
 
 
 def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) -> bool:
-    """Checks a whole file of a folder. Leaves the file out, and returns False, if it cannot be read."""
+    """Check a whole file of a folder. Return false and report the file if it cannot be read."""
     reason = "it is empty"
     try:
         for _ in _pieces_of(file, column, TextFileReport()):
@@ -162,14 +162,14 @@ def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) ->
 
 
 def _ending(file: Path) -> str:
-    """In lower case, without that of gzip."""
+    """Return the ending in lower case, without that of gzip."""
     name = file.name.lower().removesuffix(".gz")
     return Path(name).suffix
 
 
 @contextlib.contextmanager
 def open_unpacked(file: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked if it is packed by gzip. Raises `UserError`."""
+    """Open a file, and decompress it if it is gzip. Raises `UserError`."""
     try:
         with open_regular(file) as raw:
             is_packed = raw.read(len(GZIP_MARK)) == GZIP_MARK or file.name.lower().endswith(".gz")
@@ -227,7 +227,7 @@ _OBJECT: Final = re.compile(r'\[?\s*\{\s*"[^"\n]*"\s*:|\[\s*"[^"\n]*"\s*[],]')
 
 
 def _markup(head: bytes) -> str:
-    """The kind of markup that a file begins with; empty: it looks like text."""
+    """Return the kind of markup that a file begins with; empty: it looks like text."""
     start = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
     for kind, pattern in (("HTML", _HTML), ("XML", _XML), ("JSON", _OBJECT)):
         if pattern.match(start):
@@ -241,7 +241,7 @@ def _markup(head: bytes) -> str:
 
 
 def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
-    """The same pieces without a byte order mark; `UserError` at the first byte that is not UTF-8 text."""
+    """Yield the pieces without a byte order mark. Raises `UserError` at the first byte that is not UTF-8 text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0
     for piece in pieces:
@@ -262,7 +262,7 @@ def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
 
 
 def printable_path(path: Path | str) -> str:
-    """A path as it is written, or quoted where a line break in it would make two lines of an error."""
+    """Return a path, quoted if a line break in it would break the line of an error."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
@@ -281,7 +281,7 @@ Texts = Iterator[tuple[str, str | None]]  # each with its place in the file
 
 
 def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[bytes]:
-    """Each text ended by a newline. Records without any are counted."""
+    """Yield each text with a newline at its end. Records without text are counted."""
     for where, text in texts:
         if text is None or not text.strip():
             findings.records += 1
@@ -297,7 +297,7 @@ def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[byt
 
 
 def _column_of(names: Iterable[str], column: str) -> str | None:
-    """The name as the file writes it: the same, or the only one that differs in case and spaces alone."""
+    """Return the file's name of a column: the same name, or the only one that differs just in case and spaces."""
     listed = list(names)
     alike = [name for name in listed if name.strip().casefold() == column.casefold()]
     return column if column in listed else alike[0] if len(alike) == 1 else None
@@ -334,7 +334,7 @@ def _text_of(record: Any, where: str, column: str) -> str | None:
 
 
 def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: TextFileReport) -> Iterator[tuple[str, Any]] | None:
-    """The elements of an array, or one object; None for one object a line."""
+    """Return the elements of an array, or one object; None for a file with one object a line."""
     data = _whole(stream)
     if data is None:
         if is_array:
@@ -379,7 +379,7 @@ def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _whole(stream: BinaryIO) -> bytes | None:
-    """None for a file that is too large. One read of the limit would allocate all of it."""
+    """Return all bytes; None for a file that is too large. A single read of the limit would allocate all of it."""
     pieces, size = list[bytes](), 0
     while size <= WHOLE_BYTES_MAX and (piece := stream.read(READ_BYTES // 4)):
         pieces.append(piece)
@@ -406,7 +406,7 @@ def _table(stream: BinaryIO, file: Path, column: str, findings: TextFileReport) 
         raise _no_column(printable_path(file), names, column)
     place = names.index(name)
     for number, row in rows:
-        # A separator in a text without quotes would cut the text.
+        # A separator inside an unquoted text would cut the text.
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
             cells = f"{pluralize(len(row), 'cell')} and the header {len(names)}"
             raise UserError(f"{printable_path(file)}:{number}: the row has {cells}: quote texts that hold the separator")

@@ -1,4 +1,4 @@
-"""A text as tokens, and which of its sequences a step is made of."""
+"""A text as tokens, and the draw of a step's sequences."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ class TokenizedText:
     """A job's text as token ids, memory-mapped: uint8 for the bytes of a text, uint16 otherwise."""
 
     train: TokenArray
-    held_out: TokenArray  # never trained on
-    token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
+    held_out: TokenArray  # never used in training
+    token_bytes: npt.NDArray[np.int64]  # bytes of text that each token id stands for
 
     @classmethod
     def without_text(cls, token_bytes: npt.NDArray[np.int64]) -> TokenizedText:
-        """Of a job whose objective reads no text."""
+        """Return the empty text of a job whose objective reads none."""
         return cls(np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.uint8), token_bytes)
 
 
 def batch_offsets(
     job: bytes, round_number: int, trainer: bytes, step: int, *, batch: int, tokens: int, context: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """Where the `batch` sequences of one inner step begin, in 0 .. tokens-context-1.
+    """Return the offsets of the `batch` sequences of one inner step, in 0 .. tokens-context-1, shape (B,).
 
-    Drawn by SHA-256, so that everybody can check who trains on what, and nobody can choose.
+    They are drawn by SHA-256, so that every peer can check them and no trainer can choose them.
     """
     assert tokens > context
     draw = hashlib.sha256(b"folkmoot/batch/1" + job + trainer)
     draw.update(b"".join(number.to_bytes(8, "big") for number in (round_number, step, seed)))
     key = draw.digest()
     drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(batch))
-    # 64 drawn bits over at most 2^36 offsets: the modulo bias is below 2^-28
+    # 64 random bits over at most 2^36 offsets: the modulo bias is below 2^-28.
     return np.array([int.from_bytes(digest[:8], "big") % (tokens - context) for digest in drawn], dtype=np.int64)
 
 
 def sequence_batch(
     tokens: TokenArray, starts: npt.NDArray[np.int64], context: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Inputs and next-token targets of shape (B, T)."""
+    """Return inputs and next-token targets of shape (B, T)."""
     taken_BT = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
     return taken_BT[:, :-1], taken_BT[:, 1:]

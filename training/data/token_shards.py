@@ -1,11 +1,11 @@
-"""Training data that is tokenized already: a folder of token shards with a manifest of their hashes (docs/guide.md).
+"""Training data that are tokenized already: a folder of token shards with a manifest of their hashes (docs/guide.md).
 
     manifest.json    {"format": "folkmoot-tokens/1", "vocabulary": N, "tokenizer": SHA-256 of tokenizer.json or null for bytes,
                       "shards": [{"file": NAME, "tokens": N, "sha256": HEX}, …]}
     NAME             unsigned 16-bit little-endian token ids, one after another
-    tokenizer.json   a byte-level BPE; not there if the tokens are bytes, and perhaps the end of a text (256)
+    tokenizer.json   a byte-level BPE; absent if the tokens are bytes, with an optional end of text (256)
 
-A job takes over the shards' bytes in their order, cut like text into blobs; every peer checks hashes and token ids again.
+A job contains the shards' bytes in their order, cut into blobs like a text. Every peer checks hashes and token ids again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, VOCABULARY_M
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
-SUFFIX: Final = ".bin"  # of the files that `make_manifest` takes for shards
+SUFFIX: Final = ".bin"  # ending of the files that `make_manifest` lists as shards
 MANIFEST_BYTES_MAX: Final = 16 << 20
-READ_BYTES: Final = 1 << 20  # even, so that no token is cut in two
+READ_BYTES: Final = 1 << 20  # even, so that no token is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TokenFolder:
         return sum(shard.tokens for shard in self.shards)
 
     def iter_shard_bytes(self) -> Iterator[bytes]:
-        """All shards' bytes in order. `UserError` at the first file that is not what the manifest says of it."""
+        """Yield all shards' bytes in order. Raises `UserError` at the first file that differs from the manifest."""
         for shard in self.shards:
             path, hashed, tokens = self.folder / shard.file, hashlib.sha256(), 0
             for piece in _read_known(path, self.vocabulary):
@@ -68,7 +68,7 @@ def is_token_folder(path: Path) -> bool:
 
 
 def open_token_folder(folder: Path) -> TokenFolder:
-    """What the manifest in `folder` says; `UserError` if it cannot be so. The shards are read by `iter_shard_bytes` only."""
+    """Read and check the manifest in `folder`. Raises `UserError`. Only `iter_shard_bytes` reads the shards."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
@@ -87,7 +87,7 @@ def open_token_folder(folder: Path) -> TokenFolder:
 
 
 def make_manifest(folder: Path) -> str:
-    """The manifest of the .bin files in `folder` by name, and of the tokenizer.json there, as JSON. Raises `UserError`."""
+    """Return the manifest, as JSON, of the .bin files in `folder` by name, and of its tokenizer.json. Raises `UserError`."""
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder} (name one with {SUFFIX} files of 16-bit little-endian token ids)")
     files = sorted(folder.glob(f"*{SUFFIX}"))
@@ -109,7 +109,7 @@ def make_manifest(folder: Path) -> str:
 
 
 def require_known_tokens(path: Path, vocabulary: int, on_piece: Callable[[], None]) -> None:
-    """`UserError` at the first token of a whole file that the vocabulary does not have."""
+    """Raise `UserError` at the first token of a file that is outside the vocabulary."""
     for _ in _read_known(path, vocabulary):
         on_piece()
 
@@ -125,7 +125,7 @@ def _described(file: Path, vocabulary: int) -> dict[str, Any]:
 
 
 def _read_known(path: Path, vocabulary: int) -> Iterator[bytes]:
-    """The file in pieces of whole tokens. `UserError` at the first token that the vocabulary does not have."""
+    """Yield the file in pieces of whole tokens. Raises `UserError` at the first token that is outside the vocabulary."""
     position = 0
     try:
         with open_regular(path) as stream:
@@ -150,7 +150,7 @@ def _read_known(path: Path, vocabulary: int) -> Iterator[bytes]:
 def _shard(entry: Any, path: Path) -> TokenShard:
     if not isinstance(entry, dict) or not isinstance(file := entry.get("file"), str):
         raise UserError(f'{path}: every shard must be like {{"file": "0.bin", "tokens": 1000, "sha256": "…"}}')
-    if not file.isprintable() or not file or Path(file).name != file:  # NUL, or half a surrogate pair, names no file
+    if not file.isprintable() or not file or Path(file).name != file:  # NUL or half a surrogate pair cannot be in a file name
         raise UserError(f"{path}: {file!r} is no name of a file beside it")
     digest = entry.get("sha256")
     if not isinstance(digest, str) or len(digest) != 64 or digest.strip("0123456789abcdef"):

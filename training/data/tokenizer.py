@@ -1,6 +1,4 @@
-"""Text to token ids: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) of the `tokenizers` package: trained, read,
-and written for other programs.
-"""
+"""Tokenizers: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) of the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from training.data.pretokenizers import BYTE_LEVEL, parse_normalizer, parse_pre_
 from training.transformer import BYTES, BYTES_WITH_END, VOCABULARY_MAX
 
 TOKENIZER_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 4 MB of JSON
-END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text that holds these characters never becomes the token
+END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text with these characters never becomes the token
 
 
 class ByteTokenizer:
-    """The 256 bytes, and with `BYTES_WITH_END` tokens the end of a text."""
+    """The 256 bytes as tokens; with a vocabulary of `BYTES_WITH_END` also the end of a text."""
 
     is_bytes = True
     digest = hashlib.sha256(b"bytes").digest()
@@ -41,9 +39,9 @@ class ByteTokenizer:
 
 
 class BpeTokenizer:
-    """A byte-level BPE with the vocabulary, the merges, the words and the added tokens of a blob.
+    """A byte-level BPE with the vocabulary, merges, word splitting and added tokens of a blob.
 
-    A special token is never made of a text. Another added token is made wherever its content stands in a text.
+    No text becomes a special token. Any other added token is made wherever its content occurs in a text.
     """
 
     is_bytes = False
@@ -55,7 +53,7 @@ class BpeTokenizer:
             whole = {
                 "model": {
                     "type": "BPE",
-                    # Without special tokens: the model would make one of a word with its name.
+                    # Without special tokens: the model would turn a word with that name into one.
                     "vocab": {token: number for token, number in found.ids.items() if token not in found.special},
                     "merges": found.merges,
                     "ignore_merges": found.ignores_merges,
@@ -65,7 +63,7 @@ class BpeTokenizer:
                 "added_tokens": found.added,
             }
             self._tokenizer = package.Tokenizer.from_str(json.dumps(whole))
-        except Exception as error:  # the package raises bare `Exception` for merges outside the vocabulary
+        except Exception as error:  # the package raises a bare `Exception` for merges outside the vocabulary
             raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
         self._bytes_of_id = _bytes_of_id(found)
         self.vocabulary = len(found.ids)
@@ -80,21 +78,21 @@ class BpeTokenizer:
         return b"".join(self._bytes_of_id[token] for token in ids)
 
 
-# `digest` is that of the blob it was made from. `token_bytes` are bytes of text per token id. `end_of_text` is the token that
-# ends a text and stands for no bytes; None: there is none.
+# `digest` is that of the blob. `token_bytes` are bytes of text per token id. `end_of_text` is the token that ends a text and
+# stands for no bytes; None: there is none.
 Tokenizer = ByteTokenizer | BpeTokenizer
 
 
 def load_tokenizer(blob: bytes | None, vocabulary: int) -> Tokenizer:
-    """The tokenizer that a job names, or the bytes of a model with this vocabulary.
+    """Return the tokenizer that a job names, or the byte tokenizer for this vocabulary.
 
-    Raises `RemoteProtocolError` if the blob is no byte-level BPE.
+    Raises `RemoteProtocolError` if the blob is not a byte-level BPE.
     """
     return ByteTokenizer(BYTES_WITH_END if vocabulary == BYTES_WITH_END else BYTES) if blob is None else BpeTokenizer(blob)
 
 
 def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
-    """A byte-level BPE of `vocabulary` tokens as a JSON blob; the last token is the end of a text.
+    """Train a byte-level BPE of `vocabulary` tokens and return its JSON. The last token is the end of a text.
 
     Raises `UserError` for an impossible vocabulary.
     """
@@ -120,20 +118,20 @@ def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
 
 
 def added_token_json(content: str, number: int) -> dict[str, Any]:
-    """A special token as the package writes one."""
+    """Return a special token in the JSON of the package."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": number, "content": content, **plain, "special": True}
 
 
 def _package() -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns, on stderr, wherever a process starts another one otherwise
-    import tokenizers  # here, because a byte-level job does without its 15 MB
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise it warns on stderr whenever the process starts another one
+    import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
 
     return tokenizers
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Whole lines, whatever the pieces: how the text arrived must not decide what is merged."""
+    """Yield whole lines. The boundaries of the pieces must not influence the merges."""
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -144,27 +142,27 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class BpeVocabulary:
-    """Of a byte-level BPE, in which a printable character stands for each byte."""
+    """The vocabulary of a byte-level BPE, in which a printable character stands for each byte."""
 
-    ids: Mapping[str, int]  # with all added tokens
+    ids: Mapping[str, int]  # includes all added tokens
     merges: tuple[tuple[str, str], ...] = ()
     end_of_text: int | None = None
     special: frozenset[str] = frozenset()  # tokens that no text becomes
-    added: tuple[dict[str, Any], ...] = ()  # the other added tokens, as the package writes them
+    added: tuple[dict[str, Any], ...] = ()  # the other added tokens, in the JSON of the package
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
-    ignores_merges: bool = False  # a word that is in the vocabulary is that token, whatever the merges
+    ignores_merges: bool = False  # a word in the vocabulary becomes that token, without merges
 
     @property
     def tokens(self) -> list[str]:
-        """By their ids."""
+        """The tokens in the order of their ids."""
         return sorted(self.ids, key=self.ids.__getitem__)
 
 
 def parse_bpe(blob: bytes) -> BpeVocabulary:
-    """`RemoteProtocolError` if it is no byte-level BPE.
+    """Parse a tokenizer. Raises `RemoteProtocolError` if it is not a byte-level BPE.
 
-    The end of text is the token that `end_of_text` names. Without that field it is the special token, if there is only one.
+    The field `end_of_text` names the end of text. Without that field it is the only special token, if there is just one.
     """
     try:
         if len(blob) > TOKENIZER_BYTES_MAX:
@@ -209,10 +207,10 @@ def parse_bpe(blob: bytes) -> BpeVocabulary:
 
 
 def _added_text(token: dict[str, Any]) -> dict[str, Any]:
-    """An added token that stands for its content. Raises `ValueError` for one that takes more of a text than its content."""
+    """Return an added token that stands for its content. Raises `ValueError` for one that matches more than its content."""
     if not isinstance(token["content"], str) or not token["content"]:
         raise ValueError("an added token without content")
-    token["content"].encode()  # half a surrogate pair is no text
+    token["content"].encode()  # half a surrogate pair is not text
     for name in ("single_word", "lstrip", "rstrip"):
         if token.get(name):
             raise ValueError(f"added token {token['content'][:20]!r} with {name}")
@@ -233,7 +231,7 @@ def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte inside a byte-level BPE (GPT-2's table)."""
+    """Return the printable character → byte table of a byte-level BPE (GPT-2's)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}
@@ -243,7 +241,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:
-    """The vocabulary of `load_tokenizer`, which raises alike. Bytes have no merges."""
+    """Return the vocabulary of `load_tokenizer`, with the same errors. Bytes have no merges."""
     if blob is not None:
         return parse_bpe(blob)
     if tokens == BYTES_WITH_END:
@@ -252,7 +250,7 @@ def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:
 
 
 def tokenizer_json(vocabulary: BpeVocabulary) -> dict[str, Any]:
-    """`tokenizer.json` of the package `tokenizers`, which `transformers` opens."""
+    """Return the `tokenizer.json` of the package `tokenizers`, which `transformers` can open."""
     special = [added_token_json(token, number) for token, number in vocabulary.ids.items() if token in vocabulary.special]
     return {
         "version": "1.0",
@@ -279,7 +277,10 @@ def tokenizer_json(vocabulary: BpeVocabulary) -> dict[str, Any]:
 
 
 def tokenizer_config(vocabulary: BpeVocabulary, context: int) -> dict[str, Any]:
-    """`tokenizer_config.json` of `transformers`. With `split_special_tokens` the name of a special token in a text is text."""
+    """Return the `tokenizer_config.json` of `transformers`.
+
+    With `split_special_tokens`, the name of a special token in a text does not become that token.
+    """
     end = vocabulary.end_of_text
     return {
         **({} if end is None else {"eos_token": vocabulary.tokens[end]}),

@@ -1,4 +1,4 @@
-"""What computes gradients, seen from the worker: numpy arrays go in and come out, whatever library works in between."""
+"""The interface between a worker and the library that computes gradients. All arguments and results are numpy arrays."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from training.worker_protocol import WorkerInfo
 
 @dataclass(frozen=True, slots=True)
 class RequiredModel:
-    """The finished job that `Objective.read` names."""
+    """The finished job whose model `Objective.required_model` names."""
 
     spec: JobSpec
     parameters: Float32Array
-    data: TokenizedText  # as its objective's reader made it
+    data: TokenizedText  # made by its objective's data reader
 
 
 class Engine(Protocol):
-    """For one job. Vectors have the job's layout: float32, shape (parameters,)."""
+    """The computations for one job. Vectors have the job's layout: float32, shape (parameters,)."""
 
     spec: JobSpec
     tokenizer: Tokenizer
-    micro_batch: int  # sequences in one forward pass at most; it may be lowered
+    micro_batch: int  # at most, in one forward pass; the worker may lower it
     first_parameters: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
-    required_model: RequiredModel | None  # set before the first use, where the job reads another's model
-    required_files: Mapping[bytes, Path]  # as `other`, those that `Objective.files` names
+    required_model: RequiredModel | None  # set before the first use, where the job reads another job's model
+    required_files: Mapping[bytes, Path]  # set before the first use: the files of `Objective.required_files`
 
     def local_steps(
         self,
@@ -50,15 +50,15 @@ class Engine(Protocol):
         declaration: Declaration | None = None,
         taken: int | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Δ of the trainer in the round, and the mean loss of each inner step, of text in nats per token. `on_state` sees the
-        state after each inner step.
+        """Return the trainer's Δ of the round, and the mean loss of each inner step (for text in nats per token).
 
-        The steps go by the declaration, where the objective has declarations. Their rate is that of the round after `taken`
-        others; None: no round was undone, so it is the round's number.
+        `on_state` receives the state after each inner step. Where the objective has declarations, the steps follow the
+        declaration. The learning rate is that of the round after `taken` applied rounds; None: no round was undone, so it is the
+        round's number.
         """
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = ...) -> Mapping[str, float]:
-        """The objective's figures of a model by name, but for those that the job has nothing to measure with."""
+        """Return the objective's metrics of a model by name, except those that the job has no data for."""
 
     def generate_text(
         self,
@@ -68,36 +68,42 @@ class Engine(Protocol):
         on_step: OnProgress = ...,
         stop: int | None = None,
     ) -> Iterator[bytes]:
-        """The bytes after the prompt (after a newline, if it is empty), as tokens have them, up to the first token `stop`.
+        """Yield the bytes after the prompt (after a newline, if it is empty), one token at a time, up to the first token `stop`.
 
-        They come one token at a time, or, of a beam search, nothing for each step and all at last. The stop texts of `how` may be
-        in them: whoever reads ends there. What the engine computes in between changes nothing of them. `parameters` must not
-        change meanwhile. Raises `UserError` at once where tokens are no text.
+        A beam search yields nothing at each step, and the whole text at the end. The bytes may contain the stop texts of `how`:
+        the caller cuts there. Other computations of the engine in between do not change the result. `parameters` must not change
+        meanwhile. Raises `UserError` at once where tokens are not text.
         """
 
 
 @runtime_checkable
 class DeclaringEngine(Engine, Declarer, Protocol):
-    """For objectives that have declarations."""
+    """An engine for objectives that have declarations."""
 
 
 class EngineBackend(Protocol):
-    """A library that engines are made with. `start_backend` comes first, once in a process."""
+    """A library that implements engines. `start_backend` is called first, once in a process."""
 
     @property
     def name(self) -> str:
-        """As features and the losses of objectives call it."""
+        """The name that features register implementations under."""
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
-        """`command` started this process, and starts others that assist it. `UserError` for a device that is not here."""
+        """Set up the library. `command` started this process, and starts its helper processes.
+
+        Raises `UserError` for a device that this machine lacks.
+        """
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
-        """In a process that another one has started with the same resources: never returns. They meet at the file `store`."""
+        """Serve as a helper process, which another process started with the same resources. It never returns.
+
+        The processes meet at the file `store`, and `orders` carries the first one's commands.
+        """
 
     def describe_worker(self) -> WorkerInfo:
-        """For people."""
+        """Return a description of the worker for people."""
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
-        """`first` as `Engine.first_parameters`."""
+        """Return an engine for a job; `first` becomes `Engine.first_parameters`."""
 
     def is_out_of_memory(self, error: BaseException) -> bool: ...

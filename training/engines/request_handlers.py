@@ -1,6 +1,4 @@
-"""Handlers of the requests of `training.worker_protocol`, in the worker process, and the jobs that it has open. Handlers compute
-with their engines.
-"""
+"""Handlers of the requests of `training.worker_protocol`. They run in the worker process and compute with its open engines."""
 
 from __future__ import annotations
 
@@ -30,15 +28,15 @@ JOBS_MAX = 8  # open at a time; the least recently used is closed
 
 
 class WorkerContext:
-    """What handlers share: the backend, the open jobs, and the texts that are being made."""
+    """State that handlers share: the backend, the engines of open jobs, and unfinished texts."""
 
     def __init__(self, backend: EngineBackend, heartbeat: Callable[[], None], micro_batch_max: int) -> None:
-        """`heartbeat` is called after every piece of work; it raises where nobody waits for the request any more."""
+        """`heartbeat` is called after every piece of work. It raises if nobody waits for the request any more."""
         self.backend, self.heartbeat = backend, heartbeat
         self.texts = TextGenerations()
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
-        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as somebody has them
+        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, while somebody uses them
 
     def add_engine(self, job: bytes, engine: Engine) -> None:
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
@@ -47,7 +45,7 @@ class WorkerContext:
             self._engines.popitem(last=False)
 
     def find_engine(self, job: bytes) -> Engine:
-        """`FolkmootError` if the job is not open."""
+        """Return the engine of an open job. Raises `FolkmootError` if the job is not open."""
         if job not in self._engines:
             raise FolkmootError(f"job {job.hex()[:8]} is not open")
         self._engines.move_to_end(job)
@@ -72,14 +70,14 @@ class WorkerContext:
         return update
 
     def shared_parameters(self, model_directory: str) -> Float32Array:
-        """One array for all texts of a model: an engine copies parameters when it is given others than before."""
+        """Return one array for all texts of a model: an engine copies parameters whenever it gets another array."""
         model = ReplicatedModel.open(Path(model_directory))
         return self._mapped.setdefault(model.root, model.parameters)
 
 
 def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:
     spec, backend = JobSpec.decode(request.spec), context.backend
-    objective_functions(backend.name, spec.objective)  # or the error names both
+    objective_functions(backend.name, spec.objective)  # raises an error that names both
     tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None, spec.model.vocabulary)
     if request.text is None:
         tokens: TokenizedText = TokenizedText.without_text(tokenizer.token_bytes)
@@ -101,14 +99,14 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
 
 
 def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> Float32Array | None:
-    """The parameters of the job's first round, if its objective refers to them."""
+    """Return the parameters of the job's first round, if its objective refers to them."""
     if not spec.resolved_objective.refers_to_first:
         return None
     if spec.initial_model is not None:
         return parameter_blob.read_all_values(spec, Path(request.files[spec.initial_model]))
     if spec.base is None:
         return ReplicatedModel.initial(request.job, spec).parameters
-    if request.base is None:  # whoever measured by another model would take every honest trainer for a liar
+    if request.base is None:  # measured against another model, every honest trainer would look like a liar
         raise FolkmootError(f"the base of job {request.job.hex()[:8]} was not named")
     base = ReplicatedModel.open_decided(Path(request.base), spec.base.root)
     return ReplicatedModel.initial(request.job, spec, base).parameters
@@ -154,7 +152,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
 
 
 def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
-    """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it.
+    """Return the prompt behind the last turns that fit, whole, into the context beside the text, which has at most half of it.
 
     A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_files`.
     """
@@ -171,7 +169,7 @@ def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest)
 
 
 def ping(context: WorkerContext, request: worker_protocol.PingRequest) -> worker_protocol.PongReply:
-    """A ping comes when the daemon has had nothing else to ask for a while: nobody waits for a text any more."""
+    """Drop unfinished texts. The daemon pings only after a while without requests, so nobody waits for a text any more."""
     context.texts = TextGenerations()
     return worker_protocol.PongReply()
 

@@ -1,1 +1,1 @@
-"""Files that other programs read: models and tokenizers in the formats of `safetensors`, `tokenizers` and GGUF."""
+"""Files of other programs: models and tokenizers in the formats of `safetensors`, `tokenizers` and GGUF."""

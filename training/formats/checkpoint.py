@@ -1,10 +1,12 @@
-"""Parameters in safetensors files (https://github.com/huggingface/safetensors): a length, a JSON header with names, types, shapes
-and places, then the numbers. They are read memory-mapped: nothing of a file is executed, and no tensor is copied whole.
+"""Parameters in safetensors files (https://github.com/huggingface/safetensors).
 
-They are written as they are computed: no model has to fit into memory twice. The bytes are those that the library itself writes
-for the same tensors, so that one model has one file.
+A file has a length, a JSON header with names, types, shapes and offsets, and the numbers. It is read by memory map: nothing in it
+is executed, and no tensor is copied as a whole.
 
-A checkpoint is such a file with the job, round and model root that its parameters belong to.
+Tensors are written one after another, so that a model need not fit into memory twice. The bytes are those that the library itself
+writes for the same tensors, so that one model has one file.
+
+A checkpoint is such a file with the job, round and model root of its parameters.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from training.job_spec import JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, Shape, float32_bytes, layout_of
 
 FORMAT = 1
-METADATA = "folkmoot"  # the one entry of the file's metadata: JSON
+METADATA = "folkmoot"  # the only entry of the file's metadata: JSON
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-HEADER_BYTES_MAX: Final = 100_000_000  # as the format says
+HEADER_BYTES_MAX: Final = 100_000_000  # limit of the format
 INDEX_BYTES_MAX: Final = 16 << 20  # names of a hundred thousand tensors
-PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # what they hold is run by whoever opens them
+PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # formats that execute code when they are opened
 LFS_POINTER: Final = b"version https://git-lfs"
 METADATA_KEY: Final = "__metadata__"
-WRITTEN_METADATA: Final = {"format": "pt"}  # as `transformers` writes it, and asks for
+WRITTEN_METADATA: Final = {"format": "pt"}  # written and required by `transformers`
 ALIGNMENT: Final = 8
 
 
@@ -48,7 +50,7 @@ class CheckpointOrigin:
 
 
 def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin: CheckpointOrigin) -> None:
-    """Writes the file whole or not at all. Tensor names and shapes are those of the layout."""
+    """Write the file, completely or not at all. Tensor names and shapes are those of the layout."""
     tensors = {
         name: np.ascontiguousarray(tensor) for name, tensor in layout_of(spec).tensor_views(np.asarray(parameters)).items()
     }
@@ -65,7 +67,7 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
-    """`UserError` naming the file if it is no checkpoint of ours."""
+    """Read a checkpoint. Raises `UserError`, which names the file, if it is not a checkpoint of ours."""
     try:
         open_regular(path).close()  # safetensors would wait for the writer of a pipe
         with safe_open(path, framework="numpy") as file:
@@ -84,7 +86,7 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
                 parameters[tensor.elements] = values.reshape(-1)
             origin = CheckpointOrigin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
-        why = error.strerror or str(error).removesuffix(f": {path}")  # of safetensors, which says the path once more
+        why = error.strerror or str(error).removesuffix(f": {path}")  # an error of safetensors repeats the path
         raise UserError(f"cannot read {path}: {why}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
         raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
@@ -93,11 +95,11 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
 
 # Files of other programs -------------------------------------------------------------------------------------------
 
-# Type in the header -> type in memory, and how it becomes float32, each number the same one.
+# Type in the header → type in memory, and the exact conversion to float32.
 TYPES: Final[dict[str, tuple[str, Callable[[npt.NDArray[Any]], Float32Array]]]] = {
     "F32": ("<f4", lambda values: values),
     "F16": ("<f2", lambda values: values.astype("<f4")),
-    # the upper half of a float32
+    # BF16 is the upper half of a float32.
     "BF16": ("<u2", lambda values: (values.astype("<u4") << 16).view("<f4")),
 }
 
@@ -109,10 +111,10 @@ class StoredTensor:
     path: Path
     type: str
     shape: Shape
-    start: int  # in bytes, in the file
+    start: int  # offset in the file, in bytes
 
     def iter_blocks(self) -> Iterator[Float32Array]:
-        """All elements in order, in pieces of at most `BLOCK`."""
+        """Yield all elements in order, in pieces of at most `BLOCK`."""
         kind, as_float32 = TYPES[self.type]
         size = math.prod(self.shape)
         mapped = np.memmap(self.path, kind, "r", self.start, (size,))
@@ -121,7 +123,7 @@ class StoredTensor:
 
 
 def tensor_file_paths(folder: Path) -> list[Path]:
-    """The files with a folder's tensors, and the index if there is one. Raises `UserError`."""
+    """Return the files with a folder's tensors, and the index if there is one. Raises `UserError`."""
     if (folder / INDEX).is_file():
         shards = [folder / name for name in sorted(set(_index(folder).values()))]
         missing = [path for path in shards if not path.exists()]
@@ -139,7 +141,7 @@ def tensor_file_paths(folder: Path) -> list[Path]:
 
 
 def read_tensor_index(folder: Path) -> dict[str, StoredTensor]:
-    """By name. `UserError`, naming the file, if one is damaged or the index tells otherwise."""
+    """Return the tensors of a folder by name. Raises `UserError`, which names the file, for a damaged file or index."""
     found: dict[str, StoredTensor] = {}
     for path in tensor_file_paths(folder):
         if path.name == INDEX:
@@ -197,7 +199,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
 
 
 def require_downloaded(path: Path, beginning: bytes) -> None:
-    """Raises `UserError` for the file that Git leaves in the place of a large one."""
+    """Raise `UserError` for the pointer that Git LFS stores instead of a large file."""
     if beginning.startswith(LFS_POINTER):
         raise UserError(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` there, or download the file")
 
@@ -223,7 +225,7 @@ def _counts(values: Any, length: int | None = None) -> list[int]:
 
 
 def write_safetensors(stream: BinaryIO, tensors: Iterable[tuple[str, Float32Array]]) -> None:
-    """Little-endian float32, in the order of the names."""
+    """Write the tensors as little-endian float32, in the order of their names."""
     ordered = sorted(tensors, key=lambda item: item[0])
     header: dict[str, object] = {METADATA_KEY: WRITTEN_METADATA}
     offset = 0

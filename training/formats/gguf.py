@@ -1,6 +1,7 @@
 """GGUF, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md, version 3): a model with its tokenizer in one file.
 
-It turns neighbouring features of a head by one angle, and we those half a head apart. So rows of query and key change places.
+Its rotary positions turn pairs of neighbouring features of a head; ours turn features that are half a head apart. The rows of
+query and key are therefore reordered.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec, ModelTensor, model_tensors
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
-ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at a time
-UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of values
+ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at once
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of types
 _PLAIN: Final = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens: text, no text, and text that is found before words are cut
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens: text, control, and text that is matched before words are split
 
-Field = tuple[int, Any]  # code and value; of an array the codes of its elements, and those
+Field = tuple[int, Any]  # (code, value); the value of an array is (code of its elements, elements)
 
 
 def gguf_name(name: str, tensor: ModelTensor) -> str:
-    """GGUF's name of one of our tensors. `UserError` for a layer that its Llama does not have."""
+    """Return GGUF's name of one of our tensors. Raises `UserError` for a layer that its Llama does not have."""
     theirs = tensor.parameter.gguf
     if not theirs:
         raise UserError(f"GGUF has no place for the tensor {name!r}")
@@ -36,9 +37,9 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
 
 
 def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
-    """The metadata of the file. `stop` is the token that ends a text, if one does.
+    """Return the metadata of the file. `stop` is the token that ends a text, if any.
 
-    llama.cpp takes token 11 where none is named. So where no token ends a text, the byte 0 is named, which no text has.
+    Without a named token llama.cpp uses token 11. If no token ends a text, this names the byte 0, which no text has.
     """
     nothing = next(character for character, byte in byte_alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
@@ -76,14 +77,17 @@ def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: 
 def write_gguf(
     stream: BinaryIO, fields: Mapping[str, Field], model: ModelSpec, tensors: Sequence[tuple[str, Float32Array]], is_half: bool
 ) -> None:
-    """`tensors` under our names, none but those of `shapes`. Matrices are float16 if `is_half`, norms always float32."""
+    """Write a file with `tensors` under our names, which must be tensors of the model. Raises `UserError`.
+
+    Matrices are float16 if `is_half`; norms are always float32.
+    """
     header = MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(fields))
     known = model_tensors(model)
     header += b"".join(_string(key) + struct.pack("<I", code) + _value(code, value) for key, (code, value) in fields.items())
     offset = 0
     for name, values in tensors:
         theirs, dtype = gguf_name(name, known[name]), _dtype(values, is_half)
-        sizes = values.shape[::-1]  # the fastest first
+        sizes = values.shape[::-1]  # the fastest dimension first
         header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
         offset += _padded(values.size * dtype.itemsize)
     stream.write(header.ljust(_padded(len(header)), b"\0"))

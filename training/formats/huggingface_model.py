@@ -1,9 +1,10 @@
-"""Models of people's own: a folder as transformers writes one, of a model in Llama's shape. `config.json` says its sizes,
-safetensors files hold its tensors, `tokenizer.json` its byte-level BPE. What this program lacks is refused by name, and nothing
-is executed.
+"""Foreign models: a folder of transformers with a model in Llama's shape.
 
-Our tensors and sizes have names of Llama (Touvron 2023) as `transformers` has them. The tensors themselves are the same, bit for
-bit: rotary halves, RMSNorm, SwiGLU and grouped queries are Llama's.
+`config.json` has the sizes, safetensors files have the tensors, and `tokenizer.json` has a byte-level BPE. Unsupported features
+are refused by name, and nothing is executed.
+
+Tensors and sizes have the names of Llama (Touvron 2023) in `transformers`. The tensors themselves are the same, bit for bit:
+rotary halves, RMSNorm, SwiGLU and grouped queries are those of Llama.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from training.transformer import (
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
-SUMS: Final = "SHA256SUMS"  # as `sha256sum` writes it
+SUMS: Final = "SHA256SUMS"  # in the format of `sha256sum`
 JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
 SHAPE: Final = "LlamaForCausalLM"
-DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files hold it beside the tensors it follows from
+DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files contain it, though it is derived
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
 
-# What a model may have that ours has not; a configuration that says so is refused by the name of its field.
+# Features that our models lack. A configuration that sets one is refused with the name of the field.
 _ABSENT: Final = ("attention_bias", "mlp_bias", "quantization_config", "sliding_window", "use_sliding_window", "rope_scaling")
 _SIZES: Final = {
     "vocabulary": "vocab_size",
@@ -59,8 +60,8 @@ _SIZES: Final = {
     "hidden": "intermediate_size",
 }
 ACTIVATION: Final = "silu"
-SCORE: Final = "score.weight"  # (1, width): what gives a text a number, in a model that gives nothing else
-# As `transformers` reads a configuration that does not say them.
+SCORE: Final = "score.weight"  # (1, width): the head that scores a text, in a model without other outputs
+# Defaults of `transformers` for fields that a configuration omits.
 _EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 
 
@@ -70,10 +71,10 @@ class HuggingFaceModel:
     model: ModelSpec
     tokenizer: bytes | None  # JSON; None: the tokens are bytes
     tensors: dict[str, StoredTensor]  # by our names
-    stop: int | None  # the token that ends a text; None: none is named
+    stop: int | None  # the token that ends a text; None: no token is named
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
-        """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
+        """Write the parameters in layout order and return their hash. Raises `UserError` at the first non-finite number."""
         hashed, theirs = BlobHasher(), llama_tensor_names(spec.model)
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].iter_blocks():
@@ -90,7 +91,10 @@ def is_model_folder(path: Path) -> bool:
 
 
 def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceModel:
-    """Reads all but the numbers. With `as_bytes` the tokens are bytes, whatever the tokenizer file. Raises `UserError`."""
+    """Read everything except the numbers. With `as_bytes` the tokens are bytes, and the tokenizer's file is ignored.
+
+    Raises `UserError`.
+    """
     config = _json(folder / CONFIG)
     if (kinds := config.get("architectures") or [SHAPE]) != [SHAPE]:
         raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not read, {SHAPE} is")
@@ -107,7 +111,7 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
 
 
 def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
-    """`eos_token_id` of either configuration, of several the first."""
+    """Return the first `eos_token_id` of either configuration."""
     generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     for found in (generation, config):
         ids = found.get("eos_token_id")
@@ -118,7 +122,7 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
 
 
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
-    """Those of the model and no others, by our names. Raises `UserError`."""
+    """Return the tensors of the model by our names. Raises `UserError` if one is missing or unknown."""
     found = checkpoint.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
     named, names = {}, llama_tensor_names(model)
@@ -147,7 +151,7 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
 
 
 def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
-    """Llama's names of our tensors, by ours. `UserError` for a layer that a Llama does not have."""
+    """Return Llama's names of our tensors, by ours. Raises `UserError` for a layer that a Llama does not have."""
     return {name: _llama_name(name, tensor) for name, tensor in model_tensors(model).items()}
 
 
@@ -159,7 +163,7 @@ def _llama_name(name: str, tensor: ModelTensor) -> str:
 
 
 def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
-    """`config.json`; `stop` is the token that ends a text. `transformers` before 5.0 has other names for rotary base and type."""
+    """Return `config.json`; `stop` ends a text. `transformers` before 5.0 has other names for rotary base and type."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -184,7 +188,7 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
 
 
 def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The sizes that a `config.json` says. `UserError` names the first field that our models cannot follow."""
+    """Return the sizes of a `config.json`. Raises `UserError`, which names the first field that our models do not support."""
     if config.get("model_type") != "llama":
         raise UserError(f"model_type {config.get('model_type')!r} is not 'llama'")
     for name in _ABSENT:
@@ -239,7 +243,7 @@ def _number(config: Mapping[str, Any], name: str, usual: float) -> float:
 
 
 def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) -> bytes | None:
-    """Its JSON; None for the bytes. Raises `UserError` for one that makes other tokens than ours would.
+    """Return the tokenizer's JSON; None for bytes. Raises `UserError` for one that makes other tokens than ours would.
 
     A special token that ends a text stays special.
     """
@@ -268,7 +272,7 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) 
 
 
 def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | None:
-    """The JSON that a job keeps; None: the tokens are bytes. Ids up to the vocabulary that no token has get special tokens."""
+    """Return the JSON that a job keeps; None: the tokens are bytes. Ids of the vocabulary without a token get special tokens."""
     pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in found["model"]["merges"]]
     vocab = dict(found["model"]["vocab"])
     added = [dict(token) for token in found.get("added_tokens") or []]
@@ -278,7 +282,7 @@ def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | N
         named == byte_alphabet() or (stop == BYTES and end is not None and named == byte_alphabet() | {end: BYTES})
     ):
         return None
-    if end is not None:  # also where the file has it as a plain token
+    if end is not None:  # even if the file lists it as an ordinary token
         added = [token for token in added if token["id"] != stop] + [added_token_json(end, named[end])]
     free = sorted(set(range(min(vocabulary, VOCABULARY_MAX))) - set(named.values()))
     padding = [added_token_json(_unused(number, named), number) for number in free]
@@ -293,7 +297,7 @@ def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | N
 
 
 def _unused(number: int, named: Container[str]) -> str:
-    """A name for an id beyond the tokenizer, which a vocabulary that was padded to a round size has."""
+    """Return a name for an id without a token, as in a vocabulary that was padded to a round size."""
     name = f"[PAD{number}]"
     while name in named:
         name = f"[{name}]"
@@ -301,7 +305,7 @@ def _unused(number: int, named: Container[str]) -> str:
 
 
 def _other_tokenizer(found: Any) -> str | None:
-    """The part with which a file makes other tokens of a text than `BpeTokenizer`; None: there is none."""
+    """Return the part of a file that makes other tokens than `BpeTokenizer`; None if there is none."""
     model, after = found["model"], found.get("post_processor")
     if model.get("type", "BPE") != "BPE":
         return f"model {model.get('type')!r} is not a byte-level BPE"
@@ -322,12 +326,12 @@ def _other_tokenizer(found: Any) -> str | None:
 
 
 def _added_by(processor: Any) -> str | None:
-    """The tokens that a post-processor adds to a text; None: there are none. ByteLevel moves offsets alone."""
+    """Return the tokens that a post-processor adds to a text; None if there are none. ByteLevel only changes offsets."""
     if processor is None or processor.get("type") == "ByteLevel":
         return None
     parts = [list(part) for part in processor.get("single", ())]
     if processor.get("type") == "TemplateProcessing" and parts == [["Sequence"]]:
-        return None  # nothing but the text, as transformers 5 writes it for a tokenizer without special tokens
+        return None  # only the text: transformers 5 writes this for a tokenizer without special tokens
     if processor.get("type") == "Sequence":
         return next(filter(None, map(_added_by, processor["processors"])), None)
     names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]
@@ -338,7 +342,7 @@ def _added_by(processor: Any) -> str | None:
 
 
 def sha256_sums(folder: Path) -> str:
-    """Of all files in the folder but `SHA256SUMS` itself, as `sha256sum` writes them."""
+    """Return the SHA-256 of all files in the folder except `SHA256SUMS`, in the format of `sha256sum`."""
     return "".join(f"{_sum_of(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS)
 
 
@@ -348,7 +352,7 @@ def _sum_of(path: Path) -> str:
 
 
 def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
-    """Of every file that is read, if the folder says what its SHA-256 is: in `SHA256SUMS`, or as a download left it."""
+    """Check every file that is read and has a known SHA-256: from `SHA256SUMS`, or recorded by a download. Raises `UserError`."""
     listed = dict(_listed(folder / SUMS))
     for path in paths:
         wanted = listed.get(path.name) or _downloaded(path)
@@ -357,7 +361,7 @@ def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str]]:
-    """(file, SHA-256)."""
+    """Yield (file, SHA-256)."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         found = _SUM.fullmatch(line.strip())
@@ -367,7 +371,10 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _downloaded(path: Path) -> str | None:
-    """The cache of huggingface_hub names large files by their SHA-256; a download into a folder leaves it beside them."""
+    """Return the SHA-256 that huggingface_hub recorded; None if there is none.
+
+    In its cache it is the name of a large file. A download into a folder stores it in a metadata file.
+    """
     beside = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
     lines = beside.read_text(errors="replace").splitlines() if beside.is_file() else []
     named = (path.resolve().name, *(line.strip() for line in lines[1:2]))

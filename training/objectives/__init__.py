@@ -1,1 +1,1 @@
-"""Objectives: what a job's trainers compute."""
+"""Objectives of jobs: tensors, losses and checks."""

@@ -1,4 +1,4 @@
-"""What an objective is: the tensors it trains, what it asks of a job, and how an update is computed."""
+"""The base class of objectives: tensors to train, requirements of a job, and the computation of an update."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ledger.jobs import ModelReference
 from protocol.codec import Digest
 from training.transformer import ModelSpec
 
-if TYPE_CHECKING:  # the rules of an objective are read by voters, which need no numpy for them
+if TYPE_CHECKING:  # voters read the rules of an objective, and need no numpy for them
     import numpy as np
     import numpy.typing as npt
 
     from training.data.token_sequences import TokenizedText
 
-STEERING_BYTES_MAX: Final = 64  # a number or two
+STEERING_BYTES_MAX: Final = 64  # one or two numbers
 NATS = "nats/token"
 Shape = tuple[int, ...]
 
 
 class JobSpecProtocol(Protocol):
-    """What an objective reads of a job's specification (`training.job_spec.JobSpec`)."""
+    """The part of a job's specification that objectives read (`training.job_spec.JobSpec`)."""
 
     @property
     def model(self) -> ModelSpec: ...
@@ -60,20 +60,21 @@ class JobSpecProtocol(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RejectionReason:
-    """Why a proposal is refused, beside the reasons that every job has (`protocol.verdicts`)."""
+    """A reason to reject a proposal, beside the reasons that all jobs have (`protocol.verdicts`)."""
 
     label: str
-    meaning: str  # for people, after the label
+    meaning: str  # for people, shown after the label
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a proposal says in the objective's own terms, which the inner steps of its round go by."""
+    """The objective's own record in a proposal. The inner steps of its round depend on it."""
 
     record: Any  # of the type `Objective.declaration_type`
-    files: Mapping[bytes, Path]  # by digest: what `Objective.declared_blobs` names
-    steering: bytes = b""  # of the round's model: `Objective.next_controller_state`
-    # What the engine makes of it and of the round's model before the first step: `DeclaringEngine.derive_step_data`.
+    files: Mapping[bytes, Path]  # by digest: the blobs of `Objective.declared_blobs`
+    steering: bytes = b""  # from the round's model: `Objective.next_controller_state`
+    # Data that the engine derives from the record and the round's model before the first step:
+    # `DeclaringEngine.derive_step_data`.
     step_data: Any = None
 
 
@@ -92,47 +93,46 @@ class InnerStep:
 
 
 class Objective:
-    """Everybody who runs a network must find the same here for the same job: whether it is sound, its tensors, its steps, what it
-    asks of a declaration, and the order of its reasons.
+    """An objective: checks, tensors, steps and rejection reasons. All peers of a network must compute the same ones for a job.
 
-    An objective whose update takes no training has `deterministic_update`, and every voter computes it. All others say what a
-    step is made of, which is text unless they say otherwise. Each engine that can train them registers how it computes the loss
+    An objective without training has `deterministic_update`, which every voter computes. All others define the examples of a
+    step; by default these are sequences of a text. Each engine that can train an objective registers its loss
     (`training.engine_implementations`).
     """
 
     name: ClassVar[str]
     description: ClassVar[str]  # for people, in one line
-    # A network trains for this objective if it runs this module, in this version or a later one: so all its voters know it.
+    # A network trains for this objective if it runs this module in this version or a later one, so that all its voters know it.
     module: ClassVar[str] = "jobs"
     version: ClassVar[int] = 1
-    settings_type: ClassVar[type | None] = None  # record of what such a job says beside what all jobs have
-    needs_worker: ClassVar[bool] = True  # only members with a worker train, and re-execute; people can take its model home
-    role: ClassVar[str] = TRAINER  # in the ledger, of those members
-    reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own
+    settings_type: ClassVar[type | None] = None  # record type of the settings that only such jobs have
+    needs_worker: ClassVar[bool] = True  # only members with a worker train and re-execute, and the model can be exported
+    role: ClassVar[str] = TRAINER  # role of those members in the ledger
+    reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own text
     makes_text: ClassVar[bool] = True  # people can ask its model for text
-    score_head: ClassVar[str] = ""  # the tensor that makes a score of a text; empty: its model gives none
-    start_command: ClassVar[str] = "train"  # what a person types to start such a job
-    # `module:function` that makes a job's data of its file, imported by the worker alone: it takes and raises what this one does.
+    score_head: ClassVar[str] = ""  # the tensor that computes a score of a text; empty: the model has no scores
+    start_command: ClassVar[str] = "train"  # command that starts such a job
+    # `module:function` that reads a job's data from its file, with the signature of this default. Only the worker imports it.
     data_reader: ClassVar[str] = "training.corpus:open_tokens"
-    # `module:function` that says where a job's data comes from, of the states of all modules and the data's digest, for people.
+    # `module:function` that describes the origin of a job's data for people. Arguments: the modules' states, the data's digest.
     data_origin: ClassVar[str] = ""
-    # `module:function` that makes the job of a file with prompts and responses (`training.api.job_builder.build_example_job`).
-    # Empty: jobs of this objective are made in another way.
+    # `module:function` that builds a job from a file with prompts and responses (`training.api.job_builder.build_example_job`).
+    # Empty: this objective has no such jobs.
     example_job_builder: ClassVar[str] = ""
-    # The same arguments as `data_origin`: whether an export holds the data. Empty: none does.
+    # `module:function` with the arguments of `data_origin`. It returns true if exports contain the data. Empty: none does.
     data_exported: ClassVar[str] = ""
-    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the first figure of a model
-    # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
+    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the metric that is shown first
+    # Type of the objective's own record in a proposal. The engine makes it before the steps, and auditors check it.
     declaration_type: ClassVar[type | None] = None
-    loss_unit: ClassVar[str] = NATS  # of what the loss gives, for people
-    refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
-    starts_from_parameters: ClassVar[bool] = False  # a job may start from a model of people's own: all its tensors are a model's
-    # objectives of the finished job whose model the engine is given, where `required_model` names one
+    loss_unit: ClassVar[str] = NATS  # of the loss, for people
+    refers_to_first: ClassVar[bool] = False  # the engine gets the parameters of the job's first round
+    starts_from_parameters: ClassVar[bool] = False  # a job may start from a foreign model: all its tensors are those of the model
+    # objectives of finished jobs that `required_model` may name
     required_objectives: ClassVar[Sequence[str]] = ()
-    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # of its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
+    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
 
     def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
-        """What the card of a model says of its metrics: names and texts. `missing` is said where it was not measured."""
+        """Yield names and texts of the metrics for a model card. `missing` replaces metrics that were not measured."""
         held_out = [
             f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}"
             for name, value in sorted(metrics.items())
@@ -142,67 +142,70 @@ class Objective:
 
     @property
     def reason_labels(self) -> tuple[str, ...]:
-        """Of its own reasons, in the order of their codes."""
+        """Labels of the objective's own reasons, in the order of their codes."""
         return tuple(reason.label for reason in self.rejection_reasons)
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
-        """Names the value that makes the job unsound; None for a sound job. `settings` is the objective's own record, or None."""
+        """Return why the job is invalid, with the name of the value; None if it is valid.
+
+        `settings` is the objective's own record, or None.
+        """
         return None
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
-        """Names and shapes, in the order of the flat vector."""
+        """Return names and shapes of the tensors, in the order of the flat vector."""
         raise NotImplementedError
 
     def freezes_layers(self, job: JobSpecProtocol) -> bool:
-        """Whether the layers stay as they are, and only what stands before and behind them learns."""
+        """Return true if the layers stay unchanged, and only the tensors outside them learn."""
         return False
 
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
-        """The model of another finished job that trainers and auditors read beside the job's own."""
+        """Return the model of another finished job that trainers and auditors read; None if there is none."""
         return None
 
     def required_files(self, job: JobSpecProtocol) -> Mapping[bytes, int]:
-        """Digest -> size at most, in bytes, of each other blob that trainers and auditors read."""
+        """Return digest → most bytes of each further blob that trainers and auditors read."""
         return {}
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:
-        """The token that ends what the job's model says, if one does."""
+        """Return the token that ends an answer of the job's model; None if there is none."""
         return None
 
     def moderates_output(self, job: JobSpecProtocol) -> bool:
-        """Whether people see nothing of a text before `withholds_output` has seen all of it."""
+        """Return true if people may see a text only after `withholds_output` has judged all of it."""
         return False
 
     def withholds_output(self, job: JobSpecProtocol, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
-        """Whether people do not see what the job's model says after a prompt. `files` are those of these names."""
+        """Return true if people must not see this answer to a prompt. `files` are those of `required_files`."""
         return False
 
     def declaration_problem(self, job: JobSpecProtocol, record: Any) -> str | None:
-        """What every voter, without an engine, finds wrong in a record of type `declaration`."""
+        """Return why a record of type `declaration_type` is invalid; None if it is valid. Voters check it without an engine."""
         return None
 
     def declared_blobs(self, job: JobSpecProtocol, record: Any) -> Mapping[bytes, int]:
-        """Digest -> size at most, in bytes, of each blob that the record names. Whoever re-executes the proposal gets them."""
+        """Return digest → most bytes of each blob that the record names. Peers that re-execute the proposal fetch them."""
         return {}
 
     def declared_bytes_max(self, job: JobSpecProtocol) -> int:
-        """Of all blobs that a record may name: what of them auditors fetch of a proposal, and its trainer keeps."""
+        """Return the most bytes of all blobs that a record may name. Auditors fetch them, and the trainer keeps them."""
         return 0
 
     def next_controller_state(self, job: JobSpecProtocol, before: bytes, accepted: Sequence[Any]) -> bytes:
-        """What the next round goes by beside the job's terms, of at most `STEERING_BYTES_MAX`: a part of the replicated model.
+        """Return the controller state of the next round, at most `STEERING_BYTES_MAX`. It is part of the replicated model.
 
-        It follows from what the round before went by, and from the records that its accepted proposals declared.
+        It depends on the previous state and on the declarations of the accepted proposals.
         """
         return before
 
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """The numbers of `count` examples of which a step is made; of text, where the sequences begin.
+        """Return the numbers of the `count` examples of a step. For text these are the offsets of sequences.
 
-        They follow from these arguments alone: auditors must find the same ones, and no trainer may choose. `declaration` is the
-        trainer's, where the objective has declarations.
+        They depend only on these arguments, since auditors must find the same ones and no trainer may choose them. `declaration`
+        is the trainer's, where the objective has declarations.
         """
         from training.data.token_sequences import batch_offsets
 
@@ -216,11 +219,11 @@ class Objective:
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
+        """Return the arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
         from training.data.token_sequences import sequence_batch
 
         return sequence_batch(data.train, drawn, job.model.context)
 
     def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> npt.NDArray[np.float32]:
-        """Δ of one trainer in one round, exact on any machine."""
+        """Return Δ of one trainer in one round. It is exact on any machine."""
         raise NotImplementedError

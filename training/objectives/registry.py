@@ -1,5 +1,6 @@
-"""The objectives that this program knows, by name: text, and updates that everybody can compute from a hash. Features add theirs
-when the program starts (`peer.features.register_features`).
+"""Registry of the objectives, by name. This package has two: text, and updates that can be computed from a hash.
+
+Features add theirs when the program starts (`peer.features.register_features`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LanguageObjective(Objective):
 
 
 class ScratchObjective(Objective):
-    """An update that everybody can compute from a hash, to test a live network without a model."""
+    """An update that every peer can compute from a hash, to test a live network without a model."""
 
     name = "scratch"
     description = "a known update on one small tensor: tests a live network"
@@ -51,7 +52,7 @@ class ScratchObjective(Objective):
         return [("scratch", (SIZE,))]
 
     def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> npt.NDArray[np.float32]:
-        """Multiples of 1/256 in −1/2..1/2."""
+        """Return multiples of 1/256 in −1/2..1/2."""
         import numpy as np
 
         from training import random_stream
@@ -66,7 +67,7 @@ _known = {objective.name: objective for objective in OBJECTIVES}
 
 
 def register_objectives(objectives: Iterable[Objective]) -> None:
-    """Objectives of a feature. Adding one again changes nothing."""
+    """Add a feature's objectives. A second registration changes nothing."""
     for objective in objectives:
         assert _known.setdefault(objective.name, objective) is objective, f"two objectives are called {objective.name!r}"
         labels = objective.reason_labels
@@ -80,7 +81,7 @@ def find_objective(name: str) -> Objective | None:
 
 
 def rejection_meanings() -> dict[str, str]:
-    """Of all labels that a rejection may have, for people."""
+    """Return all labels of rejections with their meanings for people."""
     return VERDICT_MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.rejection_reasons}
 
 

@@ -1,1 +1,1 @@
-"""What a trainer commits to, and its re-execution."""
+"""A trainer's commitments and their re-execution."""

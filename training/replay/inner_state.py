@@ -1,6 +1,6 @@
-"""The state of an inner optimizer between two steps: how many it has taken, and its moments as one float32 vector. numpy only.
+"""The state of an inner optimizer between two steps: the number of steps, and its moments as one float32 vector. numpy only.
 
-On disk and under a digest it is the number of steps (unsigned, 8 bytes) and then the moments, all little-endian.
+On disk and under a digest, the number of steps (unsigned, 8 bytes) precedes the moments, all little-endian.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorInfo, TensorLayout, float32_bytes, layout_of
 from training.transformer import EMBEDDING, OUTPUT_MATRIX
 
-# Beside the root of AdamW's second moments. Not 1e-8: rounding would then turn the step of a parameter whose gradient is that
-# small, and honest replays on other processors would differ by more than a job tolerates (decision 42).
+# Added to the root of AdamW's second moments. With 1e-8, rounding would turn the step of a parameter with such a small gradient,
+# and honest replays on other processors would differ by more than a job tolerates (decision 42).
 ADAMW_EPSILON = 1e-6
-# Muon's polynomial, of its blog post: singular values of 0.7..1.2 after five steps, from 0.002 up.
+# Coefficients of Muon's polynomial, from its blog post: after five steps, singular values above 0.002 are in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-# Beside the norm of a matrix's direction. Not 1e-7: where text has no variety a gradient is nothing but rounding, and would be
-# made as long as any other (decision 42).
+# Added to the norm of a matrix's direction. With 1e-7, a gradient of mere rounding errors, as on text without variety, would
+# become as long as any other (decision 42).
 MUON_EPSILON = 1e-3
-# Of a matrix whose norm is about 1 at most: products of two are no subnormal numbers, which take twenty times as long.
+# For a matrix with a norm of at most about 1. Products of two smaller elements could be subnormal, and take twenty times as long.
 MUON_LEAST = 2.0**-60
-RELATIVE_ERROR_MAX = 1e9  # what is reported for anything larger, and for values that are not numbers
+RELATIVE_ERROR_MAX = 1e9  # reported for all larger errors, and for NaN
 _STEPS = struct.Struct("<Q")
 _NOTHING = np.float32(0)
 
@@ -48,7 +48,7 @@ class InnerState:
 
     @classmethod
     def load(cls, path: Path, spec: JobSpec) -> InnerState:
-        """What `iter_bytes` were written to `path`; `RemoteProtocolError` if length or count are not possible in the job."""
+        """Read a state that `write` wrote to `path`. Raises `RemoteProtocolError` for an impossible length or number of steps."""
         size = path.stat().st_size
         if size != inner_bytes(spec):
             raise RemoteProtocolError("malformed", f"an inner state of {size} bytes, this job's has {inner_bytes(spec)}")
@@ -60,7 +60,7 @@ class InnerState:
         return cls(steps, moments)
 
     def iter_bytes(self) -> Iterator[bytes | memoryview]:
-        """Its bytes, without a copy of the moments."""
+        """Yield its bytes, without a copy of the moments."""
         yield _STEPS.pack(self.steps)
         yield float32_bytes(self.moments)
 
@@ -68,7 +68,7 @@ class InnerState:
         return hash_pieces(self.iter_bytes()).digest()
 
     def write(self, path: Path) -> bytes:
-        """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
+        """Write the state and return its digest. The daemon makes the file durable, and the part list beside it, if any."""
         with path.open("wb") as stream:
             stream.writelines(self.iter_bytes())
         hasher = hash_pieces(self.iter_bytes())
@@ -81,19 +81,19 @@ def inner_bytes(spec: JobSpec) -> int:
 
 
 def inner_size(spec: JobSpec) -> int:
-    """float32 numbers of moments."""
+    """Return the number of float32 moments."""
     return max(part.stop for part in moment_slots(spec).values())
 
 
-OnState = Callable[[Float32Array, InnerState], None]  # told each state of parameters and optimizer; the next step may change them
+OnState = Callable[[Float32Array, InnerState], None]  # receives parameters and state; the next step may change both
 
 
 @functools.lru_cache(maxsize=8)
 def moment_slots(spec: JobSpec) -> dict[str, slice]:
-    """Where each moment lies, by name.
+    """Return the range of each moment, by name.
 
-    AdamW has two for every parameter. Muon has one for every parameter (for what it leaves to AdamW, the first moment of that),
-    and the second moments of that part alone, in layout order.
+    AdamW has two moments for every parameter. Muon has one for every parameter, and second moments only for the tensors that it
+    leaves to AdamW, in layout order. The first moments of these tensors are in the slot of the momentum.
     """
     layout = layout_of(spec)
     if spec.inner is InnerOptimizerKind.MUON:
@@ -103,10 +103,10 @@ def moment_slots(spec: JobSpec) -> dict[str, slice]:
 
 
 def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
-    """Where the moments alone would move each parameter, at rate 1 and without decay: shape (parameters,).
+    """Return the change of each parameter by the moments alone, at rate 1 and without decay: shape (parameters,).
 
-    AdamW divides the first moments by the roots of the second ones, Muon makes momentum orthogonal: what is small in a moment can
-    be large here, and this is what moves the parameters. The number of steps is 1 or more.
+    AdamW divides the first moments by the roots of the second ones, and Muon makes momentum orthogonal. A small error in a moment
+    can therefore be a large error of this change, which moves the parameters. The number of steps is at least 1.
     """
     layout = layout_of(spec)
     first, second = (inner.moments[part] for part in moment_slots(spec).values())
@@ -129,7 +129,7 @@ def _adamw_direction(first: Float32Array, second: Float32Array, steps: int, spec
 
 
 def _orthogonal(matrix: Float32Array) -> Float32Array:
-    """As `training.engines.pytorch.inner_optimizers.orthogonalize`, in numpy."""
+    """Compute `training.engines.pytorch.inner_optimizers.orthogonalize` in numpy."""
     a, b, c = map(np.float32, NEWTON_SCHULZ)
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = _flushed(wide / (np.linalg.norm(wide) + np.float32(MUON_EPSILON)))
@@ -144,7 +144,7 @@ def _flushed(matrix: Float32Array) -> Float32Array:
 
 
 def hidden_matrices(layout: TensorLayout) -> list[TensorInfo]:
-    """What Muon is for: the matrices between the embedding and the output layer, whether those are one or two."""
+    """Return the tensors for Muon: all matrices except the embedding and the output layer."""
     return [tensor for tensor in layout.tensors if _is_hidden_matrix(tensor)]
 
 
@@ -156,11 +156,14 @@ def _is_hidden_matrix(tensor: TensorInfo) -> bool:
     return len(tensor.shape) == 2 and tensor.name not in (EMBEDDING, OUTPUT_MATRIX)
 
 
-# Comparing -----------------------------------------------------------------------------------------------------------
+# Comparison ----------------------------------------------------------------------------------------------------------
 
 
 def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
-    """The largest ‖committed − replayed‖ / ‖replayed‖ of the first moments, the roots of the second ones, and the directions."""
+    """Return the largest relative error of the first moments, the roots of the second ones, and the directions.
+
+    A relative error is ‖committed − replayed‖ / ‖replayed‖.
+    """
     if committed.steps != replayed.steps:
         return RELATIVE_ERROR_MAX
     moments = zip(_moments(committed, spec), _moments(replayed, spec), strict=True)
@@ -171,17 +174,17 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
 
 
 def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
-    """Second ones by their roots: they are squares, of which a norm sees only the largest."""
-    with np.errstate(all="ignore"):  # a liar's may be negative: their roots are no numbers, and those are far away
+    """Return the moments, with roots of second ones: a norm of squares would only reflect the largest."""
+    with np.errstate(all="ignore"):  # a liar's may be negative; their roots are NaN, which counts as far away
         return [
             np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in moment_slots(spec).items()
         ]
 
 
 def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:
-    """‖a − b‖ in float64, a block at a time."""
+    """Return ‖a − b‖, in float64 and block by block."""
     total = 0.0
-    with np.errstate(all="ignore"):  # a liar's values overflow: that is far away
+    with np.errstate(all="ignore"):  # a liar's values may overflow, which counts as far away
         for start in range(0, len(a), BLOCK):
             part = slice(start, start + BLOCK)
             difference = a[part].astype(np.float64) - (b[part] if isinstance(b, np.ndarray) else b)
@@ -190,7 +193,7 @@ def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:
 
 
 def relative_error(error: float, norm: float) -> float:
-    """error / norm, kept finite so that it can be reported; nothing is not far from nothing."""
+    """Return error / norm, bounded so that it can be reported. It is 0 if both are 0."""
     if error == 0:
         return 0.0
     relative = error / norm if norm else math.inf

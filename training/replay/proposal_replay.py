@@ -1,6 +1,6 @@
-"""From an update to a proposal, and from a proposal to a verdict: numpy only.
+"""Proposals from updates, and verdicts by replays: numpy only.
 
-The worker computes updates with torch; for scratch jobs the daemon does it all itself, with `known_update`.
+The worker computes updates with torch. For scratch jobs the daemon computes them itself, with `known_update`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 log = logging.getLogger("peer")
-OnProgress = Callable[[], None]  # called after every piece of work; raises to stop it
+OnProgress = Callable[[], None]  # called after every piece of work; it raises to stop the work
 
 
 class ComputeUpdate(Protocol):
@@ -46,16 +46,16 @@ class ComputeUpdate(Protocol):
         taken: int,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Δ and the loss of each inner step. `inner` is None for a fresh inner state; `on_state`, if any, is told each state."""
+        """Return Δ and the loss of each inner step. `inner` None is a fresh state. `on_state`, if any, receives each state."""
 
 
 class Declarer(Protocol):
-    """What an engine does for objectives that have declarations."""
+    """The part of an engine for objectives that have declarations."""
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
     ) -> Declaration:
-        """The trainer's declaration in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
+        """Return the trainer's declaration of the round. Each of its blobs is a file in `folder`, named by its digest in hex."""
 
     def why_declaration_refused(
         self,
@@ -66,9 +66,9 @@ class Declarer(Protocol):
         declaration: Declaration,
         on_step: OnProgress = ...,
     ) -> RejectionReason | None:
-        """The objective's own reason that refutes the declaration.
+        """Return the objective's own reason to reject the declaration; None if it is valid.
 
-        Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
+        Malformed blobs raise `RemoteProtocolError`: an audit must end with a verdict.
         """
 
     def derive_step_data(
@@ -80,15 +80,15 @@ class Declarer(Protocol):
         declaration: Declaration,
         on_step: OnProgress = ...,
     ) -> Declaration:
-        """The same declaration, which nothing refutes, with what the steps need of it and of the round's model: `parameters`."""
+        """Return a valid declaration with the data that the steps derive from it and from the round's model, `parameters`."""
 
 
 def make_proposal(
     request: ProposeRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
 ) -> ProposeReply:
-    """Computes the update, adds what earlier payloads left unsaid or its momentum, and writes the payload and what it commits to.
+    """Compute an update, add the error feedback or the momentum, and write the payload and the data that it commits to.
 
-    What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
+    If the trainer's own buffer or inner state is damaged, it starts from a fresh one, which is always allowed.
     """
     started = time.perf_counter()
     model = _open(request)
@@ -100,7 +100,7 @@ def make_proposal(
     m = error_feedback.accumulate_feedback(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     try:
         buffer, payload = _encoded(m, request.trainer, model)
-    except LocalProtocolError:  # the model diverged; without proposals the round would never be closed
+    except LocalProtocolError:  # the model diverged; without proposals the round would never close
         buffer, payload = _encoded(error_feedback.clip_to_encodable(m), request.trainer, model)
         if not model.is_too_large(request.trainer, payload):
             raise
@@ -123,7 +123,7 @@ def make_proposal(
 
 
 def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.QuantizedUpdate | None, bytes]:
-    """The buffer of `m`, if the job has buffers, and the payload. `LocalProtocolError` if m has no encoding."""
+    """Return the buffer of `m`, if the job has buffers, and the payload. Raises `LocalProtocolError` if m has no encoding."""
     buffer = error_feedback.make_buffer(m, model.header(trainer), model.spec)
     return buffer, model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
 
@@ -131,7 +131,7 @@ def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[c
 def audit_proposal(
     request: AuditRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
 ) -> AuditReply:
-    """Checks the declaration, re-executes the update by it, and judges payload, buffer and inner state by the result."""
+    """Check the declaration, re-execute the update with it, and judge payload, buffer and inner state."""
     started = time.perf_counter()
     verdict, error, loss = _judge(request, _open(request), update, declarer, on_step)
     return AuditReply(verdict, error, time.perf_counter() - started, loss)
@@ -140,7 +140,7 @@ def audit_proposal(
 def _judge(
     request: AuditRequest, model: ReplicatedModel, update: ComputeUpdate, declarer: Declarer | None, on_step: OnProgress
 ) -> tuple[Verdict, float, int | None]:
-    """And the loss that a report on the round seals."""
+    """Return the verdict, the relative error, and the loss that a report on the round seals."""
     spec, last, place = model.spec, deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     try:
         buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
@@ -152,7 +152,7 @@ def _judge(
             if declarer is None:
                 raise LocalProtocolError("the objective has declarations, but nobody checks them")
             refutation = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
-    except RemoteProtocolError:  # what it commits to, goes on from or declares, is none
+    except RemoteProtocolError:  # its buffer, its previous state or its declaration is malformed
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if refutation is not None:
         number = spec.resolved_objective.rejection_reasons.index(refutation)
@@ -175,7 +175,7 @@ def compare_update(
     e: Float32Array,
     buffer: codec.QuantizedUpdate | None,
 ) -> tuple[Verdict, float]:
-    """The verdict on a proposal by the re-executed Δ, and its relative error."""
+    """Return the verdict on a proposal by the re-executed Δ, and its relative error."""
     spec, header, held = model.spec, model.header(trainer), model.estimate_vector(trainer)
     of_update = spec.feedback_decay, spec.update_weight
     distance, norm = error_feedback.replay_deviation(payload, buffer, e, delta, header, model.layout, *of_update, held)
@@ -183,7 +183,7 @@ def compare_update(
 
 
 def known_update(spec: JobSpec) -> ComputeUpdate:
-    """Of an objective whose updates take no training."""
+    """Return the updates of an objective without training."""
     size, kind = layout_of(spec).size, spec.resolved_objective
     return lambda parameters, job, round, trainer, inner, on_state, *, taken, declaration=None: (
         kind.deterministic_update(job, round, trainer, size),
@@ -217,7 +217,7 @@ def _derived(
     declarer: Declarer | None,
     on_step: OnProgress,
 ) -> Declaration | None:
-    """What the steps go by."""
+    """Return the declaration with the data for the steps."""
     if declaration is None or declarer is None:
         return declaration
     steered = replace(declaration, steering=model.state.steering)
@@ -225,16 +225,16 @@ def _derived(
 
 
 def _read_declaration(declared: DeclarationFiles, spec: JobSpec) -> Declaration | None:
-    """Raises `RemoteProtocolError` if it is unsound."""
+    """Return a declaration; None if the objective has none. Raises `RemoteProtocolError` if it is invalid."""
     record = spec.decode_declaration(declared.encoded)
     return None if record is None else Declaration(record, {digest: Path(file) for digest, file in declared.files.items()})
 
 
-# What requests name --------------------------------------------------------------------------------------------------
+# Files that requests name --------------------------------------------------------------------------------------------
 
 
 def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:
-    """e, and the digest of the buffer that it is of."""
+    """Return e, and the digest of the buffer that it comes from."""
     try:
         e = _feedback(request, model)
     except (LocalProtocolError, RemoteProtocolError, OSError) as error:
@@ -244,7 +244,7 @@ def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Floa
 
 
 def _own_inner(request: ProposeRequest, model: ReplicatedModel) -> tuple[InnerState | None, bytes | None]:
-    """What the steps begin with, and its digest; None where that is a fresh state."""
+    """Return the first inner state and its digest; both are None for a fresh state."""
     if request.previous_inner is None:
         return None, None
     digest = model.records[request.trainer].inner
@@ -267,8 +267,9 @@ def _open(request: ProposeRequest | AuditRequest) -> ReplicatedModel:
 
 
 def _feedback(request: ProposeRequest | AuditRequest, model: ReplicatedModel) -> Float32Array:
-    """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `read`:
-    a proposal may be accepted before anybody looks at what it commits to.
+    """Return the e that the trainer continues from; zero if the request names no previous buffer.
+
+    Raises `RemoteProtocolError` for a malformed buffer: a proposal may be accepted before anybody reads its buffer.
     """
     if request.previous_buffer is None:
         return error_feedback.next_feedback(None, None, None, model.layout)

@@ -1,10 +1,14 @@
-"""The state of a model, its leaves under the model root, and the model on disk: a directory of one file of little-endian float32
-for every vector (`parameters.f32`, and one for each slot of the outer optimizer), of one with all trainers' estimates where the
-job has any, and `state.msgpack`.
+"""The state of a model, its leaves under the model root, and the model on disk.
 
-It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
-a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
-computed anew from the last one that was. An empty file, `durable`, tells them apart.
+A model is a directory with these files:
+
+- one of little-endian float32 for every vector: `parameters.f32`, and one for each slot of the outer optimizer
+- one with the estimates of all trainers, if the job has estimates
+- `state.msgpack`
+
+It is written beside its final name, made durable and then renamed, so that a name never stands for an incomplete model. Most
+models of a job are not made durable (`docs/decisions/0030`). If the machine stops, they are recomputed from the last durable
+model. An empty file, `durable`, marks the durable ones.
 """
 
 from __future__ import annotations
@@ -50,16 +54,16 @@ from training.replicated.model_files import (
 )
 from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, TensorLayout, float32_bytes, layout_of
 
-PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
-ESTIMATES: Final = "estimates"  # of all trainers that have a record, one after another in ascending order of their keys
-PIECE_BYTES: Final = 4 * BLOCK  # of an estimate, and at most of a vector
+PARAMETERS: Final = "parameters"  # the first vector; the others are the outer optimizer's slots
+ESTIMATES: Final = "estimates"  # of all trainers with a record, in ascending order of their keys
+PIECE_BYTES: Final = 4 * BLOCK  # of a leaf of an estimate, and the most of a vector's leaf
 LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
-NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority of more than half of them
-MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
+NORM_ROUNDS: Final = 16  # rounds whose medians are kept; to move their median, liars need the majority in more than half of them
+MAPPED_BYTES_MIN: Final = 16 << 20  # smaller arrays are kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
-# estimates have scales, too
+# Estimates have levels and scales, hence the factor of two.
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
-RECORD_BYTES: Final = 256  # of a trainer in the state, at most
+RECORD_BYTES: Final = 256  # at most, for a trainer in the state
 
 assert LEAVES_PER_PART >= 1
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
@@ -70,22 +74,22 @@ EncodedEstimate = bytes | memoryview  # an estimate, in memory or mapped
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """Everything of the model but its vectors: the last leaf under the root."""
+    """All of the model except its vectors: the last leaf under the root."""
 
     job: Digest
     spec: JobSpec
     round: Count
-    rounds_in_model: Count  # rounds of the model's own line: without those that a rollback undid
+    rounds_in_model: Count  # rounds that the model contains, without those that a rollback undid
     records: Annotated[dict[Key, FeedbackRecord], Length(0, MEMBERS_MAX)]
-    # median accepted norm² of the last rounds that accepted any
+    # Median accepted norm² of each of the last rounds that accepted any proposal.
     median_norms_squared: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]
     beta_powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
-    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""  # `Objective.steering`
+    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""  # `Objective.next_controller_state`
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRange:
-    """Bytes of one of a model's files that are one leaf: a block of a vector, or a part of a trainer's estimate."""
+    """The range of a leaf in one of the model's files: a block of a vector, or a part of a trainer's estimate."""
 
     file: str
     bytes: slice
@@ -93,7 +97,7 @@ class LeafRange:
 
 
 def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[LeafRange]:
-    """All of a model, in the order of its leaves; `trainers` are those that have estimates, in ascending order."""
+    """Yield the ranges of a model's leaves, in order. `trainers` are those with estimates, in ascending order."""
     for vector in vectors:
         for block in layout.blocks:
             name = f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
@@ -105,7 +109,7 @@ def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Ite
 
 
 def model_leaf_hash(data: Float32Array | EncodedEstimate) -> bytes:
-    """The Merkle leaf hash of bytes, or of little-endian float32 elements, without a copy of them."""
+    """Return the Merkle leaf hash of bytes, or of little-endian float32 elements, without a copy of them."""
     leaf = hashlib.sha256(merkle.LEAF_PREFIX)
     leaf.update(float32_bytes(data) if isinstance(data, np.ndarray) else data)
     return leaf.digest()
@@ -120,7 +124,7 @@ def model_root(leaves: Sequence[bytes], state: ModelState) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """What `state.msgpack` holds: all but the vectors, and their hashes."""
+    """Content of `state.msgpack`: everything except the vectors, and the hashes of all leaves."""
 
     state: ModelState
     leaves: Annotated[tuple[Digest, ...], Length(1, LEAVES_MAX)]
@@ -128,17 +132,17 @@ class ModelManifest:
 
 
 def vector_names(spec: JobSpec) -> tuple[str, ...]:
-    """Names of a model's vectors, in the order of its leaves."""
+    """Return the names of a model's vectors, in the order of its leaves."""
     return (PARAMETERS, *OUTER_SLOTS[spec.outer])
 
 
 def part_names(spec: JobSpec) -> tuple[str, ...]:
-    """Names of what has a file of its own: the vectors, and the estimates of a job that has any."""
+    """Return the names of parts with a file each: the vectors, and the estimates if the job has any."""
     return (*vector_names(spec), *((ESTIMATES,) if spec.has_estimates else ()))
 
 
 def leaf_ranges(state: ModelState) -> tuple[LeafRange, ...]:
-    """All that has a leaf, in their order; the state's own comes after them."""
+    """Return the ranges of all leaves in order, except the last leaf, which is the state."""
     return _pieces(state.spec, _trainers(state))
 
 
@@ -148,7 +152,7 @@ def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[LeafRange, ...]
 
 
 def _trainers(state: ModelState) -> tuple[bytes, ...]:
-    """Those that have estimates, in the order of these."""
+    """Return the trainers with estimates, in the order of the estimates."""
     return tuple(sorted(state.records)) if state.spec.has_estimates else ()
 
 
@@ -157,8 +161,9 @@ def file_name(part: str) -> str:
 
 
 class ModelDirectoryWriter:
-    """A model that is being written beside its final name. Within `model_write_errors`; what was there is there until
-    `install_model`.
+    """A model that is written beside its final name. The old model stays until `install_model`.
+
+    It is used within `model_write_errors`.
     """
 
     def __init__(self, directory: Path, parts: Sequence[str]) -> None:
@@ -181,7 +186,7 @@ class ModelDirectoryWriter:
         self._opened.close()
 
     def write_bytes_at(self, part: str, start: int, data: Float32Array | EncodedEstimate) -> None:
-        """`data` stands `start` bytes behind the beginning of the part's file. Any thread may write any bytes in any order."""
+        """Write `data` at offset `start` of the part's file. Any thread may write any bytes in any order."""
         left = float32_bytes(data) if isinstance(data, np.ndarray) else memoryview(data)
         while left:
             written = os.pwrite(self._files[part].fileno(), left, start)
@@ -192,7 +197,7 @@ class ModelDirectoryWriter:
             self.write_bytes_at(ESTIMATES, number * len(held[trainer]), held[trainer])
 
     def install_model(self, saved: ModelManifest, durable: bool) -> None:
-        """It gets its name, and if it is to be `durable`, is so once this returns."""
+        """Give the model its final name. If `durable`, it is durable when this returns."""
         if self._directory.exists() and _root_in(self._directory) == saved.root and (is_durable(self._directory) or not durable):
             remove_directory(self._folder)
             return
@@ -208,7 +213,7 @@ class ModelDirectoryWriter:
 
 
 def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
-    """What a model has beside its vectors."""
+    """Write all of a model except its vectors."""
     data = codec.encode(saved)
     if durable:
         with (folder / STATE).open("wb") as file:
@@ -222,7 +227,7 @@ def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
 
 
 def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:
-    """With the vectors, and the encoded estimates by trainer."""
+    """Return the manifest, the vectors, and the encoded estimates by trainer. Raises `StorageError`."""
     recover_replaced_directory(directory)
     saved = _read_state(directory)
     if model_root(saved.leaves, saved.state) != saved.root:
@@ -237,7 +242,7 @@ def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array],
 
 
 def decode_manifest(data: bytes) -> ModelManifest:
-    """`RemoteProtocolError` for every other byte string."""
+    """Return the manifest. Raises `RemoteProtocolError` for malformed bytes."""
     return codec.decode(ModelManifest, data, MODEL_MANIFEST_BYTES_MAX)
 
 
@@ -256,7 +261,7 @@ def _root_in(directory: Path) -> bytes | None:
 
 
 def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
-    """The file's elements. It stays locked while they are mapped, since the map has a duplicate of its descriptor."""
+    """Map a file's elements. The lock lasts as long as the map, which has a duplicate of the descriptor."""
     try:
         with path.open("rb") as file:
             lock_file(file.fileno(), fcntl.LOCK_SH, path.parent)
@@ -271,7 +276,7 @@ def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
 
 
 def scratch_array(folder: Path, size: int) -> npt.NDArray[np.uint8]:
-    """An array of so many bytes; a large one is mapped to a file in `folder` that has no name and goes with the array."""
+    """Return an array of `size` bytes. A large one is mapped to an unnamed file in `folder`, which is deleted with the array."""
     if size < MAPPED_BYTES_MIN:
         return np.empty(size, np.uint8)
     with model_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
@@ -284,15 +289,15 @@ def _damaged(path: Path) -> StorageError:
 
 
 class IncomingModelDirectory:
-    """A model that arrives in parts: pieces of its files, a few together, each checked with its leaf under the model root.
+    """A model that arrives in parts of a few leaves, each checked against the model root.
 
-    Implements `ledger.snapshots.snapshot_server.ModelReceiver`. Raises `StorageError` for what the disk does wrong.
+    Implements `ledger.snapshots.snapshot_server.ModelReceiver`. Raises `StorageError` for errors of the disk.
     """
 
     def __init__(
         self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]
     ) -> None:
-        """`replaced` is called once another model stands in `directory` than before."""
+        """`replaced` is called after `directory` has got another model."""
         saved = decode_manifest(manifest)
         if saved.root != root or model_root(saved.leaves, saved.state) != root:
             raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")

@@ -1,8 +1,7 @@
-"""The files of a model's directory: which models are durable, and how one takes the place of another.
+"""The files of a model's directory: which models are durable, and how one replaces another.
 
-A model that nobody needs and that is not durable is set aside, and the next one is written over it: the kernel takes many times
-longer to find pages for a new file than to fill those that are there. Whoever maps a file holds a shared lock on it for as long,
-and what is locked is not written over.
+A model that is neither needed nor durable is set aside, and the next one overwrites its files. The kernel takes many times longer
+to allocate pages for a new file. A reader that maps a file holds a shared lock on it, and a locked file is not overwritten.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def is_durable(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> bytes:
-    """What all the parts of a model can be checked with: an encoded `ModelManifest`."""
+    """Return the encoded `ModelManifest`, which the parts of a model are checked against. Raises `StorageError`."""
     try:
         return (directory / STATE).read_bytes()
     except OSError as error:
@@ -43,7 +42,7 @@ def model_write_errors(directory: Path) -> Iterator[None]:
 
 
 def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> None:
-    """`fresh` becomes `directory`; what was there moves aside first, since a rename cannot replace a full directory."""
+    """Rename `fresh` to `directory`. The old directory moves aside first, since a rename cannot replace a full directory."""
     aside = _aside(directory)
     if directory.exists():
         with crash_points("model-aside"):
@@ -57,7 +56,7 @@ def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> Non
 
 
 def recover_replaced_directory(directory: Path) -> None:
-    """After a crash between the two renames the old model stands aside: it comes back."""
+    """Restore the old model after a crash between the two renames."""
     aside = _aside(directory)
     if not aside.exists():
         return
@@ -73,8 +72,10 @@ def _aside(directory: Path) -> Path:
 
 
 def recycle_directory(directory: Path) -> None:
-    """Nobody needs this model any more: the next one of the job is written over it. Durable ones are deleted, which leaves no
-    doubt of what is durable, and so is all but one."""
+    """Keep the files of an unneeded model, so that the job's next model overwrites them.
+
+    Durable models are deleted instead, so that the mark `durable` stays reliable. All spares but one are deleted, too.
+    """
     try:
         if is_durable(directory) or directory.name.startswith("."):
             raise FileExistsError
@@ -88,7 +89,7 @@ def spare_directory(directory: Path) -> Path:
 
 
 def open_over(path: Path) -> BinaryIO:
-    """To write what is at `path` anew, in place if it is there and nobody maps it."""
+    """Open a file for writing: in place, or as a new file if it is missing or a reader maps it."""
     try:
         file = path.open("r+b")
     except FileNotFoundError:

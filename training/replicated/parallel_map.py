@@ -1,6 +1,6 @@
-"""How work that is cut into parts is done: part after part here, in several threads where a peer hands in a pool.
+"""Execution of work that is split into parts: one after another, or in the threads of a caller's pool.
 
-The results come in the order of the parts, and nothing is combined in another order: the number of threads changes no bit.
+Results come in the order of the parts and are combined in that order, so the number of threads changes no bit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
-CHOSEN_MAX: Final = 4  # where nobody has said how many: more of them wait for the interpreter and for memory
+CHOSEN_MAX: Final = 4  # default limit: more threads would wait for the interpreter and for memory
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -25,14 +25,14 @@ def serial_map(work: Callable[[Part], Result], parts: Iterable[Part], /) -> Iter
 
 
 def default_thread_count() -> int:
-    """How many threads, where nobody has said it: as many as this process may use processors."""
+    """Return the default number of threads: the usable processors, at most `CHOSEN_MAX`."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(CHOSEN_MAX, usable)
 
 
 @contextmanager
 def thread_map(count: int, parts: int) -> Iterator[ParallelMap]:
-    """`count` threads for at most so many `parts`; a single one is the caller's own."""
+    """Provide a map over at most `parts` parts with `count` threads. With a single thread, the caller does the work."""
     count = min(count, parts)
     if count <= 1:
         yield serial_map

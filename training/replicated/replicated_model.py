@@ -1,7 +1,7 @@
-"""The replicated model of a job: parameters, the outer optimizer's slots and what judging the next proposals needs.
+"""The replicated model of a job: parameters, the outer optimizer's slots, and the state that judges the next proposals.
 
-A value: `apply_round` gives the next round's model and leaves this one as it is. Honest peers that apply the same accepted
-proposals get the same root, bit for bit.
+Models are values: `apply_round` returns the next round's model and leaves this one unchanged. Honest peers that apply the same
+accepted proposals get the same root, bit for bit.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from training.replicated.tensor_layout import (
     layout_of,
 )
 
-CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded from their check to the step; it decodes the others again
-BLOCKS_PER_STEP: Final = 4  # blocks: the outer step takes arrays of 1 MiB, on which threads wait less for the interpreter
+CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded between check and step; the step decodes all others again
+BLOCKS_PER_STEP: Final = 4  # arrays of 1 MiB: threads wait less for the interpreter than with smaller ones
 TakeVectorBlock = Callable[[str, ElementRun, Float32Array], object]
-NORM_RATIO: Final = 16  # of the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
+NORM_RATIO: Final = 16  # times the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class AcceptedProposal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CheckedPayload:
-    """A payload that was found canonical, under the header that its trainer's must have."""
+    """A payload that is canonical and has the header that its trainer must use."""
 
     digest: bytes
     payload: bytes
-    update: codec.QuantizedUpdate  # what is aggregated: the payload's, or the estimate that it moves
+    update: codec.QuantizedUpdate  # the aggregated update: that of the payload, or the estimate after it
     norm_squared: float  # of the update
 
     @property
@@ -87,16 +87,16 @@ class _CheckedPayload:
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicatedModel:
     state: ModelState
-    vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, perhaps memory-mapped
-    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # of every trainer with a record, where the job has any
-    leaves: tuple[bytes, ...] = field(repr=False)  # of the `pieces`
+    vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, possibly memory-mapped
+    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # of every trainer with a record, if the job has estimates
+    leaves: tuple[bytes, ...] = field(repr=False)  # hashes of `leaf_ranges`
     root: bytes
-    _room: Allocate = field(default=allocate_in_memory, repr=False)  # for what the payloads of this round change
-    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer; what deciding this round saves
+    _room: Allocate = field(default=allocate_in_memory, repr=False)  # memory for the estimates that this round's payloads change
+    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer; the step reuses them
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
-        """With the tensors of `start`, as far as they have the same names and shapes; the others begin as the seed says."""
+        """Return the model of round 0. Tensors come from `start` if it has the same names and shapes, else from the seed."""
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
         for block in layout.blocks:
@@ -112,8 +112,9 @@ class ReplicatedModel:
         values: Callable[[TensorBlock], Float32Array],
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """Of round 0, with the parameters that `values` gives of each block; saved, and opened. A block of each thread is in
-        memory at a time.
+        """Create the model of round 0 on disk, and open it. `values` returns the parameters of each block.
+
+        Memory: one block for each thread.
         """
         state, layout, slots = _first_state(job, spec), layout_of(spec), OUTER_SLOTS[spec.outer]
 
@@ -141,7 +142,7 @@ class ReplicatedModel:
     def from_vectors(
         cls, state: ModelState, vectors: Mapping[str, Float32Array], held: Mapping[bytes, EncodedEstimate] = MappingProxyType({})
     ) -> ReplicatedModel:
-        """The model of these parts, hashed."""
+        """Return the model of these parts, with its hashes."""
         assert tuple(vectors) == model_directory.vector_names(state.spec)
         leaves = [
             model_leaf_hash(vector[block.elements]) for vector in vectors.values() for block in layout_of(state.spec).blocks
@@ -156,7 +157,7 @@ class ReplicatedModel:
         held: Mapping[bytes, EncodedEstimate],
         leaves: tuple[bytes, ...],
     ) -> ReplicatedModel:
-        """`leaves` are those of the vectors."""
+        """`leaves` are the hashes of the vectors' blocks."""
         assert set(held) == (set(state.records) if state.spec.has_estimates else set())
         for vector in vectors.values():
             vector.flags.writeable = False
@@ -165,7 +166,7 @@ class ReplicatedModel:
 
     @classmethod
     def open(cls, directory: Path) -> ReplicatedModel:
-        """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Pieces are hashed only by `verify`."""
+        """Open a model that `save` wrote, memory-mapped and not hashed (`verify`). Raises `StorageError` if it is damaged."""
         saved, vectors, held = model_directory.read_model(directory)
         return cls(
             saved.state,
@@ -178,7 +179,7 @@ class ReplicatedModel:
 
     @classmethod
     def open_decided(cls, directory: Path, root: bytes, each: ParallelMap = serial_map) -> ReplicatedModel:
-        """The model under this root, every piece hashed; `StorageError` if the directory holds another one."""
+        """Open a model and hash all of it. Raises `StorageError` if its root is not `root`."""
         model = cls.open(directory)
         model.verify(each)
         if model.root != root:
@@ -186,9 +187,9 @@ class ReplicatedModel:
         return model
 
     def save(self, directory: Path, durable: bool = True) -> None:
-        """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
+        """Replace the model in `directory` atomically: it opens as the old or as this model, and as this one after the call.
 
-        If it is not `durable`, that is so only while the machine runs. Raises `StorageError` if the disk is full or refuses.
+        Without `durable`, this holds only while the machine runs. Raises `StorageError` if the disk is full or fails.
         """
         with (
             model_files.model_write_errors(directory),
@@ -200,7 +201,7 @@ class ReplicatedModel:
             fresh.install_model(model_directory.ModelManifest(self.state, self.leaves, self.root), durable)
 
     def verify(self, each: ParallelMap = serial_map) -> None:
-        """Hashes everything again; `StorageError` names the first tensor or estimate that is not what the root says."""
+        """Hash everything again. Raises `StorageError`, which names the first tensor or estimate that differs from the root."""
         pieces = self.leaf_ranges
 
         def hash(part: slice) -> None:
@@ -225,7 +226,10 @@ class ReplicatedModel:
         return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
 
     def read_part(self, index: int) -> bytes:
-        """`StorageError` if the disk holds something else than the root says; `RemoteProtocolError` if there is no such part."""
+        """Return a part of the model's files. Raises `RemoteProtocolError` if there is no such part.
+
+        Raises `StorageError` if the data on disk differ from the root.
+        """
         part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
         chosen = self.leaf_ranges[part]
         if not chosen:
@@ -265,14 +269,14 @@ class ReplicatedModel:
         return layout_of(self.spec)
 
     def header(self, trainer: bytes) -> codec.PayloadHeader:
-        """What the payload of `trainer` in this round must begin with."""
+        """Return the header that the payload of `trainer` in this round must have."""
         spec, bits = self.spec, self.spec.payload_bits(self.rounds_in_model)
         return codec.PayloadHeader(self.job, self.round, trainer, self.root, spec.local_steps, spec.batch, bits)
 
     # Estimates, where the job has them -------------------------------------------------------------------------------
 
     def estimate(self, trainer: bytes) -> codec.QuantizedUpdate | None:
-        """What everybody holds of a trainer's momentum; None of a trainer that is new. `StorageError` if the disk damaged it."""
+        """Return the estimate of a trainer's momentum; None for a new trainer. Raises `StorageError` if it is damaged on disk."""
         held = self.estimates.get(trainer)
         try:
             return None if held is None else codec.read_payload(held, self.layout)
@@ -280,7 +284,7 @@ class ReplicatedModel:
             raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
 
     def feedback_of(self, trainer: bytes, buffer: codec.QuantizedUpdate | None, payload: bytes | None) -> Float32Array:
-        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
+        """Return the e or momentum that a trainer continues from, given its last accepted buffer and payload; else zero."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             if error_feedback.buffer_digest(buffer) != record.buffer:
@@ -289,18 +293,18 @@ class ReplicatedModel:
         return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
-        """What everybody knows of a trainer's buffer before its payload; None is zero."""
+        """Return a trainer's decoded estimate, which its payload is relative to; None is zero."""
         estimate = self.estimate(trainer)
         return None if estimate is None else estimate.dequantize()
 
     def encode_payload(self, trainer: bytes, m: Float32Array) -> bytes:
-        """The payload of this round that says `m`."""
+        """Return the payload of `m` in this round."""
         return codec.encode_payload(self.header(trainer), residual_of(m, self.estimate_vector(trainer)), self.layout)
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
     def check_proposal(self, trainer: bytes, proposal: Proposal, payload: bytes) -> Verdict:
-        """The cheap, exact checks, which every voter can make; re-execution comes after them."""
+        """Do the cheap, exact checks that every voter can make. Re-execution comes after them."""
         if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
             return Verdict.STALE
         if (len(payload), blob_digest(payload)) != (proposal.payload_bytes, proposal.payload):
@@ -310,7 +314,7 @@ class ReplicatedModel:
             self.spec.decode_declaration(proposal.declaration)
         except RemoteProtocolError:
             return Verdict.MALFORMED
-        except LocalProtocolError:  # no estimate is as large as that
+        except LocalProtocolError:  # no estimate can be so large
             return Verdict.NORM
         if checked.norm_squared > self.norm_squared_max:
             return Verdict.NORM
@@ -321,14 +325,17 @@ class ReplicatedModel:
         return Verdict.ACCEPT
 
     def is_too_large(self, trainer: bytes, payload: bytes) -> bool:
-        """Whether `check_proposal` finds the norm of the trainer's own payload too large."""
+        """Return true if `check_proposal` finds the norm of the trainer's own payload too large."""
         try:
             return self._decode(trainer, b"", payload).norm_squared > self.norm_squared_max
         except LocalProtocolError:
             return True
 
     def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _CheckedPayload:
-        """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
+        """Decode a payload. Raises `RemoteProtocolError` if it is malformed.
+
+        Raises `LocalProtocolError` if the estimate that it moves would have no encoding.
+        """
         update = codec.decode_payload(payload, self.header(trainer), self.layout)
         if self.spec.has_estimates:
             update = error_feedback.update_estimate(self.estimate(trainer), update, self._room)
@@ -344,8 +351,9 @@ class ReplicatedModel:
         return self.spec.initial_norm * self.spec.initial_norm
 
     def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
-        """Starting again from e = 0 and from fresh inner state is always allowed, and where no record is left the only way; what
-        the job needs later must be named.
+        """Return true if the proposal continues from its trainer's record, or from a fresh state, which is always allowed.
+
+        It must commit to the data that later rounds of the job need. A new trainer needs room for its estimate.
         """
         record = self.records.get(trainer)
         if record is None and self.spec.has_estimates and len(self.records) >= self.spec.estimates_max:
@@ -365,9 +373,9 @@ class ReplicatedModel:
         gone: Collection[bytes] = (),
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """The model of the next round, after the vote has accepted these proposals and rejected those trainers'.
+        """Return the model of the next round, after the vote accepted these proposals and rejected these trainers'.
 
-        `gone` are keys that were no trainers of the round any more: their estimates leave the rule.
+        `gone` are keys that are no longer trainers of the round: their estimates leave the aggregation.
         """
         state, plan, held = self._decide(accepted, rejected, gone, each)
         if plan is None:
@@ -385,9 +393,7 @@ class ReplicatedModel:
         gone: Collection[bytes] = (),
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """As `apply_round` and `save`, with a few blocks of each thread in memory at a time, and the estimates that have
-        moved.
-        """
+        """Do `apply_round` and `save`. In memory are a few blocks for each thread, and the changed estimates."""
         state, plan, held = self._decide(accepted, rejected, gone, each)
         if plan is None:
             self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
@@ -405,9 +411,9 @@ class ReplicatedModel:
         return self.open(directory)
 
     def rolled_back(self, number: int) -> ReplicatedModel:
-        """This model as that of the later round `number`.
+        """Return this model as that of the later round `number`.
 
-        Trainers begin without what their payloads left unsaid: it is of updates that are undone. Estimates are this model's.
+        Trainers lose their error feedback, which belongs to undone updates. Estimates stay those of this model.
         """
         assert number > self.round
         records = dict(self.records) if self.spec.has_estimates else {}
@@ -421,14 +427,14 @@ class ReplicatedModel:
     def _decide(
         self, accepted: Sequence[AcceptedProposal], rejected: Mapping[bytes, Verdict], gone: Collection[bytes], each: ParallelMap
     ) -> tuple[ModelState, aggregate.AggregationPlan | None, dict[bytes, EncodedEstimate]]:
-        """The next state, how to aggregate if the round takes a step, and the next estimates."""
+        """Return the next state, the plan of the step (None: no step), and the next estimates."""
         checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
             raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
         stepped = len(checked) >= self.spec.accepted_min
         state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
-        if self.spec.has_estimates:  # of those who said nothing as well
+        if self.spec.has_estimates:  # also of trainers without a new payload
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
             held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
         plan = (
@@ -453,11 +459,11 @@ class ReplicatedModel:
     def _step(
         self, state: ModelState, plan: aggregate.AggregationPlan, take: TakeVectorBlock, each: ParallelMap
     ) -> tuple[bytes, ...]:
-        """Gives `take` each block of each vector after the outer step, which it may not keep; the leaves of them all."""
+        """Pass each block of each vector after the outer step to `take`, which must not keep it. Return all leaves."""
         optimizer = outer_optimizer.make_outer_optimizer(self.spec, self.rounds_in_model, state.beta_powers)
 
         def move(stretch: Sequence[TensorBlock]) -> list[list[bytes]]:
-            """The leaves of each vector's blocks."""
+            """Return the leaves of all vectors, block by block."""
             leaves, pieces = [], list(_pieces(stretch))
             for piece, gradient in zip(pieces, plan.iter_aggregate(list(map(ElementRun.of_blocks, pieces))), strict=True):
                 run = ElementRun.of_blocks(piece)
@@ -491,10 +497,10 @@ class ReplicatedModel:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
             proposal = item.proposal
             records[item.trainer] = FeedbackRecord(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
-        # A trainer that was suspended meanwhile begins anew: the lie that it was suspended for is older than that.
+        # Records expire, so that a trainer starts from a fresh state after a suspension. Its false update is older than that.
         number = self.round + 1
         records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
-        if self.spec.has_estimates:  # who takes a new key each round would otherwise have a place in the rule for each of them
+        if self.spec.has_estimates:  # otherwise a peer with a new key in each round would have a place in the rule for each key
             records = {key: record for key, record in records.items() if key not in gone}
         if self.spec.has_estimates and len(records) > self.spec.estimates_max:
             known = [key for key in records if key in self.records]
@@ -508,7 +514,7 @@ class ReplicatedModel:
 
 
 def _pieces(stretch: Sequence[TensorBlock]) -> Iterator[Sequence[TensorBlock]]:
-    """What the outer step moves at once: at most `BLOCKS_PER_STEP` consecutive blocks, all decayed or none."""
+    """Yield the blocks of one outer step: at most `BLOCKS_PER_STEP` consecutive ones, all decayed or none."""
     for _, same in itertools.groupby(stretch, key=lambda block: block.decayed):
         blocks = list(same)
         yield from (blocks[start : start + BLOCKS_PER_STEP] for start in range(0, len(blocks), BLOCKS_PER_STEP))
@@ -519,7 +525,7 @@ def _first_state(job: bytes, spec: JobSpec) -> ModelState:
 
 
 def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
-    """Of the parameters, see `ReplicatedModel.initial`."""
+    """Return the first parameters of a block, see `ReplicatedModel.initial`."""
     if start is not None:
         tensor, known = layout_of(spec).slots_by_name[block.tensor], start.layout.slots_by_name.get(block.tensor)
         if known is not None and known.shape == tensor.shape:
@@ -529,12 +535,12 @@ def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBloc
 
 
 def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
-    assert estimate.encoded is not None  # `estimates.moved` has made it
+    assert estimate.encoded is not None  # set by `error_feedback.update_estimate`
     return estimate.encoded.data
 
 
 def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstimate]) -> tuple[bytes, ...]:
-    """All leaves, from those of the vectors."""
+    """Return all leaves: those of the vectors, then those of the estimates."""
     pieces = (
         held[trainer][at : at + PIECE_BYTES] for trainer in sorted(held) for at in range(0, len(held[trainer]), PIECE_BYTES)
     )
@@ -542,15 +548,15 @@ def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstim
 
 
 def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) -> tuple[float, ...]:
-    """A round of nothing but zeros says nothing of what is normal, and would make the limit zero for good."""
+    """Add the median norm of a round. A round of zeros is ignored, since it would make the limit zero forever."""
     typical = _median(norms, start) if norms else 0.0
     return (*history, typical)[-NORM_ROUNDS:] if typical else history
 
 
 def _median(values: Sequence[float], start: float) -> float:
-    """Of an even number, the middle one of the two in the middle and `start`: always one of them, so nothing is rounded.
+    """Return the median, unrounded: for an even number of values the middle one of `start` and the two middle values.
 
-    If it were the lower one, half of the values could shut the others out; if the upper one, raise the limit without end.
+    With the lower one, half of the values could exclude the others. With the upper one, they could raise the limit without end.
     """
     ordered = sorted(values)
     lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]

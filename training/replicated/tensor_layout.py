@@ -1,8 +1,11 @@
-"""The canonical flat layout of a job's tensors: one float32 vector, cut into tensors, chunks and blocks; and its initial values.
+"""The canonical flat layout of a job's tensors, one float32 vector, and its initial values.
 
-A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
-streaming code works on at a time, and one leaf of the model root. A *stretch* (at most 64 blocks) is one thread's at a time.
-Small blocks are worked on together, in *runs* of blocks. Names and shapes are those of the torch model.
+- A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec.
+- A *block* (at most 16 chunks of one tensor) is the unit of streaming code, and one leaf of the model root.
+- A *stretch* (at most 64 blocks) is the work of one thread at a time.
+- A *run* is several consecutive blocks that are processed together, since small ones are slow.
+
+Names and shapes are those of the torch model.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from training.transformer import PARAMETERS_MAX, TENSORS_MAX, LayerParameter, li
 
 Float32Array = npt.NDArray[np.float32]
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
-BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
-THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models
-CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX  # every tensor may end in a shorter chunk, and so in a shorter block
+BLOCK: Final = 16 * CHUNK  # elements that are streamed at once: a dozen arrays of 256 KiB fit into the cache
+THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work; the largest models have a few hundred stretches
+CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX  # the last chunk of a tensor may be shorter, and so may its last block
 BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
 
 
 def float32_bytes(vector: Float32Array) -> memoryview:
-    """The little-endian bytes of a vector; on nearly every machine those that it already is in memory."""
+    """Return the little-endian bytes of a vector, without a copy on nearly all machines."""
     return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
 
 
@@ -51,20 +54,20 @@ class TensorInfo:
 
     @property
     def decayed(self) -> bool:
-        """Whether weight decay applies, inner or outer: pulling a norm's weights to zero would fight its purpose."""
+        """True if inner and outer weight decay apply. It must not pull the weights of a norm to zero."""
         return len(self.shape) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """Consecutive chunks, of one tensor or of several, with the same range counted in elements."""
+    """Consecutive chunks, of one tensor or of several, and the same range in elements."""
 
     elements: slice
     chunks: slice
 
     @classmethod
     def of_blocks(cls, blocks: Sequence[ElementRun]) -> ElementRun:
-        """These consecutive blocks."""
+        """Return the run of these consecutive blocks."""
         first, last = blocks[0], blocks[-1]
         return ElementRun(slice(first.elements.start, last.elements.stop), slice(first.chunks.start, last.chunks.stop))
 
@@ -78,7 +81,7 @@ class TensorBlock(ElementRun):
     """At most `BLOCK` elements of one tensor."""
 
     tensor: str
-    decayed: bool  # as its tensor
+    decayed: bool  # that of its tensor
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class TensorLayout:
     size: int  # elements of the flat vector
 
     def tensor_views(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """The tensors inside a flat vector, by name and in order, without a copy."""
+        """Return the tensors inside a flat vector, by name and in order, without a copy."""
         if flat.shape != (self.size,):
             raise LocalProtocolError(f"a vector of shape {flat.shape} does not fit a layout of {self.size} elements")
         return {tensor.name: flat[tensor.elements].reshape(tensor.shape) for tensor in self.tensors}
@@ -111,9 +114,9 @@ class TensorLayout:
 
 @functools.lru_cache(maxsize=8)
 def layout_of(spec: JobSpec) -> TensorLayout:
-    """The layout of a valid job, see `JobSpec.problem`."""
+    """Return the layout of a valid job, see `JobSpec.problem`."""
     layout = layout_from_shapes(spec.resolved_objective.tensor_shapes(spec, spec.decoded_settings))
-    # Counted, not made: whoever asks to start a job of the largest size must not cost all voters a list of its chunks.
+    # Counted without a list: a request for a job of the largest size must not cost every voter a list of its chunks.
     assert sum(math.ceil(tensor.size / CHUNK) for tensor in layout.tensors) <= CHUNKS_MAX
     return layout
 
@@ -128,7 +131,7 @@ def layout_from_shapes(named: Sequence[tuple[str, Shape]]) -> TensorLayout:
 
 
 def _cut(size: int, piece: int) -> list[int]:
-    """Pieces of equal length, the last one shorter."""
+    """Return the lengths of equal pieces; the last one may be shorter."""
     return [min(piece, size - start) for start in range(0, size, piece)]
 
 
@@ -142,12 +145,12 @@ def _blocks(tensors: tuple[TensorInfo, ...]) -> Iterator[TensorBlock]:
             start, chunk = start + length, chunk + chunks
 
 
-# Initial values, from integers and correctly rounded operations only: bit-equal on every machine. `torch.randn` and numpy's
-# normal generator reach the C library's logarithm, which is not.
+# Initial values come only from integers and correctly rounded operations, so they are bit-equal on every machine. `torch.randn`
+# and numpy's normal generator use the C library's logarithm, which differs between machines.
 
 
 def initial_parameters(spec: JobSpec) -> Float32Array:
-    """The flat vector of a job's first round. Scratch jobs start at zero."""
+    """Return the flat vector of a job's first round, shape (parameters,). Scratch jobs start at zero."""
     return np.concatenate([initial_block(spec, block) for block in layout_of(spec).blocks])
 
 
@@ -156,7 +159,7 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     known = model_tensors(spec.model).get(tensor.name)
     if known is not None:
         parameter = known.parameter
-    else:  # of the objective: vectors begin at zero
+    else:  # a tensor of the objective; its vectors start at zero
         parameter = LayerParameter(
             tensor.name, tensor.shape, deviation=linear_deviation(tensor.shape[1]) if len(tensor.shape) > 1 else 0.0
         )
@@ -166,4 +169,4 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     integers = random_stream.irwin_hall_integers(
         block.size, "initial", spec.seed, tensor.name, block.elements.start - tensor.offset
     )
-    return integers.astype(np.float32) * factor  # the integers stay below 2^24: exact
+    return integers.astype(np.float32) * factor  # exact: the integers are below 2^24

@@ -1,4 +1,4 @@
-"""PyTorch as an engine."""
+"""The PyTorch backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARALLEL: Final = "training.engines.pytorch.parallel_engine"
 
 
 class TorchDeclaringEngine(TorchEngine):
-    """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model, too, are safe from subnormal numbers."""
+    """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model treat subnormal numbers as zero, too."""
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -75,7 +75,7 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._device, self._resources = device.CPU, EngineResources()
-        self._crew: Any = None  # of a worker of several processes; its module loads all of torch's distributed part
+        self._crew: Any = None  # with several processes; its module imports all of torch's distributed part
 
     def start_backend(self, resources: EngineResources, command: Sequence[str] = ()) -> None:
         start_torch_threads(resources.threads or None)

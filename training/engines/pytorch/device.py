@@ -1,4 +1,4 @@
-"""Where tensors are: which devices torch finds here, and numpy arrays on their way there and back."""
+"""The devices that torch finds here, and transfers of numpy arrays to and from them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from training.engine_resources import AUTO
 from training.worker_protocol import DeviceInfo
 
 CPU = torch.device("cpu")
-# cuBLAS gives the same bits each time where it works in a buffer of its own; it reads this when it starts.
+# cuBLAS gives the same bits each time if it has a buffer of its own; it reads this when it starts.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-PIECE_ELEMENTS = 1 << 24  # of a vector on its way: 64 MiB, long enough for a bus and short beside any model that it matters for
-COPIERS_MAX = 8  # threads that fill or read a piece: more get no more out of memory
+PIECE_ELEMENTS = 1 << 24  # of a vector in transfer: 64 MiB, long enough for a bus and short beside any large model
+COPIERS_MAX = 8  # threads that fill or read a piece: more do not increase the memory's throughput
 
 
 def cuda_devices() -> list[torch.device]:
@@ -32,7 +32,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def select_device(name: str) -> torch.device:
-    """The device that a setting names. `UserError` for one that is not here."""
+    """Return the device that a setting names. Raises `UserError` for one that is not here."""
     here = cuda_devices()
     if name == "cpu" or (name == AUTO and not here):
         return CPU
@@ -45,7 +45,7 @@ def select_device(name: str) -> torch.device:
 
 
 def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:
-    """All that are here. The processor has the machine's memory, of which this process holds a part."""
+    """Yield all devices. The CPU has the machine's memory, of which this process holds a part."""
     page, mb = os.sysconf("SC_PAGE_SIZE"), 1_000_000
     total, free = (page * os.sysconf(name) // mb for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
@@ -58,21 +58,22 @@ def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:
 
 
 def configure_device(device: torch.device) -> None:
-    """Before anything else uses the device: float32 as processors compute it, and the same bits each time where torch can."""
+    """Prepare a device before its first use: float32 as on CPUs, and the same bits each time where torch can."""
     if device.type != "cuda":
         return
     os.environ.setdefault(*WORKSPACE)
-    torch.set_float32_matmul_precision("highest")  # no TF32: its 10 bits are further from a replay than audits tolerate
+    torch.set_float32_matmul_precision("highest")  # no TF32: with its 10 bits, replays differ by more than audits tolerate
     torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read
+    torch.utils.deterministic.fill_uninitialized_memory = False  # unwritten memory is never read
     torch.cuda.set_device(device)
 
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """On a GPU torch raises in here where it has no algorithm that gives the same bits each time. Where it only warns, it leaves
-    the gradient of attention as it is.
+    """Let torch raise if it has no deterministic algorithm on a GPU.
+
+    In the mode that only warns, the gradient of attention is not deterministic.
     """
     if device.type != "cuda":
         yield
@@ -85,13 +86,13 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """On a processor a view of the array; else a copy that is on its way while Python goes on."""
+    """Return a view of the array on the CPU, else a copy whose transfer continues while Python goes on."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class _PinnedBuffers:
-    """Two pieces of memory that cannot move, as CUDA copies only those while other work goes on: one travels, one is in use."""
+    """Two pieces of pinned memory, as concurrent copies of CUDA need: one is in transfer, one in use."""
 
     def __init__(self, device: torch.device, elements: int) -> None:
         is_cuda = device.type == "cuda"
@@ -103,7 +104,7 @@ class _PinnedBuffers:
             self._arrived[number % 2].record()
 
     def at_rest(self, number: int, elements: int) -> Tensor:
-        """Piece `number` of a copy, when what it was last used for has arrived."""
+        """Return piece `number` of a copy, after its previous transfer has ended."""
         if self._arrived:
             self._arrived[number % 2].synchronize()
         return self._pieces[number % 2][:elements]
@@ -111,7 +112,7 @@ class _PinnedBuffers:
 
 @contextmanager
 def _copiers(elements: int) -> Iterator[Callable[..., None]]:
-    """Does a numpy operation to the same shares of pieces, each in a thread."""
+    """Provide a function that applies a numpy operation to the same shares of pieces, each in a thread."""
     threads = min(COPIERS_MAX, torch.get_num_threads())
     share = -(-elements // threads)
     shares = [slice(start, start + share) for start in range(0, elements, share)]
@@ -124,7 +125,7 @@ def _copiers(elements: int) -> Iterator[Callable[..., None]]:
 
 
 def upload_vector(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE_ELEMENTS) -> None:
-    """A flat vector, that may be mapped into memory to be read alone, takes the place of another on a device."""
+    """Copy a flat vector, which may be a read-only memory map, into one on a device."""
     elements = min(elements, len(array))
     pieces = _PinnedBuffers(target.device, elements)
     with _copiers(elements) as share_out:
@@ -138,7 +139,7 @@ def upload_vector(array: npt.NDArray[np.float32], target: Tensor, elements: int 
 
 @torch.no_grad()
 def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements: int = PIECE_ELEMENTS) -> npt.NDArray[np.float32]:
-    """`array` − `of`, of flat vectors the second of which is on a device."""
+    """Return `array` − `of`, for flat vectors of which `of` is on a device."""
     elements = min(elements, len(array))
     found, pieces, starts = np.empty_like(array), _PinnedBuffers(of.device, elements), range(0, len(array), elements)
 
@@ -158,5 +159,5 @@ def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements:
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """Of a tensor on a processor a view."""
+    """Return a tensor as an array; on the CPU a view."""
     return np.asarray(tensor.detach().cpu().numpy())

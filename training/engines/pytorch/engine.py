@@ -1,7 +1,7 @@
-"""What a worker computes for one job: an update by inner steps or one gradient, held-out loss, text. numpy at the border.
+"""The computations of a worker for one job: updates, metrics and text. Its arguments and results are numpy arrays.
 
-Replays on one machine with one thread count are bit-equal; another thread count or vector unit moves Δ by about 1e-5 of its norm,
-far below what an audit tolerates.
+An update is the result of inner steps, or one gradient. Replays on one machine with one thread count are bit-equal. Another
+thread count or vector unit moves Δ by about 1e-5 of its norm, far below the tolerance of audits.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from training.transformer import ModelSpec
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
-PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
+PARALLEL_ELEMENTS = 1 << 20  # enough for torch to use all threads
 FLOAT_BYTES = 4
 MB = 1_000_000
-# float32 numbers for each parameter: itself, its gradient, whether it decays, and two moments
+# float32 numbers for each parameter: its value, its gradient, its weight decay mask, and two moments
 KEPT = 5
 OF_VOCABULARY = 3  # logits, their logarithms, and their gradient
 
 
 @contextmanager
 def no_subnormal_numbers() -> Iterator[None]:
-    """What is below 2^-126 counts as zero, in this thread and in those that torch starts in here (`start_torch_threads`).
+    """Treat numbers below 2^-126 as zero, in this thread and in threads that torch starts here (`start_torch_threads`).
 
-    A processor takes twenty times as long with such numbers, and a liar chooses the state that a replay begins with. Not around
-    exact arithmetic, which has them.
+    A processor takes twenty times as long with such numbers, and a liar could choose an initial state of a replay that has them.
+    It must not enclose exact arithmetic, which needs them.
     """
     torch.set_flush_denormal(True)
     try:
@@ -61,8 +61,10 @@ def no_subnormal_numbers() -> Iterator[None]:
 
 
 def start_torch_threads(count: int | None) -> None:
-    """Has torch start so many threads (None: what it chooses), once in a process and before anything else needs them: each goes
-    on treating subnormal numbers as when it was started, whatever `no_subnormal_numbers` says in the thread that uses it.
+    """Let torch start this many threads (None: its default), once in a process and before any other use of them.
+
+    A torch thread keeps its treatment of subnormal numbers from its start. A later `no_subnormal_numbers` in the calling thread
+    does not change it.
     """
     if count is not None:
         torch.set_num_threads(count)
@@ -87,13 +89,13 @@ class TorchEngine:
         if most is not None and most < self.micro_batch:
             what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
             log.warning(what, spec.name, most, self.micro_batch, resources.memory_mb_max)
-            self.micro_batch = most  # halved when memory runs out
+            self.micro_batch = most  # it is halved when memory runs out
         self.first_parameters = first
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
         self.device = device
         self._resources = resources
-        self._is_strict = True  # until an operation of the job has no algorithm for equal bits
+        self._is_strict = True  # until an operation of the job has no deterministic algorithm
         functions = objective_functions(NAME, spec.objective)
         self._loss = compile_loss(functions.loss, spec.name) if resources.compile else functions.loss
         self._measure, self._refer = functions.metrics, functions.reference
@@ -103,19 +105,19 @@ class TorchEngine:
         self.model = GPT(self.spec, self.device)
         self.model.recompute = self._resources.recompute
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
-        self._loaded: Float32Array | None = None  # what the model has, while it makes text
+        self._loaded: Float32Array | None = None  # the model's parameters, while it generates text
 
     def load_parameters(self, parameters: Float32Array) -> None:
         assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
         self.model.load_parameters(parameters)
-        self._loaded = None  # who asked for it may change them
+        self._loaded = None  # the caller may change them
 
     def read_parameters(self) -> Float32Array:
-        """The parameters as they are now; on a processor a view."""
+        """Return the current parameters; on the CPU a view."""
         return to_numpy(self.model.parameters)
 
     def _moved_from(self, parameters: Float32Array) -> Float32Array:
-        """Δ: what the parameters were, minus what they are now."""
+        """Return Δ: the given parameters minus the current ones."""
         return (
             parameters - self.read_parameters()
             if self.device.type == "cpu"
@@ -134,9 +136,10 @@ class TorchEngine:
         declaration: Declaration | None = None,
         taken: int | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state; and the mean loss of each step.
+        """Return Δ of `trainer` in `round`, and the mean loss of each step.
 
-        Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
+        Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients. Without `inner` the
+        steps start from a fresh inner state.
         """
         self.load_parameters(parameters)
         if self.spec.sends_gradients:
@@ -159,14 +162,14 @@ class TorchEngine:
         return to_numpy(self.model.gradients).copy()
 
     def make_optimizer(self, inner: InnerState | None = None) -> AdamW | Muon:
-        """The job's, with moments of its own that begin as those given, or at zero."""
+        """Return the job's optimizer, with its own copy of the given moments, or zeros."""
         moments = to_device(inner.moments.copy(), self.device) if inner else None
         return make_inner_optimizer(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
 
     def draw_batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """The examples of one inner step. The objective draws them."""
+        """Return the numbers of the examples of one inner step, which the objective draws."""
         return self.spec.resolved_objective.draw_examples(
             self.spec, InnerStep(job, round, trainer, step), size, self.tokens, declaration
         )
@@ -174,13 +177,13 @@ class TorchEngine:
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
-        """Gathers the mean gradient over what was drawn, and returns its mean loss (of text in nats per token)."""
+        """Accumulate the mean gradient over the drawn examples, and return their mean loss (for text in nats per token)."""
         while True:
             try:
                 with deterministic_algorithms(self.device) if self._is_strict else nullcontext():
                     return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
-                if self._is_strict and "deterministic" in str(error):  # as torch says that it has no such algorithm
+                if self._is_strict and "deterministic" in str(error):  # torch's message if it has no such algorithm
                     log.warning("job %r: results of this device may differ from one time to the next: %s", self.spec.name, error)
                     self._is_strict = False
                     continue
@@ -189,13 +192,13 @@ class TorchEngine:
             self.micro_batch //= 2
             log.warning("job %r: out of memory; micro-batches of %d sequences from now on", self.spec.name, self.micro_batch)
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # what is left of the larger one lies in pieces of other sizes
+                torch.cuda.empty_cache()  # the free memory is fragmented into pieces of other sizes
 
     def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: OnProgress, declaration: Declaration | None) -> float:
         if self._refer:
             self._refer(self, drawn, on_step)
         self.model.gradients.zero_()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)  # once read, so that an accelerator is waited for once
+        total = torch.zeros((), dtype=torch.float64, device=self.device)  # read once, to wait for an accelerator once
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
             examples = self.spec.resolved_objective.batch_arrays(self.spec, part, self.tokens, declaration)
@@ -214,7 +217,7 @@ class TorchEngine:
             return self._measure(self.model, self.spec, self.tokens, on_step) if self._measure else {}
 
     def compute_main_metric(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> float | None:
-        """The first of the objective's figures; None if there is nothing to measure it with."""
+        """Return the objective's main metric; None if there are no data for it."""
         return self.compute_metrics(parameters, on_step).get(self.spec.resolved_objective.main_metric)
 
     def generate_text(
@@ -232,7 +235,7 @@ class TorchEngine:
 
         def before_pass() -> None:
             on_step()
-            if self._loaded is not parameters:  # something else was computed since the last token
+            if self._loaded is not parameters:  # another computation has replaced them since the last token
                 self.load_parameters(parameters)
                 self._loaded = parameters
 
@@ -242,7 +245,7 @@ class TorchEngine:
         longest = max(map(len, stops), default=0)
 
         def ends(made: Sequence[int]) -> bool:
-            """By its last token: each has a byte at least."""
+            """Return true if the last token completes a stop text. Every token has at least one byte."""
             tail = self.tokenizer.decode(made[-longest:])
             return any(text in tail for text in stops)
 
@@ -251,8 +254,9 @@ class TorchEngine:
 
 
 def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
-    """What one sequence of a micro-batch takes: all that a pass keeps for the gradient. With recompute, layers keep their inputs,
-    and one at a time the rest.
+    """Return the bytes of one sequence of a micro-batch: all that a pass keeps for the gradient.
+
+    With `recompute`, layers keep their inputs, and one layer at a time keeps the rest.
     """
     blocks: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
     layer = sum(block.saved_floats(model) for block in blocks)
@@ -261,7 +265,7 @@ def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
 
 
 def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
-    """How many fit into one micro-batch, 1 at least: less than a sequence cannot be trained on. None: there is no bound."""
+    """Return how many sequences fit into one micro-batch, at least 1, which training needs. None: there is no bound."""
     if not resources.memory_mb_max:
         return None
     parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
@@ -274,7 +278,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
-    """The loss compiled at its first use, or as it is where that fails for whatever reason a compiler has."""
+    """Return the loss, compiled at its first use. If the compiler fails for any reason, the loss itself is used."""
     known: list[Callable[..., Tensor]] = [torch.compile(loss)]
 
     def tried(*arguments: Any) -> Tensor:
@@ -291,6 +295,6 @@ def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]
 
 
 def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
-    """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
+    """Return the context for matrix products in a loss. Metrics are computed in float32 on all peers."""
     is_half = spec.precision is Precision.BF16
     return torch.autocast(device.type, torch.bfloat16, enabled=is_half)

@@ -1,5 +1,6 @@
-"""What PyTorch computes of the objectives and layers of this package. Losses and figures are functions of the model and of what
-the objective says they are computed from.
+"""PyTorch's implementations of the objectives and layers of this package.
+
+Losses and metrics are functions of the model and of the arrays or data that the objective names.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
 EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
-EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its logits, is then 4 MB for bytes
+EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: its largest tensor, the logits, then has 4 MB for bytes
 
 
 def next_token_loss(model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, in nats."""
-    return model.loss(x_BT, y_BT)  # of a model of another class its own
+    """Return the mean cross-entropy of the next token, in nats."""
+    return model.loss(x_BT, y_BT)  # a model of another class has a loss of its own
 
 
 def held_out_bits(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Held-out bits per byte over fixed windows; nothing if the job holds nothing out."""
+    """Return held-out bits per byte over fixed windows; nothing if the job has no held-out part."""
     held_out, context = tokens.held_out, spec.model.context
     if len(held_out) <= context:
         return {}
@@ -46,7 +47,7 @@ def total_nats(
     token_bytes: npt.NDArray[np.int64],
     on_step: OnProgress = lambda: None,
 ) -> tuple[float, int]:
-    """Nats for all tokens of these windows but the first of each, and how many bytes these stand for."""
+    """Return the nats of all tokens of these windows except the first of each, and the number of bytes that they stand for."""
     context, nats, bytes_seen = model.spec.context, 0.0, 0
     for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
         x_BT, y_BT = (tensor.to(model.device) for tensor in window_batch(tokens, batch, context))
@@ -57,13 +58,13 @@ def total_nats(
 
 
 def evaluation_windows(held_out: int, context: int, tokens_max: int = EVALUATION_TOKENS_MAX) -> npt.NDArray[np.int64]:
-    """Where the windows begin: side by side over the whole part if it is small, otherwise spread evenly over it."""
+    """Return the starts of windows: side by side over a small part, otherwise spread evenly over it."""
     count = min((held_out - 1) // context, max(1, tokens_max // context))
     return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
 
 
 def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
-    """Inputs and next-token targets of shape (B, T)."""
+    """Return inputs and next-token targets of shape (B, T)."""
     x_BT, y_BT = sequence_batch(tokens, starts, context)
     return torch.from_numpy(x_BT), torch.from_numpy(y_BT)
 

@@ -1,5 +1,7 @@
-"""Inner optimizers, each a handful of vector operations per step: AdamW (Loshchilov & Hutter 2019) on one flat vector for the
-whole model, and Muon. Written here because importing `torch.optim`'s optimizers costs 70 MB of the worker's memory.
+"""Inner optimizers: AdamW (Loshchilov & Hutter 2019) on one flat vector for the whole model, and Muon.
+
+Each takes a few vector operations per step. They are written here, since an import of `torch.optim` costs 70 MB of the worker's
+memory.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ from training.replay.inner_state import (
 )
 from training.replicated.tensor_layout import Float32Array, layout_of
 
-ADAMW_RMS = 0.2  # of an AdamW step at rate 1, as Liu et al. measured it
+ADAMW_RMS = 0.2  # of an AdamW step at rate 1, as measured by Liu et al.
 
 
 def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
-    """The job's inner one, with these moments (None: zero) after so many steps."""
+    """Return the job's inner optimizer after `steps` steps, with these moments (None: zero)."""
     if spec.inner is InnerOptimizerKind.MUON:
         return Muon(model.parameters, model.gradients, spec, moments, steps)
     return AdamW(model.parameters, model.gradients, decayed, spec, moments, steps)
 
 
 def weight_decay_mask(spec: JobSpec) -> Float32Array:
-    """1 where weight decay applies, 0 elsewhere."""
+    """Return 1 where weight decay applies and 0 elsewhere, shape (parameters,)."""
     layout = layout_of(spec)
     found = np.zeros(layout.size, dtype=np.float32)
     for tensor in layout.tensors:
@@ -43,7 +45,7 @@ def weight_decay_mask(spec: JobSpec) -> Float32Array:
 
 
 class AdamW:
-    """Its moments start at zero, or go on from those of an earlier one."""
+    """AdamW. Its moments start at zero, or continue from earlier ones."""
 
     def __init__(
         self,
@@ -54,9 +56,9 @@ class AdamW:
         moments: Tensor | None = None,
         steps: int = 0,
     ) -> None:
-        """Works on `parameters`, `gradients` and `moments` in place. `decayed` is 1 where weight decay applies and 0 elsewhere.
+        """Work on `parameters`, `gradients` and `moments` in place. `decayed` is 1 where weight decay applies and 0 elsewhere.
 
-        `moments` has shape (2 · parameters,), the first moments before the second ones, after `steps` steps.
+        `moments` has shape (2 · parameters,) and is the state after `steps` steps. The first moments precede the second ones.
         """
         self.spec = spec
         self.moments = parameters.new_zeros(2 * len(parameters)) if moments is None else moments
@@ -68,7 +70,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> float:
-        """Clips the gradients, moves the parameters against them, and returns the norm before clipping."""
+        """Clip the gradients and take a step. Return the norm before clipping."""
         norm = clip_gradients(self._gradients, self.spec.gradient_clip)
         self.steps += 1
         vectors = self._parameters, self._gradients, self._first, self._second
@@ -81,7 +83,7 @@ class AdamW:
 
 @torch.no_grad()
 def clip_gradients(gradients: Tensor, limit: float) -> float:
-    """Scales the gradients down to a norm of at most `limit`, in place, and returns what it was before."""
+    """Scale the gradients down to a norm of at most `limit`, in place. Return their norm before."""
     norm = float(gradients.norm())
     if norm > limit:
         gradients.mul_(limit / norm)
@@ -98,12 +100,12 @@ def adamw_step(
     rate: float,
     steps: int,
 ) -> None:
-    """One AdamW step in place; `steps` counts this one. Weight decay applies where `decayed` is 1, nowhere if it is None."""
+    """Take one AdamW step in place; `steps` counts this one. Weight decay applies where `decayed` is 1; None: nowhere."""
     first.lerp_(gradients, 1 - spec.beta1)
     second.mul_(spec.beta2).addcmul_(gradients, gradients, value=1 - spec.beta2)
     if spec.weight_decay and decayed is not None:
         parameters.addcmul_(parameters, decayed, value=-rate * spec.weight_decay)
-    # Bias corrections are folded into the rate and the root, which saves two passes over the vector.
+    # Bias corrections are part of the rate and the root, which saves two passes over the vector.
     first_correction = 1 - spec.beta1**steps
     second_correction = 1 - spec.beta2**steps
     root = second.sqrt().div_(math.sqrt(second_correction)).add_(ADAMW_EPSILON)
@@ -111,7 +113,7 @@ def adamw_step(
 
 
 def decay_ranges(decayed: Tensor) -> list[tuple[slice, bool]]:
-    """Neighbouring elements that all decay, or do not."""
+    """Return ranges of neighbouring elements that all have weight decay, or all have none."""
     ends = ((decayed[1:] != decayed[:-1]).nonzero().flatten() + 1).tolist()
     starts = [0, *ends]
     decays = decayed[starts].tolist()
@@ -129,8 +131,9 @@ def fused_adamw_step(
     rate: float,
     steps: int,
 ) -> None:
-    """As `adamw_step`, by torch's own fused step: one pass over memory in the place of seven, and no vector beside the given
-    ones.
+    """Take a step as `adamw_step`, with torch's fused step.
+
+    It makes one pass over memory instead of seven, and needs no further vector.
     """
     betas = {"beta1": spec.beta1, "beta2": spec.beta2, "eps": ADAMW_EPSILON}
     for decay in (False, True):
@@ -151,11 +154,11 @@ def fused_adamw_step(
 
 
 class Muon:
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum whose matrices are made nearly orthogonal,
-    so that every direction of a matrix moves equally far. Vectors and the embedding are left to AdamW.
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum whose matrices are made nearly orthogonal.
 
-    Each matrix step is scaled to the root mean square that AdamW's has (Liu et al. 2025, arXiv:2502.16982, section 2.2): one rate
-    and one weight decay serve both. Its moments start at zero, or go on from those of an earlier one.
+    Every direction of a matrix then moves equally far. Vectors and the embedding are left to AdamW. Each matrix step is scaled to
+    the root mean square of AdamW's (Liu et al. 2025, arXiv:2502.16982, section 2.2), so that one rate and one weight decay serve
+    both. Its moments start at zero, or continue from earlier ones.
     """
 
     def __init__(
@@ -166,9 +169,9 @@ class Muon:
         moments: Tensor | None = None,
         steps: int = 0,
     ) -> None:
-        """Works on `parameters`, `gradients` and `moments` in place. `spec.beta1` is the momentum of the matrices too.
+        """Work on `parameters`, `gradients` and `moments` in place. `spec.beta1` is the momentum of the matrices too.
 
-        `moments` has shape (`inner_state.inner_size`,) and lies as `inner_state.slots` says, after `steps` steps.
+        `moments` has shape (`inner_state.inner_size`,), in the order of `inner_state.moment_slots`, after `steps` steps.
         """
         self.spec = spec
         self.steps = steps
@@ -181,7 +184,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> float:
-        """Clips the gradients, moves the parameters, and returns the norm before clipping."""
+        """Clip the gradients and take a step. Return the norm before clipping."""
         norm = clip_gradients(self._gradients, self.spec.gradient_clip)
         self.steps += 1
         vectors, start = (self._parameters, self._gradients, self._momentum), 0
@@ -195,16 +198,16 @@ class Muon:
         for tensor in self._matrices:
             weights, gradients, momentum = (vector[tensor.elements].view(tensor.shape) for vector in vectors)
             momentum.lerp_(gradients, 1 - beta)
-            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts once more
+            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts a second time
             weights.mul_(1 - rate * decay)
             weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
         return norm
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values moved near 1, by an odd polynomial applied five times, in float32."""
+    """Return the matrix with singular values moved near 1, by an odd polynomial applied five times, in float32."""
     a, b, c = NEWTON_SCHULZ
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the products are then of the smaller side
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # so that the products have the smaller side
     x = wide / (wide.norm() + MUON_EPSILON)
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.T

@@ -1,9 +1,10 @@
-"""A decoder-only transformer: an embedding, layers of the kinds that the job names (`training.engines.pytorch.layers`), RMSNorm
-(Zhang 2019), and an output layer that is the embedding or a matrix of its own.
+"""A decoder-only transformer in PyTorch.
 
-Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`, so that
-loading, updating and reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V
-vocabulary.
+It has an embedding, layers of the kinds that the job names (`training.engines.pytorch.layers`), RMSNorm (Zhang 2019), and an
+output layer, which is the embedding or a separate matrix.
+
+Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`. To load, update
+or read them takes one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": 
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The sum of −log p[y], with a gradient that is exact to rounding however sure the model is.
+    """The sum of −log p[y], with a gradient that is exact to rounding for any certainty of the model.
 
-    That of torch is p[y] − 1 for the right token: once p is nearly 1 nothing but rounding is left, processors differ in it by far
-    more than a replay tolerates, and AdamW makes steps of it. Here it is minus the sum of what the other tokens have.
+    torch's gradient for the right token is p[y] − 1. If p is nearly 1, only rounding errors are left. Processors differ in them
+    by far more than a replay tolerates, and AdamW turns them into steps. Here it is minus the sum of the other tokens' p.
     """
 
     @staticmethod
@@ -44,19 +45,19 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         logp_NV, y_N = ctx.saved_tensors
-        p_NV, y_N1 = logp_NV.exp_(), y_N.unsqueeze(1)  # once: nobody reads it afterwards
+        p_NV, y_N1 = logp_NV.exp_(), y_N.unsqueeze(1)  # in place: nothing reads it afterwards
         p_NV.scatter_(1, y_N1, 0.0)
         p_NV.scatter_(1, y_N1, -p_NV.sum(dim=1, keepdim=True))
         return p_NV.mul_(gradients[0]), None
 
 
 class GPT:
-    """Computes on whatever the flat vector holds at the moment; gradients gather in the flat vector `gradients`."""
+    """A model that computes on the flat vector `parameters`. Gradients accumulate in the flat vector `gradients`."""
 
     def __init__(self, job: JobSpec, device: torch.device = CPU) -> None:
         layout, spec = layout_of(job), job.model
         self.job, self.spec, self.device = job, spec, device
-        self.recompute = False  # whether layers keep their inputs alone for the gradient, and are computed again
+        self.recompute = False  # true if layers keep only their inputs for the gradient, and are computed again
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self._allocate(layout.size)
         learns = not job.resolved_objective.freezes_layers(job)
@@ -71,7 +72,7 @@ class GPT:
         self.first_C = self.heads.get(FIRST_TOKEN_VECTOR)
 
     def _layer(self, prefix: str, learns: bool) -> Mapping[str, Tensor]:
-        """The leaves of a layer's blocks by name."""
+        """Return the leaves of a layer's blocks by name."""
         leaves = {leaf: names for block in self.blocks for leaf, names in block.leaves.items()}
         found = {leaf: self._view(*(f"{prefix}{name}" for name in names), learns=learns) for leaf, names in leaves.items()}
         assert sum(map(len, leaves.values())) == len(layer_parameters(self.spec)), "a block leaves out a parameter"
@@ -82,8 +83,9 @@ class GPT:
         self.gradients = torch.zeros(size, device=self.device)
 
     def _view(self, *names: str, learns: bool = True) -> Tensor:
-        """Neighbouring tensors as one leaf of autograd whose gradient is a view of `gradients`. That of one that learns nothing
-        stays zero.
+        """Return neighbouring tensors as one leaf of autograd, whose gradient is a view of `gradients`.
+
+        The gradient of a leaf that does not learn stays zero.
         """
         place, shape = self._place(*names)
         leaf = self.parameters[place].view(shape).requires_grad_(learns)
@@ -91,40 +93,40 @@ class GPT:
         return leaf
 
     def _place(self, *names: str) -> tuple[slice, tuple[int, ...]]:
-        """Where neighbouring tensors lie in the flat vector, and their shape as one tensor."""
+        """Return the range of neighbouring tensors in the flat vector, and their shape as one tensor."""
         tensors = [self._tensors[name] for name in names]
         start, stop = tensors[0].elements.start, tensors[-1].elements.stop
         assert stop - start == sum(tensor.size for tensor in tensors), names
         return slice(start, stop), (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
 
     def load_parameters(self, parameters: Float32Array) -> None:
-        """A copy of this vector takes the place of all parameters. It may be one that is mapped into memory, to be read alone."""
+        """Copy this vector into the parameters. It may be a read-only memory map."""
         if self.device.type == "cpu":
             np.copyto(self.parameters.numpy(), parameters)
         else:
             upload_vector(parameters, self.parameters)
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross-entropy of the next tokens `y_BT`, in nats."""
+        """Return the cross-entropy of the next tokens `y_BT`, in nats."""
         logits_BTV = self.logits(self.features(x_BT))
         loss: Tensor = _CrossEntropy.apply(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
         return loss if reduction == "sum" else loss / y_BT.numel()
 
     def logits(self, features: Tensor) -> Tensor:
-        """Of every token, (…, V), from features of shape (…, C)."""
+        """Return the logits of every token, (…, V), from features of shape (…, C)."""
         return F.linear(features, self.output_VC)
 
     def features(self, x_BT: Tensor, cache: KVCache | None = None, last: int | None = None) -> Tensor:
-        """The normalised residual stream of shape (B, T, C), or of the `last` positions alone.
+        """Return the normalised residual stream of shape (B, T, C), or of the `last` positions only.
 
-        With a cache, `x_BT` continues what the cache holds.
+        With a cache, `x_BT` continues the cached tokens.
         """
         start = cache.length if cache else 0
         x_BTC = F.embedding(x_BT, self.embedding_VC)
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
-            wanted = last if index == len(self.layers) - 1 else None  # nobody looks at the other positions any more
+            wanted = last if index == len(self.layers) - 1 else None  # nothing reads the other positions any more
             at = ForwardPass(index, start, cache, wanted)
             if self.recompute and torch.is_grad_enabled():
                 x_BTC = checkpoint(self._through, layer, x_BTC, at, **KEEPING_INPUTS)
@@ -135,7 +137,7 @@ class GPT:
         return F.rms_norm(x_BTC, self.final_norm_C.shape, self.final_norm_C, self.spec.norm_epsilon)
 
     def _through(self, layer: Any, x_BTC: Tensor, at: ForwardPass) -> Tensor:
-        """The residual stream behind a layer, of its last positions alone where that is said."""
+        """Return the residual stream after a layer, restricted to its last positions if `at.last` is set."""
         for block in self.blocks:
             x_BTC = block.forward(x_BTC, layer, at)
         return x_BTC

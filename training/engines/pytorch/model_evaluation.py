@@ -1,6 +1,4 @@
-"""`peer evaluate`, in a process of its own: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints
-JSON.
-"""
+"""The process of `peer evaluate`: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from training.engines.pytorch.model import GPT
 from training.formats.huggingface_model import open_huggingface_model
 from training.job_spec import JobSpec
 
-NATS_MAX: Final = 700.0  # a token: e to a higher power is no float
-TEXT_BYTES_MAX: Final = 64 << 20  # in memory, and once more as tokens
+NATS_MAX: Final = 700.0  # per token; e to a higher power overflows
+TEXT_BYTES_MAX: Final = 64 << 20  # in memory, and again as tokens
 
 
 def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
-    """What windows spread evenly over the text say of the model, at most so many tokens. Raises `UserError`."""
+    """Return the metrics of a model on at most `tokens_max` tokens, in windows spread evenly over a text. Raises `UserError`."""
     own = open_huggingface_model(folder)
     spec = JobSpec(name="own", data=bytes(32), model=own.model)
     tokenizer, context = load_tokenizer(own.tokenizer, own.model.vocabulary), own.model.context
@@ -49,7 +47,7 @@ def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
         "nats_per_token": nats / tokens,
         "perplexity": math.exp(nats / tokens),
         "tokens": tokens,
-        "of_tokens": len(known) - 1,  # nothing stands before the first one
+        "of_tokens": len(known) - 1,  # the first token has no context
     }
 
 

@@ -1,8 +1,8 @@
-"""An engine of several processes, one for each device: this one leads, the others obey (`rank_models.py`). They are one trainer.
+"""An engine of several processes, one for each device. They are one trainer.
 
-The others are started by the command line of this process and end with it: their standard input, by which orders come, is closed
-then, however it ended. If one of them ends, or fails where the others wait for it, this process ends, too: its supervisor starts
-all of them again.
+This process leads, and the others obey (`rank_models.py`). They are started by its command line and end with it, since their
+standard input, which carries commands, is then closed. If one of them ends, or fails while the others wait for it, this process
+ends, too. Its supervisor starts all of them again.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
 
 log = logging.getLogger("peer")
-# of what all processes take part in: one is a layer's tensors, the longest a model of 30 GB over a bus
+# for operations of all processes: for a layer's tensors, and at most for a model of 30 GB over a bus
 EXCHANGE_SECONDS_MAX = 600.0
-END_SECONDS = 5.0  # until a process whose connections are broken has ended, too
+END_SECONDS = 5.0  # until a process with broken connections has ended, too
 LOOPBACK = "lo"
 
 
 def rank_device(resources: EngineResources, rank: int) -> torch.device:
-    """One GPU each, or the processor for all. `UserError` where there are too few."""
+    """Return a GPU for each rank, or the CPU for all. Raises `UserError` if there are too few GPUs."""
     here = devices.cuda_devices()
     if devices.select_device(resources.device) == devices.CPU:
         return devices.CPU
@@ -73,7 +73,7 @@ def rank_device(resources: EngineResources, rank: int) -> torch.device:
 
 
 def _join(store: Path, rank: int, resources: EngineResources, device: torch.device) -> None:
-    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # nobody else hears of it
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # nothing is sent outside this machine
         os.environ.update(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=LOOPBACK)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -88,10 +88,10 @@ def _join(store: Path, rank: int, resources: EngineResources, device: torch.devi
 
 
 def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> NoReturn:
-    """Obeys until `orders` ends, with the process that gives them."""
+    """Obey until `orders` is closed, which happens when the leader ends."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def read() -> None:  # a thread: the end is seen while the others are waited for, too
+    def read() -> None:  # in a thread, to see the end while the process waits for others
         try:
             while header := orders.read(worker_protocol.FRAME_HEADER_BYTES):
                 length, _ = worker_protocol.parse_header(header)
@@ -109,7 +109,7 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
         try:
             parts.execute_command(waiting.get())
         except RuntimeError as error:
-            if is_out_of_memory(error):  # the supervisor takes it for what it is, and halves the micro-batches
+            if is_out_of_memory(error):  # the supervisor recognizes this signal and halves the micro-batches
                 os.kill(os.getpid(), signal.SIGKILL)
             raise
 
@@ -118,20 +118,22 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
 
 
 def exit_like_failed_rank(status: int) -> None:
-    """This process ends as the other one did: its supervisor knows what a SIGKILL out of the blue means."""
+    """End this process like the other one. Its supervisor interprets an unexpected SIGKILL as lack of memory."""
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(1)
 
 
 class RankProcesses:
-    """The other processes, and this one's own parts."""
+    """The other processes, and this process's own parts of the models."""
 
     def __init__(
         self, resources: EngineResources, command: Sequence[str], fall: Callable[[int], None] = exit_like_failed_rank
     ) -> None:
-        """`command` starts a worker with these resources. `fall` is called, in any thread, with the exit status of the first that
-        ended: nothing can be computed any more.
+        """`command` starts a worker with these resources.
+
+        `fall` is called, in any thread, with the exit status of the first process that ended: no computation is possible any
+        more.
         """
         self.device = rank_device(resources, 0)
         self._fall, self.job_numbers, self._is_closed = fall, itertools.count(1), False
@@ -149,18 +151,21 @@ class RankProcesses:
         self.parts = RankModels(resources, self.device)
 
     def send_command(self, order: Any, given: Any = None) -> Any:
-        """To all processes. What this one says when it has obeyed; `given` is what it has and the others have not."""
+        """Send a command to all processes and obey it. Return this process's result.
+
+        `given` are data that only this process has.
+        """
         try:
             for process in self.processes:
                 assert process.stdin is not None
                 process.stdin.write(worker_protocol.encode_frame(0, order))
                 process.stdin.flush()
             return self.parts.execute_command(order, given)
-        except Exception as error:  # the others may wait for this process now, for what it will never send
+        except Exception as error:  # the others may now wait for data that this process will never send
             log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
                 self._end(-signal.SIGKILL)
-            self._has_ended.wait(END_SECONDS)  # most likely another one ended, whose status says why
+            self._has_ended.wait(END_SECONDS)  # probably another process ended, and its status has the reason
             self._end(self._status)
             raise
 
@@ -185,11 +190,11 @@ class RankProcesses:
         for process in self.processes:
             process.wait()
         dist.destroy_process_group()
-        shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file once more
+        shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file again
 
 
 class _RankOptimizer:
-    """Of all processes together."""
+    """The inner optimizer of all processes together."""
 
     def __init__(self, crew: RankProcesses, number: int, inner: InnerState | None) -> None:
         self.steps = inner.steps if inner else 0
@@ -206,7 +211,10 @@ class _RankOptimizer:
 
 
 class ParallelEngine(TorchEngine):
-    """What is measured or generated is computed by this process alone, on the processor where no process has the whole model."""
+    """An engine of several processes. Only this process computes metrics and text.
+
+    If no process has the whole model, it does so on the CPU.
+    """
 
     def __init__(
         self,
@@ -232,12 +240,12 @@ class ParallelEngine(TorchEngine):
                 "or inner adamw in the job"
             )
         self._crew, self._number = crew, next(crew.job_numbers)
-        # a reference to an engine of this process, if anything uses one
+        # A reference to an engine of this process, while anything uses one.
         self._whole: Callable[[], TorchEngine | None] = lambda: None
         super().__init__(spec, tokens, tokenizer, first, crew.device, resources)
 
     def _prepare(self) -> None:
-        """The processes hold the model."""
+        """Do nothing: the processes hold the model."""
 
     def load_parameters(self, parameters: Float32Array) -> None:
         if self._number not in self._crew.parts.open:
@@ -260,7 +268,7 @@ class ParallelEngine(TorchEngine):
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
-        on_step()  # it may raise: never between two processes that wait for one another
+        on_step()  # it may raise, so it must not be called while processes wait for each other
         examples = list(self.spec.resolved_objective.batch_arrays(self.spec, drawn, self.tokens, declaration))
         order = ComputeGradient(
             self._number, tuple(ArraySpec(array.dtype.str, array.shape) for array in examples), self.micro_batch
@@ -281,7 +289,7 @@ class ParallelEngine(TorchEngine):
         return self._alone().generate_text(parameters, prompt, how, on_step, stop)
 
     def _alone(self) -> TorchEngine:
-        """An engine of this process, one for all texts that are open: its model ends with the last of them."""
+        """Return this process's own engine, one for all open texts. Its model is freed with the last of them."""
         if (alone := self._whole()) is None:
             device = self.device if self._resources.parallel is ParallelMode.DDP else devices.CPU
             alone = TorchEngine(self.spec, self.tokens, self.tokenizer, self.first_parameters, device)

@@ -1,7 +1,7 @@
 """One process's part of a model that several processes train: all of it (`ddp`) or a piece of every tensor (`fsdp`).
 
-The leader sends the same orders to all processes and obeys them itself; between two orders no process waits for another. Each one
-computes the gradient of its share of a batch, and torch's own DDP or `fully_shard` makes one gradient of them.
+The leader sends the same commands to all processes and obeys them itself. Between two commands no process waits for another. Each
+one computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from training.job_spec import BATCH_MAX, JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import FIRST_TOKEN_VECTOR
 
-JOBS_MAX = 8  # whose models are held; the least recently used one goes, in all processes alike
+JOBS_MAX = 8  # with models in memory; all processes close the least recently used one
 DIMENSIONS_MAX = 8  # of an array
-ARRAYS_MAX = 16  # that an objective makes of a batch
+ARRAYS_MAX = 16  # that an objective makes from a batch
 
-# Orders --------------------------------------------------------------------------------------------------------------
+# Commands ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Of an array of examples."""
+    """Type and shape of an array of examples."""
 
-    kind: Name  # as numpy calls it
+    kind: Name  # numpy's name of the type
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
 
 
@@ -63,7 +63,7 @@ class OpenRankModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """The parameters that the leader has."""
+    """Load the leader's parameters."""
 
     TAG: ClassVar[str] = "load-parameters"
     number: Count
@@ -71,7 +71,7 @@ class LoadParameters:
 
 @dataclass(frozen=True, slots=True)
 class InitOptimizer:
-    """An optimizer after so many steps, with the moments that the leader has, or none."""
+    """Make an optimizer after this many steps, with the leader's moments or with zeros."""
 
     TAG: ClassVar[str] = "init-optimizer"
     number: Count
@@ -81,12 +81,12 @@ class InitOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class ComputeGradient:
-    """Of a batch that the leader has, whose arrays have these forms."""
+    """Compute the gradient of the leader's batch, whose arrays have these types and shapes."""
 
     TAG: ClassVar[str] = "compute-gradient"
     number: Count
     examples: Annotated[tuple[ArraySpec, ...], Length(1, ARRAYS_MAX)]
-    micro_batch: Annotated[int, Between(1, BATCH_MAX)]  # examples in one pass of a process at most
+    micro_batch: Annotated[int, Between(1, BATCH_MAX)]  # most examples in one pass of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class StepOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class GatherVector:
-    """What the leader reads: parameters, gradients or moments."""
+    """Send parameters, gradients or moments to the leader."""
 
     TAG: ClassVar[str] = "gather-vector"
     number: Count
@@ -120,16 +120,16 @@ RANK_COMMANDS: tuple[type[Any], ...] = (
     StepOptimizer,
     GatherVector,
 )
-LeaderVector = Float32Array | None  # the leader's numbers; the others get them from it
+LeaderVector = Float32Array | None  # the leader's numbers; other processes pass None and receive them
 
 # The model as torch's modules --------------------------------------------------------------------------------------------
 
 
 class _ModuleGPT(GPT):
-    """Its tensors are parameters of modules, which `torch` may take apart."""
+    """A model whose tensors are parameters of modules, which torch can split."""
 
     def __init__(self, job: JobSpec, device: torch.device, parallel: ParallelMode) -> None:
-        self.places = dict[int, slice]()  # where in the flat vector a parameter lies, by its identity
+        self.places = dict[int, slice]()  # range of a parameter in the flat vector, by its identity
         self._is_whole = parallel is ParallelMode.DDP
         super().__init__(job, device)
 
@@ -144,7 +144,7 @@ class _ModuleGPT(GPT):
             leaf = nn.Parameter(self.parameters[place].view(shape))
             leaf.grad = self.gradients[place].view(shape)
         else:
-            leaf = nn.Parameter(torch.empty(shape, device="meta"))  # no process ever has all of it
+            leaf = nn.Parameter(torch.empty(shape, device="meta"))  # no process ever has the whole tensor
         self.places[id(leaf)] = place
         return leaf
 
@@ -154,7 +154,7 @@ class _ModuleGPT(GPT):
 
 
 class _LayerModule(nn.Module):
-    """The leaves of a layer as parameters, by the same names. `fully_shard` gathers them for as long as it runs."""
+    """The leaves of a layer as parameters, with the same names. `fully_shard` gathers them while the layer runs."""
 
     def __init__(self, gpt: _ModuleGPT, layer: Mapping[str, Tensor], recompute: bool) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class _LayerModule(nn.Module):
             self.register_parameter(name, cast(nn.Parameter, leaf))
 
     def __getitem__(self, name: str) -> Tensor:
-        """What stands for the leaf at the moment."""
+        """Return the current tensor for the leaf."""
         return getattr(self, name)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class _LayerModule(nn.Module):
 
 
 class _LossModule(nn.Module):
-    """Examples in, the objective's loss out."""
+    """A module that computes the objective's loss from examples."""
 
     def __init__(self, gpt: _ModuleGPT, recompute: bool) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class _LossModule(nn.Module):
         self.blocks = nn.ModuleList(_LayerModule(gpt, layer, recompute) for layer in gpt.layers)
 
     def forward(self, *examples: Tensor) -> Tensor:
-        gpt = self.gpt  # which computes with whatever stands for the parameters at the moment
+        gpt = self.gpt  # it computes with the current tensors of the parameters
         gpt.embedding_VC, gpt.final_norm_C = self.embedding, self.final_norm
         gpt.output_VC = self.embedding if self.output is None else self.output
         gpt.heads = dict(zip(self.head_names, self.heads, strict=True))
@@ -217,7 +217,7 @@ class RankModel(ABC):
         return zip(self._places, self._net.parameters(), strict=True)
 
     def _told(self, given: LeaderVector, place: slice, shape: Any) -> Tensor:
-        """What the leader's vector holds there, in all processes."""
+        """Return a range of the leader's vector, in all processes."""
         if given is None:
             told = torch.empty(shape, device=self.device)
         else:
@@ -226,7 +226,7 @@ class RankModel(ABC):
         return told
 
     def accumulate_gradient(self, order: ComputeGradient, given: Sequence[npt.NDArray[Any]] | None) -> float:
-        """And the mean loss over the batch, in every process."""
+        """Accumulate the gradient of a batch. Return the mean loss over the batch, in every process."""
         self._forget_gradients()
         batch = [self._shared(form, None if given is None else given[index]) for index, form in enumerate(order.examples)]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -241,7 +241,7 @@ class RankModel(ABC):
         return float(total)
 
     def _shared(self, form: ArraySpec, array: npt.NDArray[Any] | None) -> Tensor:
-        """The leader's array, in all processes. Its bytes go through, whatever it holds."""
+        """Return the leader's array, in all processes. It is sent as bytes, for any type."""
         of = np.empty(form.shape, form.kind) if array is None else np.ascontiguousarray(array)
         told = to_device(of.reshape(-1).view(np.uint8), self.device)
         dist.broadcast(told, 0)
@@ -255,26 +255,26 @@ class RankModel(ABC):
 
     @abstractmethod
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Gradients are exchanged once a step."""
+        """Return a context that exchanges gradients only in the last pass of a step."""
 
     @abstractmethod
     def init_optimizer(self, steps: int, has_moments: bool, given: LeaderVector) -> None: ...
 
     @abstractmethod
     def clip_gradient(self) -> float:
-        """The norm of the whole gradient before it was clipped."""
+        """Clip the gradient. Return the norm of the whole gradient before."""
 
     @abstractmethod
     def step_optimizer(self, rate: float) -> float:
-        """The norm of the whole gradient before it was clipped."""
+        """Take a step. Return the norm of the whole gradient before clipping."""
 
     @abstractmethod
     def gather_vector(self, what: str) -> LeaderVector:
-        """The whole vector, for the leader."""
+        """Return the whole vector to the leader, and None to other processes."""
 
 
 class DdpRankModel(RankModel):
-    """Every process has the whole model and takes the same steps."""
+    """A model of which every process has all parameters and takes the same steps."""
 
     mode = ParallelMode.DDP
 
@@ -282,7 +282,7 @@ class DdpRankModel(RankModel):
         super().__init__(spec, resources, device)
         self._decayed = to_device(weight_decay_mask(spec), device)
         devices = [device.index] if device.type == "cuda" else None
-        # A loss without logits leaves an output layer of its own unused.
+        # A loss without logits does not use a separate output layer.
         self._net = DistributedDataParallel(self._net, devices, find_unused_parameters=not spec.resolved_objective.makes_text)
 
     def _keep(self, parameter: Any, whole: Tensor) -> None:
@@ -315,7 +315,7 @@ class DdpRankModel(RankModel):
 
 
 class FsdpRankModel(RankModel):
-    """Every process has some rows of each tensor, and of its moments."""
+    """A model of which every process has some rows of each tensor and of its moments."""
 
     mode = ParallelMode.FSDP
 
@@ -342,7 +342,7 @@ class FsdpRankModel(RankModel):
         return nullcontext()
 
     def init_optimizer(self, steps: int, has_moments: bool, given: LeaderVector) -> None:
-        """The moments given are those of AdamW: the first ones of all parameters, then the second ones."""
+        """Make an AdamW optimizer. In `given`, the first moments of all parameters precede the second ones."""
         self._steps, self._moments = steps, []
         size = layout_of(self.spec).size
         for place, parameter in self._placed():
@@ -386,7 +386,7 @@ class FsdpRankModel(RankModel):
                     _write(out, slice(start + place.start, start + place.stop), moment)
             elif what == "parameters":
                 _write(out, place, parameter)
-            elif parameter.grad is not None:  # in all processes alike
+            elif parameter.grad is not None:  # the same in all processes
                 _write(out, place, parameter.grad)
             elif out is not None:
                 out[place] = 0.0
@@ -394,7 +394,7 @@ class FsdpRankModel(RankModel):
 
 
 def _gradient_of(parameter: Any) -> Tensor:
-    """Of the rows that are here; zero where the loss does not depend on them."""
+    """Return the gradient of this process's rows; zero if the loss does not depend on them."""
     return torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()
 
 
@@ -405,7 +405,7 @@ def _write(out: LeaderVector, place: slice, tensor: Any) -> None:
 
 
 class RankModels:
-    """The parts of one process: the same orders do the same in every one."""
+    """The models of one process. The same commands have the same effect in each process."""
 
     def __init__(self, resources: EngineResources, device: torch.device) -> None:
         self._resources, self._device = resources, device
@@ -438,10 +438,10 @@ class RankModels:
 
 
 def split_batch(drawn: int, processes: int, micro_batch: int) -> list[list[tuple[slice, float]]]:
-    """For each process the rows of its micro-batches, and the weight of each in the mean over the batch.
+    """Return, for each process, the rows of its micro-batches, and the weight of each in the mean over the batch.
 
-    All have as many, since all exchange gradients equally often: a process without an example for one passes over some other at
-    weight zero.
+    All processes have the same number of micro-batches, since each exchanges gradients. A process without an example for one
+    computes another example at weight zero.
     """
     parts = np.array_split(np.arange(drawn), processes)
     count = -(-len(parts[0]) // micro_batch)

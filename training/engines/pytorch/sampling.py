@@ -1,4 +1,4 @@
-"""Text out of a model: tokens that are drawn one by one, or the best of some beams. Every pass uses what the passes before left.
+"""Generation of text: tokens that are drawn one by one, or the best of some beams. A cache keeps the results of earlier passes.
 
 Suffixes as in `model`; a row B is one continuation of the prompt.
 """
@@ -16,25 +16,25 @@ from protocol.sampling import SamplingOptions
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
 
-TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
-PASS_TOKENS = 64  # of a prompt, or of a context that slides, in one pass: a proposal may have to wait for the end of a pass
+TEMPERATURE_MIN = 1e-6  # below it the likeliest token is nearly certain, and quotients overflow
+PASS_TOKENS = 64  # of a prompt, or of a context that slides, in one pass; a proposal may have to wait for one pass
 
 BeforePass = Callable[[], None]  # called before every pass
 
 
 class DecodingState:
-    """Continuations of one prompt, all of the same length. Tokens and logits are a processor's, wherever the model is.
+    """Continuations of one prompt, all of the same length. Tokens and logits are on the CPU, for a model on any device.
 
-    Computed by a processor, the same tokens have the same logits, bit for bit, whether they were a prompt or were made here.
+    On a CPU, the same tokens have the same logits, bit for bit, for tokens of a prompt and for generated ones.
     """
 
     def __init__(self, model: GPT, prompt: Sequence[int]) -> None:
         self._model, self._cache = model, KVCache(model.spec, device=model.device, is_steady=True)
-        self._pending = min(len(prompt), model.spec.context)  # tokens that the cache does not have yet
+        self._pending = min(len(prompt), model.spec.context)  # tokens that are not in the cache yet
         self.tokens_BT = torch.tensor([prompt])
 
     def prefill_step(self) -> bool:
-        """Makes one pass over older tokens, if the cache lacks more than `logits` should take; whether it did."""
+        """Run a pass over older tokens if the cache lacks more than `logits` should process. Return true if it ran."""
         self._slide()
         if self._pending <= PASS_TOKENS:
             return False
@@ -42,7 +42,10 @@ class DecodingState:
         return True
 
     def logits(self) -> Tensor:
-        """Of the next token: (B, V), by one pass over all tokens that the cache lacks. The context slides when it is full."""
+        """Return the logits of the next token, (B, V), by one pass over all tokens that the cache lacks.
+
+        The context slides when it is full.
+        """
         self._slide()
         with torch.no_grad():
             return self._model.logits(self._pass(self._pending))[:, -1 - self._cache.beyond].cpu()
@@ -50,13 +53,16 @@ class DecodingState:
     def _slide(self) -> None:
         context = self._model.spec.context
         if self._cache.length + self._pending > context:
-            # Positions are absolute inside the cache: start it again from the younger half of the context.
+            # Positions are absolute inside the cache, so it starts again from the newer half of the context.
             self._cache = KVCache(self._model.spec, len(self.tokens_BT), self._model.device, is_steady=True)
             self._pending = max(1, context // 2)
 
     @torch.no_grad()
     def _pass(self, count: int) -> Tensor:
-        """Over the oldest tokens that the cache lacks; the features of the last of them, and of what the cache has beyond."""
+        """Run a pass over the oldest `count` tokens that the cache lacks.
+
+        Return the features of the last of them, and of the additional tokens of the cache.
+        """
         first = self.tokens_BT.shape[1] - self._pending
         self._pending -= count
         self._cache.beyond = -count % ROWS
@@ -64,20 +70,20 @@ class DecodingState:
         return self._model.features(part_BT, self._cache, last=ROWS)
 
     def append(self, rows: list[int], tokens: list[int]) -> None:
-        """From now on there are these rows, each with one token more. Needs `logits` before."""
+        """Replace the continuations by these rows, each with one more token. Call `logits` before."""
         if rows != list(range(len(self.tokens_BT))):
             self._cache.keep_sequences(rows)
         self.tokens_BT = torch.cat((self.tokens_BT[rows], torch.tensor(tokens)[:, None]), dim=1)
         self._pending = 1
 
 
-# Drawing --------------------------------------------------------------------------------------------------------------
+# Sampling --------------------------------------------------------------------------------------------------------------
 
 
 def sample_tokens(
     model: GPT, prompt: Sequence[int], how: SamplingOptions, last: Container[int], before_pass: BeforePass
 ) -> Iterator[list[int]]:
-    """Yields the tokens that each pass adds to the text, one or none. A token in `last` ends it."""
+    """Yield the tokens that each pass adds to the text, one or none. A token in `last` ends it."""
     generator, course = torch.Generator().manual_seed(how.seed), DecodingState(model, prompt)
     for _ in range(how.max_tokens):
         before_pass()
@@ -98,7 +104,7 @@ def choose_token(logits_V: Tensor, how: SamplingOptions, generator: torch.Genera
 
 
 def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
-    """How likely each token is drawn, up to a common factor. Of equally likely ones the smaller goes first."""
+    """Return the weight of each token in the draw. Among equally likely tokens the smaller id comes first."""
     p_V = torch.softmax((logits_V - logits_V.max()) / how.temperature, dim=-1)
     if not how.top_k and how.top_p == 1:
         return p_V
@@ -106,7 +112,7 @@ def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
     if how.top_k:
         sorted_V[how.top_k :] = 0
     sum_V = sorted_V.double().cumsum(dim=-1)
-    likelier_V = sum_V - sorted_V  # what all that are likelier have together
+    likelier_V = sum_V - sorted_V  # sum of all likelier tokens
     sorted_V[likelier_V >= how.top_p * sum_V[-1]] = 0
     return torch.zeros_like(p_V).scatter_(0, order_V, sorted_V)
 
@@ -116,7 +122,7 @@ def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
 
 @dataclass(order=True, frozen=True, slots=True)
 class FinishedBeam:
-    mean: float  # log-probability of a token, with the one that ended it
+    mean: float  # mean log-probability of its tokens, including the one that ended it
     tokens: list[int] = field(compare=False)
 
 
@@ -128,13 +134,14 @@ def beam_search(
     before_pass: BeforePass,
     ends: Callable[[Sequence[int]], bool],
 ) -> Iterator[list[int]]:
-    """The best continuation that a beam search finds, after an empty list for each pass.
+    """Yield an empty list for each pass, then the best continuation that a beam search finds.
 
-    The best one has the largest s(y) = (1/|y|) Σ_t log p(y_t | prompt, y_<t), the log-probability normalised by the length
-    (Jean et al. 2015, Montreal Neural Machine Translation Systems for WMT'15; `length_penalty` 1 of transformers). A token in
-    `last` ends the text and counts as a token of y. A continuation of which `ends` is true is over; it sees the tokens after the
-    prompt. The search is over when as many have ended as there are beams, and the mean of no other one is above theirs. One beam
-    always takes the likeliest.
+    The best one has the largest s(y) = (1/|y|) Σ_t log p(y_t | prompt, y_<t), the log-probability normalised by the length (Jean
+    et al. 2015, Montreal Neural Machine Translation Systems for WMT'15; `length_penalty` 1 of transformers).
+
+    A token in `last` ends a continuation and counts as a token of y. A continuation also ends if `ends` is true for its tokens
+    after the prompt. The search ends when as many continuations have ended as there are beams, and no other one has a higher
+    mean. A search with one beam always takes the likeliest token.
     """
     course, sums_B, ended = DecodingState(model, prompt), torch.zeros(1, dtype=torch.float64), list[FinishedBeam]()
     for length in range(1, how.max_tokens + 1):
@@ -143,7 +150,7 @@ def beam_search(
             yield []
             before_pass()
         sums_BV = sums_B[:, None] + torch.log_softmax(course.logits().double(), dim=-1)
-        # So many that enough go on whatever happens, unless several tokens end one row.
+        # This number leaves enough live rows in every case, unless several tokens end one row.
         best, places = sums_BV.flatten().topk(min(2 * how.beams, sums_BV.numel()))
         going: list[tuple[float, int, int]] = []
         for rank, (total, place) in enumerate(zip(best.tolist(), places.tolist(), strict=True)):

@@ -1,5 +1,4 @@
-"""The rival that a job is measured against: one process, a step of the inner optimizer after each batch, with the
-same model and text."""
+"""The baseline of a job: one process with the same model and text, and an inner optimizer's step after each batch."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from training.replicated.tensor_layout import initial_parameters
 
 WARMUP = 0.05  # of all steps, linear
 FLOOR = 0.1  # fraction of the peak at the last step, linear decay
-BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps do
+BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps
 
 
 def train_baseline(
@@ -30,7 +29,7 @@ def train_baseline(
     tokenizer: bytes | None = None,
     evaluations: int = 10,
 ) -> list[float]:
-    """Held-out bits per byte after equal shares of `steps` optimizer steps of `batch` sequences each, and before the first."""
+    """Return held-out bits per byte before the first step, and after equal shares of `steps` steps of `batch` sequences each."""
     loaded = load_tokenizer(tokenizer, spec.model.vocabulary)
     engine = TorchEngine(replace(spec, beta1=BETA1, beta2=BETA2), open_tokens(spec, text, loaded), loaded)
     engine.load_parameters(initial_parameters(spec))
@@ -59,7 +58,7 @@ def _held_out(engine: TorchEngine) -> float:
 
 
 def main() -> None:
-    """For a process of its own: trains a baseline and prints the held-out bits per byte as JSON."""
+    """Train a baseline in a process of its own, and print the held-out bits per byte as JSON."""
     parser = argparse.ArgumentParser(prog="training.engines.pytorch.single_process_baseline", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="file with an encoded job specification")
     parser.add_argument("--text", type=Path, required=True)

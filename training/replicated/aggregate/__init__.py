@@ -1,9 +1,9 @@
 """Robust aggregation in exact integers.
 
 An update is an integer level per element and an integer scale per chunk under one exponent. Dot products of updates are exact
-integers (`gram_matrix`). From them, and before any coordinate is looked at, a rule says with which integer factor each update
-takes part and which ones it is mixed with (`robust_rules`). The factors rescale the chunks' scales onto one grid of integers
-(`aggregation_plan`); mixing, trimming and summing then add and compare integers, block by block (`level_matrix`,
+integers (`gram_matrix`). From them a rule derives an integer factor for each update, and the updates that it is mixed with,
+before any coordinate is read (`robust_rules`). The factors rescale the chunks' scales onto one grid of integers
+(`aggregation_plan`). Mixing, trimming and summing then add and compare integers, block by block (`level_matrix`,
 `select_middle`). Only the last division and the conversion to float32 round, once each.
 """
 

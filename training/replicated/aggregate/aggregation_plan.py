@@ -1,4 +1,4 @@
-"""All that is decided about a round's updates before any coordinate is looked at, and how it is then done block by block."""
+"""The plan of an aggregation: all decisions before any coordinate is read, and their execution block by block."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from training.replicated.outer_optimizer import FLUSH_BELOW
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
-SUM_BITS: Final = 30  # of the sums of elements over a round's updates, so that rounding up still leaves them inside an int32
-GRID_BITS_MIN: Final = 22  # of the largest element of a round where mixed updates are added in 32 bits, else in 64
-GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `FLUSH_BELOW`, and nothing derived is subnormal
-COLUMNS: Final = 1 << 14  # worked on at once, at least: two dozen rows of 64 KiB stay in the caches
-COLUMNS_OF_ALL: Final = 1 << 18  # of few updates more: threads wait for one another between short calls
+SUM_BITS: Final = 30  # of the sum of elements over a round's updates; after rounding up it still fits an int32
+GRID_BITS_MIN: Final = 22  # least bits of a round's largest element with 32-bit sums of mixed updates; else sums have 64 bits
+GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `FLUSH_BELOW`, and no derived number is subnormal
+COLUMNS: Final = 1 << 14  # processed at once, at least: two dozen rows of 64 KiB stay in the caches
+COLUMNS_OF_ALL: Final = 1 << 18  # over all updates: with few updates, shorter calls would make threads wait for each other
 
-# Rounding up a scale adds half a level to each element.
+# Rounding up a scale adds at most half the level to each element.
 assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
 assert SUM_BITS - TRAINERS_MAX.bit_length() >= GRID_BITS_MIN
 assert SCALE_BITS + FACTOR_BITS < 63
@@ -37,18 +37,18 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= FLUSH_BELOW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregationPlan:
-    """`iter_aggregate` streams over blocks. Memory: every update's levels, of 8 bits, in a few small blocks or in one."""
+    """A plan that `iter_aggregate` executes block by block. Memory: 8-bit levels of all updates in a few blocks."""
 
-    updates: tuple[QuantizedUpdate, ...]  # ascending by origin: the result does not depend on the order they came in
-    scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
+    updates: tuple[QuantizedUpdate, ...]  # in ascending order of origin, so that the order of arrival does not matter
+    scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks, times its factor, in units of 2^exponent
     exponent: int
-    outsiders: tuple[tuple[int, ...], ...]  # for each update those that it is not mixed with; empty: nothing is mixed
-    trimmed: int  # largest and smallest values of each coordinate that are dropped
+    outsiders: tuple[tuple[int, ...], ...]  # for each update, the updates that it is not mixed with; empty: no mixing
+    trimmed: int  # how many largest, and how many smallest, values of each coordinate are dropped
     divisor: int
-    sums: type[np.signedinteger[Any]]  # of the last sum: int32 where it fits
+    sums: type[np.signedinteger[Any]]  # type of the last sum: int32 where it fits
 
     def iter_aggregate(self, blocks: Sequence[ElementRun]) -> Iterator[Float32Array]:
-        """The aggregate over each of these consecutive blocks, or runs of blocks. Any thread may ask."""
+        """Yield the aggregate over each of these consecutive blocks or runs, in float32. Any thread may call it."""
         for some in group_blocks(blocks, len(self.updates)):
             mean, first = self._mean(ElementRun.of_blocks(some)), some[0].elements.start
             for block in some:
@@ -67,11 +67,11 @@ class AggregationPlan:
                 if self.trimmed:
                     columns = select_middle(columns, self.trimmed)
                 combined[at] = _total(columns, self.sums)
-        mean /= math.ldexp(self.divisor, -self.exponent)  # which is exact: the one rounding but for that to float32
+        mean /= math.ldexp(self.divisor, -self.exponent)  # by an exact divisor; the conversion to float32 also rounds
         return mean
 
     def _mix(self, rows: list[Row]) -> list[Row]:
-        """Sums over every update's neighbours: the sum over all, less its outsiders."""
+        """Return the sum over each update's neighbours: the sum over all, minus its outsiders."""
         total = _total(rows, np.int32)
         mixed = []
         for outsiders in self.outsiders:
@@ -92,7 +92,7 @@ def _total(rows: Sequence[Row], dtype: type[np.signedinteger[Any]]) -> npt.NDArr
 def plan_aggregation(
     updates: Sequence[QuantizedUpdate], rule: AggregationRule, liars: int, each: ParallelMap = serial_map
 ) -> AggregationPlan:
-    """How to aggregate `updates` (at least one, one per trainer) of which at most `liars` lie."""
+    """Plan the aggregation of `updates` (at least one, one per trainer), of which at most `liars` lie."""
     ordered = tuple(sorted(updates, key=lambda update: update.origin))
     if not ordered or len({update.origin for update in ordered}) < len(ordered):
         raise LocalProtocolError(f"{len(ordered)} updates: need at least one, and one per trainer")
@@ -100,8 +100,8 @@ def plan_aggregation(
 
 
 def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombination) -> AggregationPlan:
-    """All scales with their factors as integers in one unit, rounded half up."""
-    by_coordinate = combination.outsiders or combination.trimmed  # an update takes part even where its factor is zero
+    """Express all scales, times their factors, as integers in one unit, rounded half up."""
+    by_coordinate = combination.outsiders or combination.trimmed  # an update takes part even if its factor is zero
     chosen = [i for i in range(len(updates)) if combination.factors[i] or by_coordinate] or [0]
     updates, factors = tuple(updates[i] for i in chosen), [combination.factors[i] for i in chosen]
     least = min(update.exponent for update in updates)
@@ -114,19 +114,19 @@ def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombinat
 
 
 def _largest_sum(largest: list[int], combination: UpdateCombination) -> tuple[int, type[np.signedinteger[Any]]]:
-    """What no sum of elements exceeds, in units of the largest of each update; and the integers that the last sum needs."""
+    """Return a bound of all sums of elements, in units of the largest of each update, and the integer type of the last sum."""
     if not combination.outsiders:
         return sum(largest), np.int32
     summed = max(len(largest), combination.divisor)
     if summed <= 1 << SUM_BITS - GRID_BITS_MIN:
         return summed * max(largest), np.int32
-    return len(largest) * max(largest), np.int64  # of the mixed ones, which are still int32
+    return len(largest) * max(largest), np.int64  # of the mixed rows, which are still int32
 
 
 def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray[np.int32]:
     scaled = update.scales * factor
     shift = exponent + FACTOR_BITS - update.exponent
-    if shift > 62 or not scaled.any():  # below half a unit: wider shifts are undefined
+    if shift > 62 or not scaled.any():  # below half a unit; wider shifts are undefined
         return np.zeros(len(scaled), dtype=np.int32)
     if shift <= 0:
         return (scaled << -shift).astype(np.int32)
@@ -136,21 +136,21 @@ def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray
 # The middle of every coordinate's values ----------------------------------------------------------------------------------
 
 # A selection network: minima and maxima of whole rows, in place. Batcher's merge exchange (Knuth, The Art of Computer Programming
-# 3, 5.2.2 M) sorts any number of rows by O(n log² n) comparators. Only the sum of the middle ranks is wanted, so a comparator
-# between two rows that end in the same part (below, middle or above) falls away, and so does the half of one whose result ends
-# outside the middle.
+# 3, 5.2.2 M) sorts any number of rows by O(n log² n) comparators. Only the sum of the middle ranks is needed. So a comparator
+# between two rows that end in the same part (below, middle or above) is dropped. The half of a comparator is dropped, too, if its
+# result ends outside the middle.
 
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
     low: int
     high: int
-    keeps_low: bool  # the minimum is used afterwards
+    keeps_low: bool  # the minimum is used later
     keeps_high: bool
 
 
 def select_middle(rows: Sequence[Row], f: int) -> list[Row]:
-    """Rows that hold, in every column, all values but the f smallest and f largest, in some order; overwrites `rows`."""
+    """Return rows with all values of every column except the f smallest and f largest, in any order. It overwrites `rows`."""
     rows, spare = list(rows), np.empty_like(rows[0])
     for comparator in selection_network(len(rows), f):
         low, high = rows[comparator.low], rows[comparator.high]
@@ -167,8 +167,8 @@ def select_middle(rows: Sequence[Row], f: int) -> list[Row]:
 
 @functools.lru_cache(maxsize=64)
 def selection_network(count: int, f: int) -> tuple[Comparator, ...]:
-    """The comparators that move the f smallest of `count` values below place f and the f largest to the last f places."""
-    # What matters of what stands at each place after a comparator: its value (None), that it is summed (True), nothing (False).
+    """Return the comparators that move the f smallest of `count` values to the first f places and the f largest to the last f."""
+    # Use of each place after a comparator: its exact value (None), only its part in the sum (True), or no use (False).
     matters: list[bool | None] = [f <= place < count - f for place in range(count)]
     kept = []
     for low, high in reversed(list(_merge_exchange(count))):

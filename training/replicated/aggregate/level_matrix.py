@@ -1,9 +1,9 @@
-"""The levels of a round's updates in a run of elements: a matrix with a row for each update and a column for each element. And
-the dot products of all pairs of updates: exact integers, most of the work in float32 matrix products.
+"""The levels of a round's updates in a run of elements (a row for each update), and the dot products of all pairs of updates.
 
-A product of float32 matrices of small integers is exact as long as no sum exceeds 2^24, in whatever order a library adds. So the
-levels are multiplied chunk by chunk, and a few columns at a time where they are large; the scales come in afterwards, in int64.
-Sums over one stretch of the model fit an int64, those over all of it do not: they are Python's integers.
+The products are exact integers, and float32 matrix products do most of the work. A product of float32 matrices of small integers
+is exact while no sum exceeds 2^24, in any order of additions. The levels are therefore multiplied chunk by chunk, and large
+levels a few columns at a time. The scales follow in int64. Sums over one stretch of the model fit an int64; those over the whole
+model are Python integers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from training.replicated.codec.quantization import TOP, Levels
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import BLOCK, THREAD_BLOCKS, ElementRun, TensorBlock
 
-EXPANDED: Final = 16 * BLOCK  # levels of all updates, expanded to 32 bits at once: 4 MiB however many there are
-# Levels of all updates in the blocks that are worked on together. A call of numpy that takes microseconds holds the interpreter
-# for most of them, so that another thread waits; one on 64 KiB and more does not.
+EXPANDED: Final = 16 * BLOCK  # levels of all updates, expanded to 32 bits at once: 4 MiB for any number of updates
+# Levels of all updates in the blocks that are processed together. A numpy call of some microseconds holds the interpreter for
+# most of them, so that other threads wait. A call on 64 KiB or more does not.
 LEVELS: Final = 1 << 18
-FLOAT32_MAX: Final = 1 << 24  # of integers that are exact together with all smaller ones
-# A product of two scales has 40 bits, and is taken in two halves: with either of them the sum over a stretch fits an int64.
+FLOAT32_MAX: Final = 1 << 24  # all integers up to this are exact
+# A product of two scales has 40 bits and is split into two halves. With either half, the sum over a stretch fits an int64.
 HALF: Final = SCALE_BITS
-FEW: Final = 8  # updates whose products are as quick one by one: for each matrix a library of linear algebra locks out threads
+FEW: Final = 8  # updates: up to this number single products are as fast, and matrix products lock out threads
 
 assert THREAD_BLOCKS * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
 assert LEVEL_MAX**2 <= FLOAT32_MAX
@@ -41,7 +41,7 @@ Row = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelMatrix:
-    rows: tuple[Levels, ...]  # of each update, (columns,)
+    rows: tuple[Levels, ...]  # of each update, shape (columns,)
     lengths: npt.NDArray[np.int64]  # columns of each of the run's chunks
 
     @classmethod
@@ -49,8 +49,9 @@ class LevelMatrix:
         return cls(tuple(update.levels_of(run) for update in updates), updates[0].layout.chunk_lengths[run.chunks])
 
     def iter_parts(self) -> Iterator[tuple[slice, slice]]:
-        """What is expanded at once: chunks of the run, and their columns. Chunks as wide as the widest of them would fit, and so
-        would an integer for each pair of updates.
+        """Yield the ranges that are expanded at once: chunks of the run, and their columns.
+
+        `EXPANDED` holds even if all chunks are as wide as the widest one. It also bounds one integer per chunk and update pair.
         """
         count, ends = len(self.rows), np.concatenate([[0], np.cumsum(self.lengths)])
         step = max(1, EXPANDED // (count * max(count, int(self.lengths.max()))))
@@ -59,33 +60,34 @@ class LevelMatrix:
             yield slice(first, last), slice(int(ends[first]), int(ends[last]))
 
     def scaled_row(self, number: int, scales: npt.NDArray[np.int32], chunks: slice, columns: slice) -> Row:
-        """One update's elements in these columns, with these scales of their chunks."""
+        """Return one update's elements in these columns, with these scales of their chunks."""
         values = np.repeat(scales, self.lengths[chunks])
         values *= self.rows[number][columns]
         return values
 
 
 def group_blocks(blocks: Sequence[ElementRun], updates: int) -> Iterator[Sequence[ElementRun]]:
-    """Consecutive blocks in which so many updates have about `LEVELS` levels, or one with more."""
+    """Yield groups of consecutive blocks with about `LEVELS` levels of all updates, or single larger blocks."""
     for _, group in groupby(blocks, lambda block: block.elements.start * updates // LEVELS):
         yield list(group)
 
 
 def gram_matrix(updates: Sequence[QuantizedUpdate], each: ParallelMap = serial_map) -> Integers:
-    """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory, of each thread: as
-    `AggregationPlan`, and five times as many integers of 8 bytes as `LevelMatrix.iter_parts` allows.
+    """Return the exact dot products of all pairs, in units of 2^(exponent_i + exponent_j).
+
+    Memory of each thread: as `AggregationPlan`, and five times as many integers of 8 bytes as `LevelMatrix.iter_parts` allows.
     """
     return sum_halves(each(partial(_of_stretch, updates), updates[0].layout.stretches))
 
 
 def sum_halves(parts: Iterable[Int64Array]) -> Integers:
-    """The sum over stretches of their (low, high) halves."""
+    """Return the sum over stretches of their (low, high) halves."""
     sums: npt.NDArray[np.object_] = sum((high.astype(object) << HALF) + low for low, high in parts)
     return sums.tolist()
 
 
 def _of_stretch(updates: Sequence[QuantizedUpdate], stretch: Sequence[TensorBlock]) -> Int64Array:
-    """(2, updates, updates): the sums of products with the lower and with the upper half of the scales'."""
+    """Return the sums of products with the lower and with the upper half of the scales' products, shape (2, updates, updates)."""
     width = FLOAT32_MAX // TOP[updates[0].bits] ** 2
     sums = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
     for run in map(ElementRun.of_blocks, group_blocks(stretch, len(updates))):
@@ -99,14 +101,15 @@ def _of_stretch(updates: Sequence[QuantizedUpdate], stretch: Sequence[TensorBloc
 
 
 def _level_products(levels: Sequence[Levels], lengths: Int64Array, width: int) -> Int64Array:
-    """(chunks, updates, updates): of the levels alone, of which each chunk has `lengths`. At most `width` columns at a time are
-    multiplied in float32; to that end every chunk is filled up with zeros to the same number of columns.
+    """Return the dot products of the levels in each chunk, shape (chunks, updates, updates).
+
+    At most `width` columns at a time are multiplied in float32. Every chunk is padded with zeros to the same number of columns.
     """
     rows, chunks, widest = len(levels), len(lengths), int(lengths.max())
     pieces = max(1, -(-widest // width))
     piece = -(-widest // pieces)
     filled = np.zeros((rows, chunks * pieces * piece), dtype=np.int8)
-    # Where the columns of chunks are when each chunk has as many of them.
+    # Positions of the columns after all chunks were padded to the same width.
     starts = np.cumsum(lengths) - lengths
     gaps = pieces * piece * np.arange(chunks) - starts
     at = np.arange(lengths.sum()) + np.repeat(gaps, lengths) if gaps.any() else slice(int(lengths.sum()))

@@ -1,4 +1,4 @@
-"""Aggregation rules: from the exact dot products of a round's updates to integer factors, neighbours and a divisor.
+"""Aggregation rules: integer factors, neighbours and a divisor from the exact dot products of a round's updates.
 
 With m updates of which f may lie (`tolerated_faults`):
 
@@ -6,14 +6,15 @@ With m updates of which f may lie (`tolerated_faults`):
                        the next norm. NNM, nearest-neighbour mixing (Allouah 2023, arXiv:2302.01772): each becomes the mean of its
                        m − f nearest, itself included. Trimmed mean (Yin 2018, arXiv:1803.01498): the f largest and f smallest
                        values of every coordinate are dropped
-    centered-clipping  v ← v + mean of (x − v)·min(1, τ/‖x − v‖) (Karimireddy 2021, arXiv:2012.10333), from v = 0, with the median
-                       distance for τ, which no minority can move beyond the honest ones'
+    centered-clipping  v ← v + mean of (x − v)·min(1, τ/‖x − v‖) (Karimireddy 2021, arXiv:2012.10333), from v = 0. τ is the median
+                       distance, which no minority can move beyond the honest distances
     mean, median, trimmed-mean    by coordinate
     krum               the one update with the least sum of squared distances to its m − f − 2 nearest (Blanchard 2017)
     geometric-median   Weiszfeld's iteration, smoothed (Pillutla 2019, arXiv:1912.13445), from the mean
 
-Iterations move integer weights of the updates in units of 2^-FACTOR_BITS: what they compute with is a linear combination, whose
-distances follow from the dot products. Two or fewer updates cannot be protected by statistics: their plain mean.
+Iterations adjust integer weights of the updates in units of 2^-FACTOR_BITS. Their current point is a linear combination of the
+updates, so its distances follow from the dot products. Statistics cannot protect two or fewer updates: these have their plain
+mean.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from training.replicated.parallel_map import ParallelMap, serial_map
 
 FACTOR_BITS: Final = 30  # factors and weights are integers in units of 2^-30
 ONE: Final = 1 << FACTOR_BITS
-CLIPPING_ITERATIONS: Final = 10  # the part of the start that is left halves with each, or faster
+CLIPPING_ITERATIONS: Final = 10  # each at least halves the influence of the start
 WEISZFELD_ITERATIONS: Final = 16  # converges linearly; a dozen are within a thousandth
-CLOSEST_BITS: Final = 20  # Weiszfeld: no distance counts as less than 2^-20 of the largest, so that no weight swallows all others
+CLOSEST_BITS: Final = 20  # Weiszfeld: the least distance is 2^-20 of the largest, so that no weight dominates all others
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateCombination:
-    """The sum of factor · update / divisor, after mixing and trimming by coordinate where a rule does that."""
+    """The sum of factor · update / divisor, after the mixing and trimming of some rules."""
 
     factors: tuple[int, ...]  # units of 2^-FACTOR_BITS, at most ONE
     divisor: int
-    outsiders: tuple[tuple[int, ...], ...] = ()  # for each update those that it is not mixed with; empty: nothing is mixed
-    trimmed: int = 0  # largest and smallest values of each coordinate that are dropped
+    outsiders: tuple[tuple[int, ...], ...] = ()  # for each update, the updates that it is not mixed with; empty: no mixing
+    trimmed: int = 0  # how many largest, and how many smallest, values of each coordinate are dropped
 
 
 def tolerated_faults(count: int, liars: int) -> int:
-    """f: how many of `count` accepted updates may lie."""
+    """Return f: how many of `count` accepted updates may lie."""
     return min(liars, (count - 1) // 2)
 
 
 def is_plain_mean(count: int, rule: AggregationRule, liars: int) -> bool:
-    """Whether `rule` takes the mean of so many updates, so that no statistic stands against any of them that lies."""
+    """Return true if `rule` takes the plain mean of this many updates, which any liar among them can move."""
     return (
         count <= 2
         or rule is AggregationRule.MEAN
@@ -62,7 +63,7 @@ def is_plain_mean(count: int, rule: AggregationRule, liars: int) -> bool:
 def combine_updates(
     updates: Sequence[QuantizedUpdate], rule: AggregationRule, liars: int, each: ParallelMap = serial_map
 ) -> UpdateCombination:
-    """What `rule` makes of these updates, which are in ascending order of their origins: ties go to the first."""
+    """Return the combination by `rule`. `updates` are in ascending order of their origins; in a tie the first one wins."""
     count = len(updates)
     f = tolerated_faults(count, liars)
     if is_plain_mean(count, rule, liars):
@@ -75,7 +76,7 @@ def combine_updates(
 
 
 def align_exponents(products: Integers, exponents: Sequence[int]) -> Integers:
-    """The dot products in one unit."""
+    """Return the dot products in one unit."""
     shifts = [exponent - min(exponents) for exponent in exponents]
     return [
         [product << left + right for product, right in zip(row, shifts, strict=True)]
@@ -96,29 +97,29 @@ def _arc_nnm_trim(products: Integers, f: int) -> UpdateCombination:
         [x * left * right for x, right in zip(row, factors, strict=True)] for row, left in zip(products, factors, strict=True)
     ]
     count = len(products)
-    # NNM divides by m − f, the trimmed mean by m − 2f: once, by both.
+    # NNM divides by m − f, and the trimmed mean by m − 2f. One division does both.
     return UpdateCombination(tuple(factors), (count - 2 * f) * (count - f), farthest_updates(clipped, f), f)
 
 
 def arc_factors(squares: Sequence[int], f: int) -> list[int]:
-    """ARC's factor for each of the updates with these squared norms, rounded down."""
+    """Return ARC's factor for each of the updates with these squared norms, rounded down."""
     clipped = 2 * f * (len(squares) - f) // len(squares)
     return [_shrink(square, sorted(squares, reverse=True)[clipped]) for square in squares]
 
 
 def _shrink(square: int, bound: int) -> int:
-    """min(1, √(bound / square)), rounded down."""
+    """Return min(1, √(bound / square)) in units of 2^-FACTOR_BITS, rounded down."""
     return ONE if square <= bound else math.isqrt((bound << 2 * FACTOR_BITS) // square)
 
 
 def farthest_updates(products: Integers, f: int) -> tuple[tuple[int, ...], ...]:
-    """For every update the f farthest ones; ties go to the lower index being nearer."""
+    """Return the f farthest updates of each update. In a tie the lower index counts as nearer."""
     count = len(products)
     return tuple(tuple(sorted(range(count), key=lambda j: (row[j], j))[count - f :]) for row in squared_distances(products))
 
 
 def squared_distances(products: Integers) -> Integers:
-    """Squared distances of all pairs."""
+    """Return the squared distances of all pairs."""
     squares = [row[i] for i, row in enumerate(products)]
     return [
         [left + right - 2 * x for x, right in zip(row, squares, strict=True)] for row, left in zip(products, squares, strict=True)
@@ -156,7 +157,7 @@ def _geometric_median(products: Integers, f: int) -> UpdateCombination:
 
 
 def squared_distances_to(products: Integers, weights: Sequence[int]) -> list[int]:
-    """Squared distances of the updates to their combination with these weights, in units of ONE^-2 of those of `products`."""
+    """Return the squared distances of the updates to their combination with these weights, in units of ONE^-2 of `products`."""
     along = [sum(x * weight for x, weight in zip(row, weights, strict=True)) for row in products]
     square = sum(x * weight for x, weight in zip(along, weights, strict=True))
     return [row[i] * ONE * ONE - 2 * ONE * along[i] + square for i, row in enumerate(products)]

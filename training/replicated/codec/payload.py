@@ -1,5 +1,6 @@
-"""From a vector to the bytes that are sent, and back. A payload begins with the bits of its levels, and the digest of what it is
-said of (job, round, trainer, model).
+"""Conversion between vectors and payloads.
+
+A payload begins with the bits of its levels, and the digest of its context (job, round, trainer, model).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from training.job_spec import BITS
 from training.replicated.codec import quantization
 from training.replicated.tensor_layout import BLOCK, CHUNK, ElementRun, Float32Array, TensorBlock, TensorLayout
 
-ROWS: Final = BLOCK // CHUNK  # worked on at once, so that what is computed of them stays in the cache
+ROWS: Final = BLOCK // CHUNK  # chunks that are processed at once, so that intermediate results stay in the cache
 
 _DOMAIN: Final = b"folkmoot/payload\0"
 _ORIGIN: Final = struct.Struct("<32sQ32s32sII")
@@ -34,12 +35,12 @@ Number = TypeVar("Number", np.int32, np.int64, np.float32)
 
 @dataclass(frozen=True)
 class PayloadHeader:
-    """All that a payload is bound to. Who judges it knows all of that, so only a digest of it is sent."""
+    """The context that a payload is bound to. All judges of a payload know it, so only its digest is sent."""
 
     job: bytes
     round: int
     trainer: bytes
-    base: bytes  # root of the model it was computed on
+    base: bytes  # root of the model that it was computed on
     local_steps: int
     batch: int
     bits: int  # of one level: 1, 2, 4 or 8
@@ -55,7 +56,7 @@ def pack_header(bits: int, origin: bytes, exponent: int) -> bytes:
 
 
 def unpack_header(payload: bytes | memoryview) -> tuple[int, bytes, int]:
-    """Bits of a level, origin and exponent that `payload` begins with."""
+    """Return bits of a level, origin and exponent of a payload. Raises `RemoteProtocolError` for a malformed header."""
     if len(payload) < HEADER_BYTES:
         raise malformed_payload(f"{len(payload)} bytes are less than a header")
     bits, origin, exponent = _STRUCT.unpack_from(payload)
@@ -69,13 +70,13 @@ def malformed_payload(detail: str) -> RemoteProtocolError:
 
 
 def chunk_level_bytes(layout: TensorLayout, bits: int) -> npt.NDArray[np.int64]:
-    """(chunks,): bytes of each chunk's levels, which are padded to whole bytes with zero bits."""
+    """Return the bytes of each chunk's levels, padded with zero bits to whole bytes, shape (chunks,)."""
     return (bits * layout.chunk_lengths + 7) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """At most `ROWS` consecutive chunks of `length` elements each, of one tensor or of several: rows of a matrix."""
+    """The rows of a matrix: at most `ROWS` consecutive chunks of `length` elements each, of one tensor or of several."""
 
     elements: slice
     chunks: slice
@@ -83,7 +84,7 @@ class ChunkRows:
 
 
 def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
-    """All chunks, in order."""
+    """Yield all chunks, in order."""
     lengths = layout.chunk_lengths
     edges = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
     element = 0
@@ -98,31 +99,34 @@ def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedUpdate:
-    """Element = level · scale of its chunk · 2^exponent, exactly."""
+    """An update: element = level · scale of its chunk · 2^exponent, exactly."""
 
     bits: int  # of one level: 1, 2, 4 or 8
-    origin: bytes  # digest of what it is said of: another one for each trainer of a round
+    origin: bytes  # digest of its context; it differs between the trainers of a round
     layout: TensorLayout
     exponent: int
-    codes: quantization.Codes  # (chunks,), of the scales
+    codes: quantization.Codes  # of the scales, (chunks,)
     packed: quantization.Bytes  # the levels of all chunks, (sum of `chunk_level_bytes`,)
-    encoded: quantization.Bytes | None = None  # all of it, where `codes` and `packed` are parts of one array
+    encoded: quantization.Bytes | None = None  # the whole payload, where `codes` and `packed` are parts of one array
 
     def encode(self) -> bytes:
         return pack_header(self.bits, self.origin, self.exponent) + self.codes.tobytes() + self.packed.tobytes()
 
     @cached_property
     def scales(self) -> quantization.Integers:
-        """(chunks,)"""
+        """Scales as integers, shape (chunks,)."""
         return quantization.SCALES[self.codes]
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """(chunks + 1,): where the bytes of each chunk begin."""
+        """Offset of each chunk's bytes, shape (chunks + 1,)."""
         return np.concatenate([[0], np.cumsum(chunk_level_bytes(self.layout, self.bits))])
 
     def levels_of(self, run: ElementRun) -> quantization.Levels:
-        """(elements,): of whole blocks. Levels in a chunk of scale zero mean nothing. Any thread may ask."""
+        """Return the levels of whole blocks, shape (elements,). Any thread may call it.
+
+        Levels in a chunk of scale zero have no meaning.
+        """
         unpacked = quantization.unpack_levels(self._bytes_of(run.chunks), self.bits)
         lengths = self.layout.chunk_lengths[run.chunks]
         padding = -self.bits * lengths % 8 // self.bits
@@ -132,13 +136,13 @@ class QuantizedUpdate:
         return unpacked[: run.size]
 
     def scaled_elements(self, run: ElementRun, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Elements of whole blocks, with this update's levels and other `scales` of its chunks (of all of them, any dtype)."""
+        """Return elements of whole blocks, with this update's levels and other `scales` of all its chunks (any dtype)."""
         values = np.repeat(scales[run.chunks], self.layout.chunk_lengths[run.chunks])
         values *= self.levels_of(run)
         return values
 
     def norm_squared(self) -> float:
-        """‖update‖²: an exact integer, rounded once to the nearest float64."""
+        """Return ‖update‖²: an exact integer, rounded once to the nearest float64."""
         squares = self.layout.chunk_lengths if self.bits == 1 else self._squares_and_tops[0]
         # exact: far below 2^53
         sums = np.bincount(self.codes, weights=squares, minlength=len(quantization.SCALES))
@@ -146,7 +150,7 @@ class QuantizedUpdate:
         return math.ldexp(float(total), 2 * self.exponent)
 
     def dequantize(self) -> Float32Array:
-        """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
+        """Return the whole update as float32. It is exact, since a level times a scale has twelve significant bits."""
         values = quantization.scale_values(self.codes, self.exponent)
         elements = np.empty(self.layout.size, dtype=np.float32)
         for block in self.layout.blocks:
@@ -154,7 +158,7 @@ class QuantizedUpdate:
         return elements
 
     def require_canonical(self) -> None:
-        """`RemoteProtocolError` if other scales or levels of as many bytes would say the same."""
+        """Raise `RemoteProtocolError` unless this is the canonical encoding of the update."""
         least, most, largest = quantization.EXPONENT_MIN, quantization.EXPONENT_MAX, int(self.codes.max())
         if not least <= self.exponent <= most:
             raise malformed_payload(f"exponent {self.exponent} is outside {least}..{most}")
@@ -169,18 +173,18 @@ class QuantizedUpdate:
                 empty = self.codes[rows.chunks] == 0
                 if empty.any() and self._byte_rows(rows)[empty].any():
                     raise malformed_payload("levels in a chunk of scale zero")
-        if self.bits > 1:  # or else other levels with another scale would say the same
+        if self.bits > 1:  # otherwise other levels with another scale would give the same update
             top, (_, tops) = quantization.TOP[self.bits], self._squares_and_tops
             if np.any(tops > top) or np.any((tops < top) & (self.codes > 0)):
                 raise malformed_payload("a chunk does not use its scale's range")
 
     @cached_property
     def _squares_and_tops(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Of each chunk the sum of all level² and the largest |level|: a check needs one, a norm the other."""
+        """Return the sum of level² and the largest |level| of each chunk: norms need one, and checks the other."""
         squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint8)
         for rows in iter_chunk_rows(self.layout):
             unpacked = quantization.unpack_levels(self._byte_rows(rows), self.bits)
-            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # −128 is 128
+            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # −128 becomes 128
             largest[rows.chunks] = magnitudes.max(axis=1)
             squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
         return squares, largest
@@ -189,7 +193,7 @@ class QuantizedUpdate:
         return self.packed[self._starts[chunks.start] : self._starts[chunks.stop]]
 
     def _byte_rows(self, rows: ChunkRows) -> quantization.Bytes:
-        """(rows, bytes of each)"""
+        """Return the bytes of each chunk as a row, shape (rows, bytes)."""
         return self._bytes_of(rows.chunks).reshape(rows.chunks.stop - rows.chunks.start, -1)
 
 
@@ -197,24 +201,24 @@ class QuantizedUpdate:
 
 
 def payload_bytes(layout: TensorLayout, bits: int) -> int:
-    """Bytes of every payload with levels of so many bits."""
+    """Return the bytes of every payload with levels of this many bits."""
     return HEADER_BYTES + len(layout.chunk_lengths) + int(np.sum(chunk_level_bytes(layout, bits)))
 
 
 def encode_payload(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> bytes:
-    """The canonical payload of `m`. Raises as `quantize_vector`."""
+    """Return the canonical payload of `m`. Raises as `quantize_vector`."""
     return quantize_vector(header, m, layout).encode()
 
 
 def decode_payload(payload: bytes, expected: PayloadHeader, layout: TensorLayout) -> QuantizedUpdate:
-    """The update in `payload`; `RemoteProtocolError("malformed", …)` unless it is canonical and has the expected header."""
+    """Return the update in a payload. Raises `RemoteProtocolError` unless it is canonical and has the expected header."""
     if unpack_header(payload)[:2] != (expected.bits, expected.origin):
         raise malformed_payload("the header names other bits, or another job, round, trainer, root or batch")
     return read_payload(payload, layout)
 
 
 def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> QuantizedUpdate:
-    """As `decode_payload`, whatever the payload is said of, in levels of any bits."""
+    """Return the update in a payload of any context and any bits. Raises `RemoteProtocolError` unless it is canonical."""
     bits, origin, exponent = unpack_header(payload)
     if len(payload) != payload_bytes(layout, bits):
         raise malformed_payload(f"{len(payload)} bytes where {payload_bytes(layout, bits)} are right")
@@ -225,7 +229,7 @@ def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> Quantized
 
 
 def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> QuantizedUpdate:
-    """The update that says `m`; the same levels on every machine. `LocalProtocolError` if m has no encoding."""
+    """Return the quantized `m`, with the same levels on every machine. Raises `LocalProtocolError` if m has no encoding."""
     if m.shape != (layout.size,) or m.dtype != np.float32:
         raise LocalProtocolError(f"a buffer of {m.shape} {m.dtype} does not fit a layout of {layout.size} elements")
     packed = np.empty(int(np.sum(chunk_level_bytes(layout, header.bits))), dtype=np.uint8)
@@ -234,8 +238,9 @@ def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout
 
 
 def quantize_into(packed: quantization.Bytes, values: Values, layout: TensorLayout, bits: int) -> tuple[int, quantization.Codes]:
-    """Exponent and scale codes of a vector of which `values` gives each block three times; its levels are written into
-    `packed`.
+    """Return exponent and scale codes of a vector, and write its levels into `packed`.
+
+    `values` returns the vector's blocks; it is called three times for each.
     """
     unit = quantization.grid_exponent(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
     sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))  # of |value| / 2^unit, rounded
@@ -256,7 +261,7 @@ def quantize_into(packed: quantization.Bytes, values: Values, layout: TensorLayo
 
 
 def _rows(values: Values, layout: TensorLayout) -> Iterator[tuple[slice, Float32Array]]:
-    """Chunks of equal length of one block, and the block's values as a matrix with a row for each of them."""
+    """Yield chunks of equal length of one block, and their values as a matrix with a row for each."""
     for block in layout.blocks:
         part, full = values(block), block.size // CHUNK
         middle = block.chunks.start + full

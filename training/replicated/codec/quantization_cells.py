@@ -1,20 +1,20 @@
-"""The distance of a vector from all vectors with one encoding. An auditor compares a payload with re-executed work by it.
+"""The distance of a vector from all vectors with one encoding, by which an auditor compares a payload with re-executed work.
 
-A vector has an encoding if its magnitudes |v| lie so. s is the scale of a chunk, s⁺ and s⁻ are the next larger and smaller one, t
-is the largest level and r is `quantization.RANGE`:
+A vector has an encoding if its magnitudes |v| meet these conditions. s is the scale of a chunk, s⁺ and s⁻ are the next larger and
+smaller one, t is the largest level and r is `quantization.RANGE`:
 
-    bits  an element of level l                           all elements of a chunk
-    1     has any magnitude                               have a mean from (s⁻ + s) / 2 to (s + s⁺) / 2
-    2, 4  has (|l| − 1) · s to (|l| + 1) · s, of level    have a largest and r times a mean of t · s or more, and one of
-          ±t no upper bound                               these two is less than t · s⁺
-    8     has (|l| − ½) · s to (|l| + ½) · s, of level
-          ±127 up to 127 · s⁺; in a chunk of scale 0 any
-          has less than 127 · s⁺
+    bits  element of level l                              all elements of a chunk
+    1     any magnitude                                   mean from (s⁻ + s) / 2 to (s + s⁺) / 2
+    2, 4  (|l| − 1) · s to (|l| + 1) · s;                 largest and r · mean are at least t · s,
+          level ±t has no upper bound                     and one of these two is less than t · s⁺
+    8     (|l| − ½) · s to (|l| + ½) · s;                 none
+          level ±127 has up to 127 · s⁺;
+          with scale 0 all are less than 127 · s⁺
 
-Signs are those of the levels; level 0 has both. A chunk of scale 0 has no least magnitudes.
+Signs are those of the levels; level 0 has both. A chunk of scale 0 has no lower bounds.
 
-Each column is a set of vectors. The encoded vector lies in both sets. A vector is no farther from a set than from a member of it.
-So honest work is at most as far away as two machines deviate.
+Each column defines a set of vectors, and the encoded vector is in both sets. A vector is no farther from a set than from any of
+its members. An honest update is therefore at most as far away as two machines deviate.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from training.replicated.tensor_layout import Float32Array, TensorBlock
 
 Floats = npt.NDArray[np.float64]
 
-# where the largest scale is below this, all are 0
+# If the largest scale is below this, all scales are 0.
 EMPTY = math.ldexp(1.0, quantization.EXPONENT_MIN + quantization.SCALE_BITS - 1)
-SENT_AS_NOTHING = 16  # the scale of code 0
-# of each code, and the same of its neighbours
+SENT_AS_NOTHING = 16  # the scale that code 0 replaces
+# The scale of each code, and those of its neighbours.
 _OWN = np.append(SENT_AS_NOTHING, quantization.SCALES[1:]).astype(np.float64)
 _BEFORE, _NEXT = np.append(0, _OWN[:-1]), np.append(_OWN[1:], 1 << quantization.SCALE_BITS)
 
 
 def cell_distance(update: QuantizedUpdate, values: Callable[[TensorBlock], Float32Array]) -> float:
-    """v's larger distance to one of the two sets, in float64; `values` gives v of each block."""
+    """Return v's larger distance from the two sets, in float64; `values` returns v of each block."""
     squares = np.zeros(2)
     low, high = _bounds(update)
     for block in update.layout.blocks:
@@ -50,11 +50,14 @@ def cell_distance(update: QuantizedUpdate, values: Callable[[TensorBlock], Float
 
 
 def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
-    """(chunks,) each: the least and the largest value that the codec rounds to a chunk's scale, times t with several bits."""
+    """Return the least and the largest value that the codec rounds to each chunk's scale, shapes (chunks,).
+
+    With several bits they are multiplied by t.
+    """
     step, codes, bits = math.ldexp(1.0, update.exponent), update.codes, update.bits
-    if bits == 1:  # it rounds to the nearest
+    if bits == 1:  # the codec rounds to nearest
         low, high, empty = (_BEFORE + _OWN) / 2 * step, (_OWN + _NEXT) / 2 * step, EMPTY * (1 - 1 / 64)
-    else:  # it rounds down
+    else:  # the codec rounds down
         low, high, empty = TOP[bits] * step * _OWN, TOP[bits] * step * _NEXT, TOP[bits] * EMPTY
     if not codes.any():
         return np.zeros(len(codes)), np.full(len(codes), empty)
@@ -62,7 +65,7 @@ def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
 
 
 def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: Floats, high: Floats) -> Floats:
-    """(2,): the squared distances of a block to what its levels and its scales may be said of."""
+    """Return the squared distances of a block from the vectors with its levels and from those with its scales, shape (2,)."""
     bits, lengths, values = update.bits, update.layout.chunk_lengths[block.chunks], v.astype(np.float64)
     units = np.repeat(quantization.SCALES[update.codes[block.chunks]] * math.ldexp(1.0, update.exponent), lengths)
     tops = np.repeat(high, lengths) if bits == 8 else np.inf
@@ -85,7 +88,7 @@ def _outside_levels(values: Floats, levels: Floats, units: Floats, tops: Floats 
 
 
 def _outside_scales(magnitudes: Floats, lengths: Integers, low: Floats, high: Floats, bits: int) -> float:
-    """The sum over the chunks: of one bit by the mean, of more by the largest and the mean together."""
+    """Return the sum of squared distances over the chunks: for one bit by the mean, else by the largest element and the mean."""
     starts, root = np.cumsum(lengths) - lengths, np.sqrt(lengths)
     means = np.add.reduceat(magnitudes, starts) / lengths
     if bits == 1:
@@ -98,13 +101,17 @@ def _outside_scales(magnitudes: Floats, lengths: Integers, low: Floats, high: Fl
 
 
 def _raised(least: Floats, found: Floats, times: Floats | float) -> Floats:
-    """Squared distances (chunks,) to vectors in which `found` is at least `least`. One element or each grows by the rest."""
+    """Return the squared distances to vectors in which `found` is at least `least`, shape (chunks,).
+
+    One element, or each element, grows by the difference.
+    """
     return np.square(np.maximum(least - found, 0.0) * times)
 
 
 def _lowered(magnitudes: Floats, starts: Integers, lengths: Integers, means: Floats, most: Floats) -> Floats:
-    """Squared distances (chunks,) to vectors with a mean of at most `most`. All elements shrink by one amount, none below zero:
-    the projection onto the l1 ball (Duchi 2008, figure 1).
+    """Return the squared distances to vectors with a mean of at most `most`, shape (chunks,).
+
+    All elements shrink by one amount, none below zero: the projection onto the l1 ball (Duchi 2008, figure 1).
     """
     squares = np.zeros(len(lengths))
     for chunk in np.flatnonzero(means > most):
