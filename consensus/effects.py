@@ -156,7 +156,7 @@ NEVER_VOTED = RestartState()
 
 
 class Journal(Protocol):
-    """Durable memory of one replica. Of a decided height it may drop all records except the decision and evidence."""
+    """Durable memory of one replica. Records of decided heights may be dropped, except decisions and evidence."""
 
     def append_records(self, records: Sequence[JournalRecord]) -> None:
         """Make all records durable, or none. After a `StorageError` the peer stops without sending anything."""
