@@ -15,9 +15,9 @@ FIRST_REQUEST_DELAY_SECONDS = 0.1  # peers are often one height ahead: their vot
 RETRY_SECONDS = 0.5  # after which another peer is asked
 RETRY_SECONDS_MAX = 60.0  # for a peer that never delivers: it claims a height that nobody reached, or its answers get lost
 RESPONSE_BURST_MAX = 32.0  # answers without a wait: enough for a peer that is a thousand heights behind
-RESPONSES_PER_SECOND = 4.0  # after the burst: 128 heights a second, more than a network decides, at little disk access
+RESPONSES_PER_SECOND = 4.0  # after the burst: 128 heights a second, more than a network decides, with little disk access
 CLAIMS_MAX = 1_024  # peers whose claimed height is kept
-FUTURE_MESSAGES_MAX = 16  # per peer, beside one proposal: its votes of two heights and of a change of the leader
+FUTURE_MESSAGES_MAX = 16  # per peer, beside one proposal: votes of two heights, and those of a view change
 FUTURE_BYTES_MAX = 256 << 10  # of these messages per peer: votes and two timeout certificates of VOTERS_MAX voters
 DECISIONS_BYTES_MAX = 8 << 20  # decisions of later heights, from all peers together
 PROPOSALS_BYTES_MAX = 32 << 20  # proposals of later heights, from all peers together; a dropped one is sent again at its height
@@ -89,6 +89,7 @@ class BlockSync:
         return [(peer, claim) for peer, claim in self._claims.items() if claim.height > self._height]
 
     def deadline(self, now: float) -> float | None:
+        """Return the time of the next request. None: no peer claims to be ahead."""
         ahead = self._ahead() if self._claims else None
         if not ahead:
             return None
@@ -145,7 +146,7 @@ class BlockFetcher:
 class ResponseRateLimiter:
     """A token bucket for the requests of each peer: one answer may read `effects.DECISIONS_REPLY_BYTES_MAX` from disk."""
 
-    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # linked peer -> answers left, and when
+    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # linked peer -> (answers left, time)
 
     def allows(self, peer: bytes, now: float) -> bool:
         left, since = self._left.get(peer, (RESPONSE_BURST_MAX, now))
@@ -160,7 +161,7 @@ class ResponseRateLimiter:
 
 @dataclass(slots=True)
 class FutureHeightMessages:
-    """Unverified messages of later heights. They are bounded for each sender."""
+    """Messages of later heights. They are not verified yet, so their number and size are bounded."""
 
     _small: dict[bytes, deque[tuple[int, AgreementMessage, int]]] = field(default_factory=dict)  # height, message, bytes
     _proposals: dict[bytes, tuple[int, ProposeEnvelope, int]] = field(default_factory=dict)

@@ -20,9 +20,9 @@ DECIDED_AHEAD_MAX = 64  # decided heights that are not applied yet; at this numb
 
 # Leaders -------------------------------------------------------------------------------------------------------------
 
-# Voters lead in turn. A voter whose view failed is left out until its commits are seen again. The leaders are a pure function of
-# decided blocks, so all honest voters agree on them, also after a restart. A proposer can take no turn from another voter by the
-# fields of a block that it chooses freely, such as the set of commits.
+# Voters lead in turn. A voter whose view failed is left out for two laps, and then until its commit is in a parent's certificate.
+# The leaders are a pure function of decided blocks, so all honest voters agree on them, also after a restart. A proposer's free
+# choices in a block, such as the set of commits, take no turn from another voter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class DecidedHeight:
 
 @dataclass(frozen=True, slots=True)
 class BlockRefusal:
-    """The reason not to prepare a block. `retry_at` is the time from which the clock removes it, if the clock can."""
+    """The reason not to prepare a block. If the block's time is the reason, `retry_at` is the time when it ends."""
 
     reason: str
     retry_at: float | None = None
@@ -117,7 +117,7 @@ class Chain:
 
     @property
     def state_root_split(self) -> str | None:
-        """A text for people if the leaders that proposed another state root are too many to leave a quorum for ours."""
+        """A message for people if so many leaders proposed another state root that ours may have no quorum; otherwise None."""
         voters, count = self.voters.get(self.height), len(self._dissenters)
         if voters is None or count <= len(voters) - voters.quorum:
             return None
@@ -204,6 +204,7 @@ class Chain:
     # Blocks ----------------------------------------------------------------------------------------------------------
 
     def build_block(self, body: bytes, proposer: bytes, now_ms: int) -> bytes:
+        """Return the encoded block of this body on the last decided block, which must be applied."""
         assert self.is_applied and len(body) <= BODY_BYTES_MAX, len(body)
         parent = self.parent
         time_ms = max(now_ms, parent.block.time_ms + 1) if parent else now_ms

@@ -285,7 +285,7 @@ class ReplicaMessageHandlers(ReplicaState):
         ended = book.timeout_certificate(self.view - 1)
         if book.highest_prepare_certificate is not None:
             self._send_to(peers, Prepared(book.highest_prepare_certificate))
-        is_covered = book.high_vote is None or book.high_vote.view < self.view  # else it would be invalid
+        is_covered = book.high_vote is None or book.high_vote.view < self.view  # a later `high` makes it invalid
         if ended is not None and unheard and is_covered:
             self._send_to(unheard, ViewEnded(ended))
         for view in (self.view - 1, self.view):

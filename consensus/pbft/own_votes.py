@@ -28,11 +28,11 @@ A copy of the disk on another machine signs with the same key. Its statements lo
   signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, since both machines would
   soon sign two messages for one slot. Fewer answers prove nothing. Then the voter is silent, as after any loss.
 - *A link with our own key.* The peer dials an address that is announced for its own key. If another process there proves the key,
-  it is on another machine (`inputs.DuplicateIdentityInput`). This needs no signature in the log, so it can be the first sign.
+  it is on another machine (`inputs.DuplicateIdentityInput`). This needs no signature, so it may come before the copy signs.
 
-f liars cannot silence a voter: they do not reach the (f+1)-th highest claim, a returned statement needs the voter's signature,
-and n − f ≥ q honest voters answer. One case remains: voters that restarted know only certificates and their own records. If all
-voters that answer have restarted, our votes that entered no certificate are lost.
+f liars cannot silence a voter: the (f+1)-th highest claim is not above all honest ones, a returned statement needs the voter's
+signature, and n − f ≥ q honest voters answer. One gap remains: voters that restarted know only certificates and their own
+records. If all voters that answer have restarted, our votes that entered no certificate are lost.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OwnVotes:
 
 @dataclass(slots=True)
 class RollbackCheck:
-    """The check before a voter signs. It starts with the process, and again at each height while the voter is silent."""
+    """Decides whether a voter may sign. The check starts with the process, and again at each height while the voter is silent."""
 
     is_over: bool = False
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height that it claims to work on

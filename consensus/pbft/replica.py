@@ -6,8 +6,8 @@ Handlers turn inputs into facts: verified statements, certificates, claims. Then
 Safety rules, as the comments name them:
 (S1) One Propose, Prepare, Commit and Timeout per (height, view), also after a restart. Each is durable before it is sent.
 (S2) No Prepare or Commit in a view after a Timeout for that view or a later one.
-(S3) A proposal of view v > 0 carries a timeout certificate of exactly v − 1. If that names a prepared block, the leader proposes
-     this block again, and voters prepare it without judging it.
+(S3) A proposal of view v > 0 carries a timeout certificate of exactly v − 1. If the certificate names a prepared block, the
+     leader proposes this block again, and voters prepare it without judging it.
 (S4) A block's bytes are durable before the Prepare, and a prepare certificate before the Commit.
 (S5) A Timeout counts only with a certificate that covers it. A voter adopts a prepare certificate whatever it prepared itself.
      A commit certificate of any view decides.

@@ -29,7 +29,7 @@ from protocol.identity import CachingVerifier, Signed, Signer, Verifier, short_i
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, ProposeEnvelope
 
-TIME_PREPARERS_MIN = 2  # that confirm a block's time: even without liars (f = 0), the leader's clock may be wrong
+TIME_PREPARERS_MIN = 2  # voters that confirm a block's time: even without liars (f = 0), the leader's clock may be wrong
 BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 7 MiB each at most; an older one is fetched again if it is needed
 
 
@@ -110,7 +110,7 @@ class ReplicaState:
 
     @property
     def state_root_split(self) -> str | None:
-        """A text for people if more than n − q leaders of this height proposed another state root than ours."""
+        """A message for people if more than n − q leaders of this height proposed another state root; otherwise None."""
         return self._chain.state_root_split
 
     @property

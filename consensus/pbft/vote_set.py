@@ -163,6 +163,7 @@ class HeightVoteSet:
         return [said[slot][0] for slot in sorted(said, key=lambda slot: slot[1], reverse=True)]
 
     def prune_below_view(self, view: int, offers_below: int) -> None:
+        """Drop statements of views below `view`, and proposals of views below `offers_below`."""
         for earlier in [known for known in self.proposals if known < offers_below]:
             del self.proposals[earlier]
         for voter, said in self._statements.items():
