@@ -65,7 +65,7 @@ class PeerView:
     link: LinkView | None
     approvals: tuple[str, ...]  # voters that approve this member as a voter
     membership: str  # the last decision about its membership, for people
-    departed: str = ""  # why this key takes no more part: it was expelled, or replaced by another key of its owner
+    departed: str = ""  # why this key no longer takes part: it was expelled, or replaced by another key of its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class RoundView:
     verdicts: dict[str, str]  # trainer -> "accept", a reason, or "absent"
     ballots: tuple[str, ...]  # voters whose ballots were decided
     stepped: bool
-    plain_mean: bool  # the mean was taken: only re-execution protected it against false updates
+    plain_mean: bool  # aggregation by the mean: only re-execution protects it against false updates
     model_root: str  # after the round
     held_out_bits_per_byte: float | None  # measured by this peer; None: it does not measure
     training_nats: float | None  # this trainer's own loss per token; None: the objective has no such loss

@@ -218,7 +218,7 @@ class VouchState:
     terms: RoundTerms
     me: bytes | None
     vouches: VouchSet
-    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body
+    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
     own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, even before it is signed
     assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> time of our call to re-execute its proposal
