@@ -14,7 +14,7 @@ from protocol.identity import Signed
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import BlockBytes, Certificate, Decision, EvidenceMessage, GetRound, GossipEnvelope
 
-DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # an answer ends after so many bytes; a peer that lags asks again
+DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # an answer ends at this size; a peer that lags asks again
 
 VoteSlot = tuple[str, int, int]  # message tag, height, view: a voter signs one statement in each
 

@@ -117,7 +117,7 @@ class Chain:
 
     @property
     def state_root_split(self) -> str | None:
-        """A message for people if so many leaders proposed another state root that ours may have no quorum; otherwise None."""
+        """A message for people if more than n − q leaders of this height proposed another state root; otherwise None."""
         voters, count = self.voters.get(self.height), len(self._dissenters)
         if voters is None or count <= len(voters) - voters.quorum:
             return None
