@@ -1,7 +1,7 @@
-"""The block envelope: what consensus needs to see of a block. The body is opaque.
+"""The block envelope: all fields of a block that agreement reads. The body is opaque bytes.
 
-A block is named by the digest of its header, which holds the body's digest in the body's place: so a header and a certificate
-prove height, voters and state root to somebody who has not the body.
+A block's digest is the digest of its header, which contains the SHA-256 of the body instead of the body. So a header and a
+certificate prove height, voters and state root without the body.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Certificate
 
-# What the envelope may need beside its body: VOTERS_MAX signatures, VOTERS_MAX failed leaders, the fixed fields.
+# Room for all fields but the body: VOTERS_MAX signatures, VOTERS_MAX failed leaders, and the fields of fixed size.
 ENVELOPE_BYTES_MAX = VOTERS_MAX * (32 + 64 + 8) + VOTERS_MAX * (32 + 16) + 1_024
 BODY_BYTES_MAX = BLOCK_BYTES_MAX - ENVELOPE_BYTES_MAX
-FIRST_HEIGHT = 1  # height 0 is the genesis, which is agreed on by having the same chain id
+FIRST_HEIGHT = 1  # height 0 is the genesis, which the chain id identifies
 
 assert BODY_BYTES_MAX > BLOCK_BYTES_MAX // 2
 assert ENVELOPE_BYTES_MAX <= HEADER_BYTES_MAX
@@ -26,17 +26,17 @@ assert ENVELOPE_BYTES_MAX <= HEADER_BYTES_MAX
 
 @dataclass(frozen=True, slots=True)
 class BlockEnvelope:
-    """What a block and its header share: all but the body."""
+    """The fields that `Block` and `BlockHeader` share: all but the body."""
 
     height: Count
-    parent: Digest  # digest of the block before; of the first block the chain id
-    time_ms: Count  # the proposer's clock, milliseconds since the Unix epoch
-    proposer: Key  # who made the block; another leader may propose it again in a later view
-    voters: Digest  # hash of the set that decides this height
-    next_voters: Digest  # hash of the set that decides the next one
-    state_root: Digest  # after the parent was applied
-    parent_certificate: Certificate | None  # commits of the parent, as many as the proposer knew; None in the first block
-    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leaders that failed -> first height whose block may drop them
+    parent: Digest  # digest of the previous block; in the first block the chain id
+    time_ms: Count  # milliseconds since the Unix epoch, by the proposer's clock; later than the parent's
+    proposer: Key  # voter that made the block; another leader may propose it again in a later view
+    voters: Digest  # hash of the voter set that decides this height
+    next_voters: Digest  # hash of the voter set that decides the next height
+    state_root: Digest  # state root after the parent
+    parent_certificate: Certificate | None  # all commits of the parent that the proposer had; None in the first block
+    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leader that failed -> first height whose block may drop it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Block(BlockEnvelope):
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader(BlockEnvelope):
-    """A `Block` with the SHA-256 of its body in place of the body."""
+    """A block with the SHA-256 of its body instead of the body."""
 
     body: Digest
 
@@ -59,7 +59,7 @@ def encode_block(block: Block) -> bytes:
 
 
 def decode_block(data: bytes) -> Block:
-    """Raises `RemoteProtocolError` for anything but the canonical bytes of a block."""
+    """Decode a block. Raises `RemoteProtocolError` unless `data` is the canonical encoding of one."""
     return decode(Block, data, BLOCK_BYTES_MAX)
 
 
@@ -72,7 +72,7 @@ def encode_header(header: BlockHeader) -> bytes:
 
 
 def decode_header(data: bytes) -> BlockHeader:
-    """Raises `RemoteProtocolError` for anything but the canonical bytes of a header."""
+    """Decode a header. Raises `RemoteProtocolError` unless `data` is the canonical encoding of one."""
     return decode(BlockHeader, data, HEADER_BYTES_MAX)
 
 
@@ -81,12 +81,12 @@ def header_digest(data: bytes) -> bytes:
 
 
 def block_digest(data: bytes) -> bytes:
-    """Of the bytes of a block. Raises `RemoteProtocolError` if they are none."""
+    """Return the digest of an encoded block. Raises `RemoteProtocolError` if `data` is not one."""
     return header_digest(encode_header(make_header(decode_block(data))))
 
 
 def assemble_block(header: BlockHeader, body: bytes) -> bytes:
-    """The block of this header. Raises `RemoteProtocolError` if the body is not the one that the header names."""
+    """Encode the block of a header and a body. Raises `RemoteProtocolError` if the header names another body."""
     if hashlib.sha256(body).digest() != header.body:
         raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")
     return encode_block(Block(**{name: getattr(header, name) for name in _SHARED}, body=body))

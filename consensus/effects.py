@@ -1,4 +1,4 @@
-"""One step's effects, and the one way they are carried out: first everything is durable, then it is sent."""
+"""The effects of one step of a replica, and their executor: records become durable before any message is sent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from protocol.identity import Signed
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import BlockBytes, Certificate, Decision, EvidenceMessage, GetRound, GossipEnvelope
 
-DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # decisions sent at one request; whoever lags asks again
+DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # an answer ends at this size; a peer that lags asks again
 
-VoteSlot = tuple[str, int, int]  # message tag, height, view: what may be signed once
+VoteSlot = tuple[str, int, int]  # message tag, height, view: a voter signs one statement in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,18 @@ class OwnStatement:
 
 @dataclass(frozen=True, slots=True)
 class OwnRoundStatement:
-    """This peer's one Proposal, Ballot or CutOff of a round, or one of its Vouches, whose `tag` names a trainer, too."""
+    """A Proposal, Ballot, CutOff or Vouch that this peer signed in a round. The `tag` of a Vouch also names a trainer."""
 
     tag: str
     job: bytes
     round: int
     signed: Signed
-    accepted: tuple[Signed, ...] = ()  # with a Ballot: the proposals of others that it accepts, which stay as long
+    accepted: tuple[Signed, ...] = ()  # for a Ballot: the proposals of others that it accepts, kept with it
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """The bytes of an undecided block, kept because this voter prepared it or a certificate names it."""
+    """The bytes of an undecided block that this voter has proposed or prepared."""
 
     height: int
     digest: bytes
@@ -47,7 +47,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class StoredCertificate:
-    """The highest prepare certificate of the undecided height; it replaces the one before."""
+    """The highest prepare certificate of the undecided height. It replaces the former record."""
 
     height: int
     certificate: Certificate
@@ -55,7 +55,7 @@ class StoredCertificate:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBlock:
-    """`height` is decided. The executor applies it after the turn is durable and answers with `CurrentState`."""
+    """The decision of `height`. After it is durable, the executor applies the block and returns `AppliedInput`."""
 
     height: int
     digest: bytes
@@ -68,7 +68,7 @@ class DecidedBlock:
 
 @dataclass(frozen=True, slots=True)
 class VotePause:
-    """Statements of ours turned up that the journal lacks: nothing is signed at heights below `below`."""
+    """The journal lacks own statements that another peer returned. This voter signs nothing at heights below `below`."""
 
     below: int
 
@@ -81,13 +81,13 @@ OutgoingMessage = AgreementMessage | GossipEnvelope | GetRound | EvidenceMessage
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    to: tuple[bytes, ...] | None  # None: every link; those without a link miss it
+    to: tuple[bytes, ...] | None  # None: every link; a peer without a link misses the message
     message: OutgoingMessage
 
 
 @dataclass(frozen=True, slots=True)
 class SendDecisions:
-    """Send the decisions of `first`, `first + 1`, … as far as they exist, `count` at most."""
+    """Send the decisions of `first`, `first + 1`, …: at most `count`, as far as the journal has them."""
 
     to: bytes
     first: int
@@ -96,7 +96,7 @@ class SendDecisions:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """Send the stored bytes of an undecided block, if they are stored."""
+    """Send the bytes of an undecided block if the journal has them."""
 
     to: bytes
     height: int
@@ -105,7 +105,7 @@ class SendBlock:
 
 @dataclass(frozen=True, slots=True)
 class PeerFault:
-    """This peer sent what no correct peer sends: drop it and count the reason."""
+    """A message of `peer` violates the protocol: close its link and count the reason."""
 
     peer: bytes
     error: RemoteProtocolError
@@ -113,11 +113,11 @@ class PeerFault:
 
 @dataclass(frozen=True, slots=True)
 class StepEffects:
-    records: tuple[JournalRecord, ...] = ()  # durable before anything is sent
+    records: tuple[JournalRecord, ...] = ()  # must be durable before any message is sent
     sends: tuple[SendMessage | SendDecisions | SendBlock, ...] = ()
-    deadline: float | None = None  # call again with `TickInput` at this time; replaces the one of the turn before
+    deadline: float | None = None  # time of the next `TickInput`; replaces the former deadline
     faults: tuple[PeerFault, ...] = ()
-    # own round messages as others remember them; one that the journal lacks mutes its round
+    # own round messages that other peers returned; if the journal lacks one, this peer signs nothing more in its round
     remembered_round_messages: tuple[Signed, ...] = ()
 
     @property
@@ -130,7 +130,7 @@ class StepEffects:
 
 
 def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepEffects:
-    """Several consecutive turns as one, so that they cost one fsync."""
+    """Merge the effects of consecutive steps, so that they cost one fsync."""
     return StepEffects(
         tuple(record for turn in turns for record in turn.records),
         tuple(send for turn in turns for send in turn.sends),
@@ -142,13 +142,13 @@ def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepE
 
 @dataclass(frozen=True, slots=True)
 class RestartState:
-    """What a replica must know to go on where it stopped."""
+    """The part of the journal that a replica needs to continue after a restart."""
 
-    decided: tuple[DecidedBlock, ...] = ()  # the last two decided heights, and those that are not applied yet, ascending
-    votes: tuple[OwnStatement, ...] = ()  # every vote above the last decided height
-    blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
-    prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
-    evidence: tuple[Evidence, ...] = ()  # all of it
+    decided: tuple[DecidedBlock, ...] = ()  # the last two decided heights and all that are not applied, ascending
+    votes: tuple[OwnStatement, ...] = ()  # all above the last decided height
+    blocks: tuple[StoredBlock, ...] = ()  # all above the last decided height
+    prepared: Certificate | None = None  # the highest certificate above the last decided height
+    evidence: tuple[Evidence, ...] = ()
     no_votes_below: int = 0  # the highest `VotePause`
 
 
@@ -156,21 +156,21 @@ NEVER_VOTED = RestartState()
 
 
 class Journal(Protocol):
-    """Durable memory of one replica. What belongs to a decided height, other than the decision and evidence, may be dropped."""
+    """Durable memory of one replica. Records of decided heights may be dropped, except decisions and evidence."""
 
     def append_records(self, records: Sequence[JournalRecord]) -> None:
-        """Durable, all or none, when it returns. Raises `StorageError`: then nothing may be sent and the peer stops."""
+        """Make all records durable, or none. After a `StorageError` the peer stops without sending anything."""
 
     def read_restart_state(self) -> RestartState: ...
 
     def get_decision(self, height: int) -> DecidedBlock | None: ...
 
     def get_block(self, digest: bytes) -> bytes | None:
-        """The bytes of a stored undecided block."""
+        """Return the bytes of an undecided block, or None if they are not stored."""
 
 
 def load_restart_state(journal: Journal, applied: int) -> RestartState:
-    """With every decided block that is not applied yet: whichever of them names another state than we find must be noticed."""
+    """Read the restart state with all unapplied decided blocks. The replica must compare the state of each with its own."""
     restart = journal.read_restart_state()
     first_held = restart.decided[0].height if restart.decided else 0
     waiting = [journal.get_decision(height) for height in range(applied + 1, first_held)]
@@ -179,11 +179,11 @@ def load_restart_state(journal: Journal, applied: int) -> RestartState:
 
 class MessageSender(Protocol):
     def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
-        """Queue for each of `to` that has a link, None for every link; never blocks."""
+        """Queue a message for each peer in `to` that has a link; None: for all links. Never blocks."""
 
 
 def persist_effects(turn: StepEffects, journal: Journal) -> tuple[SendMessage, ...]:
-    """All input and output of a turn that touches the disk; what it returns may be sent from then on."""
+    """Write the records and read the requested blocks: all disk access of a step. The returned messages may then be sent."""
     if turn.records:
         journal.append_records(turn.records)
     sends: list[SendMessage] = []
@@ -203,13 +203,13 @@ def send_messages(sends: Iterable[SendMessage], outlet: MessageSender) -> None:
 async def execute_effects_in_thread(
     turn: StepEffects, journal: Journal, outlet: MessageSender, run_in_thread: Callable[..., Awaitable[Any]]
 ) -> None:
-    """For a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk, if any."""
+    """Execute a step's effects without blocking: `run_in_thread(function, *arguments)` does the disk access, if there is any."""
     needs_disk = bool(turn.records) or not all(isinstance(send, SendMessage) for send in turn.sends)
     send_messages(await run_in_thread(persist_effects, turn, journal) if needs_disk else persist_effects(turn, journal), outlet)
 
 
 def read_requested_blocks(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[SendMessage]:
-    """What is sent of what was asked for, as far as it is there. Reads the disk."""
+    """Yield the requested block or decisions, as far as the journal has them. Reads the disk."""
     if isinstance(wanted, SendBlock):
         block = journal.get_block(wanted.digest)
         if block is not None:

@@ -1,4 +1,4 @@
-"""What a replica is told, its inputs; and what it asks, the application."""
+"""The inputs of a replica, and the application that it calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from protocol.messages import (
     Vote,
 )
 
-HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # means something only at its height
+HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # each belongs to one height
 AgreementMessage = (
     HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetRememberedStatements | RememberedStatements
 )
@@ -46,7 +46,7 @@ class DisconnectedInput:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateIdentityInput:
-    """Another machine has proven that it has our key."""
+    """Another machine has proven that it holds this peer's key."""
 
     address: str
 
@@ -57,17 +57,17 @@ class AppliedInput:
 
     height: int
     state_root: bytes
-    voters: tuple[VoterSet, VoterSet, VoterSet]  # of `height`, `height + 1`, `height + 2`; genesis: the founders thrice
+    voters: tuple[VoterSet, VoterSet, VoterSet]  # of `height`, `height + 1`, `height + 2`; at the genesis the founders
 
 
 @dataclass(frozen=True, slots=True)
 class WorkChangedInput:
-    """`propose`, `check` or `has_work` may answer differently now."""
+    """Answers of `Application` may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickInput:
-    """The deadline of the last turn has come."""
+    """The deadline of the last step has passed."""
 
 
 ReplicaInput = (
@@ -76,31 +76,31 @@ ReplicaInput = (
 
 
 class Application(Protocol):
-    """Answers must be quick (they run inside a step) and refer to the state after the last `CurrentState` event."""
+    """The ledger, as a replica calls it. Calls run inside a step and must be quick. They refer to the last `AppliedInput`."""
 
     def make_body(self, height: int, now_ms: int) -> bytes | None:
-        """The body of a block for `height`, at most `block.BODY_BYTES_MAX` long; None: nothing is worth a block now."""
+        """Make a body for a block at `height`, of at most `block.BODY_BYTES_MAX` bytes. None: no block is due."""
 
     def why_body_refused(self, height: int, body: bytes, proposer: bytes) -> str | None:
-        """Why a fresh body must not be prepared; None: nothing is wrong. Asked again after `WorkChangedInput`."""
+        """Return why a fresh body must not be prepared, or None. The replica asks again after `WorkChangedInput`."""
 
     def has_work(self) -> bool:
-        """Whether a block is due, which `make_body` would then make: view timers run only while it is."""
+        """Return whether a block is due, so that `make_body` returns one. A view timer runs while it is."""
 
     def make_compact_body(self, body: bytes) -> bytes:
-        """The body with whatever others should hold already replaced by its digest: a pure function of the body."""
+        """Replace messages that other voters should hold by their digests. The result depends on the body alone."""
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """The body that was condensed to `short`; None: some part is not here. Asked again after `WorkChangedInput`.
+        """Restore the body from its compact form. None: a message is missing; the replica asks again after `WorkChangedInput`.
 
-        Raises `RemoteProtocolError` if this is no valid short form. Whether it is the right body is checked by its digest.
+        Raises `RemoteProtocolError` if `short` is not a valid compact form. The caller checks the digest of the body.
         """
 
     def is_member(self, peer: bytes) -> bool:
-        """Whether the leader sends decided blocks to this peer though it does not vote; strangers have to ask for them."""
+        """Return whether a peer is a member. The leader sends it decided blocks, which a stranger must request."""
 
     def last_supported_height(self) -> int | None:
-        """The last height that this program can judge. Nothing is signed above it. None: there is no such height."""
+        """Return the last height whose blocks this program can judge, or None. A voter signs nothing above it."""
 
     def statements_signed_by(self, peer: bytes) -> tuple[Signed, ...]:
-        """What this peer has signed in rounds that are open here, or may soon be: it may have forgotten that with its disk."""
+        """Return the peer's statements of rounds that are open here or may open soon. Its own disk may have lost them."""

@@ -1,8 +1,8 @@
-"""Proof of who decides: a chain of certified headers from one voter set to the next, without the blocks between them.
+"""The light client: proof of the current voters by certified headers, without the blocks between them.
 
-Who knows the set of one height, from the genesis or from its own decided blocks, follows the links to any later height. Keys that
-have retired could still sign another chain from where they voted: a newcomer therefore also trusts one recent block, its anchor,
-and takes no chain that does not go through it.
+A client knows the voter set of one height, from the genesis or from its own decided blocks. A header in which the set changes
+is a link to the next set, and a chain of links proves the voters of a later height. Retired voters could still sign another
+chain from the heights at which they voted. So a new peer also trusts one recent block, and accepts only chains through it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class VerifiedHeader:
 
 
 def make_light_block(decided: DecidedBlock, next_voters: VoterSet) -> LightBlock | None:
-    """What proves that `next_voters` decide the height after this block; None if they are the same, or others are named."""
+    """Make the link from this block to `next_voters`. None: the voters do not change, or the block names another set."""
     header = make_header(decided.decode())
     if header.voters == header.next_voters or header.next_voters != next_voters.hash:
         return None
@@ -43,7 +43,7 @@ def make_light_block(decided: DecidedBlock, next_voters: VoterSet) -> LightBlock
 
 
 class LightClient:
-    """What is proven so far: `voters` decide the height after `height`, as far as no later link says otherwise."""
+    """A chain of links up to `height`. It proves that `voters` decide the next height, and later ones until another link."""
 
     def __init__(self, chain_id: bytes, verifier: Verifier, height: int, voters: VoterSet, anchor: TrustedBlock | None) -> None:
         self.height, self.voters = height, voters
@@ -52,11 +52,11 @@ class LightClient:
 
     @property
     def pending_trusted_height(self) -> int:
-        """What the proof must still go through; 0: nothing."""
+        """Height of the trusted block, if the chain has not reached it yet; 0 otherwise."""
         return self._anchor.height if self._anchor else 0
 
     def verify_light_block(self, link: LightBlock) -> VerifiedHeader:
-        """Takes one link. Raises `RemoteProtocolError`, and stays where it is, if it proves nothing here."""
+        """Add one link. Raises `RemoteProtocolError` if it is invalid here, and then changes nothing."""
         header, digest = decode_header(link.header), header_digest(link.header)
         if header.height <= self.height:
             raise RemoteProtocolError("bad-proof", f"height {header.height} after {self.height}")

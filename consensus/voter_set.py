@@ -1,4 +1,4 @@
-"""Voter sets, and the certificates they sign. n voters tolerate f liars, and any two quorums share an honest voter."""
+"""Voter sets and their certificates. n voters tolerate f faulty ones: any two quorums share an honest voter."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 
 V = TypeVar("V", Prepare, Commit)
 
-TIMEOUT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
+TIMEOUT_BYTES_MAX = 256  # body of a Timeout, as of a certificate's vote: unverified messages that are kept must be small
 
 
 def faults_tolerated(n: int) -> int:
-    """f, the number of lying voters that n voters tolerate: the largest f with n ≥ 3f + 1."""
+    """Return f, the number of faulty voters that n voters tolerate: the largest f with n ≥ 3f + 1."""
     return (n - 1) // 3
 
 
 def quorum(n: int) -> int:
-    """q = ⌈(n + f + 1) / 2⌉: two quorums share at least f + 1 voters, and n − f honest voters always make one."""
+    """Return q = ⌈(n + f + 1) / 2⌉. Two quorums share at least f + 1 voters, and n − f honest voters always form a quorum."""
     return (n + faults_tolerated(n) + 2) // 2
 
 
 @dataclass(frozen=True)
 class VoterSet:
-    """The voters of one height. Build it with `VoterSet.from_keys`, which sorts."""
+    """The voters of one height. `VoterSet.from_keys` sorts the keys."""
 
     keys: tuple[bytes, ...]  # ascending
 
@@ -67,7 +67,7 @@ class VoterSet:
 
 
 def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet, chain_id: bytes, verifier: Verifier) -> V:
-    """The vote that a quorum of `voters` signed; `RemoteProtocolError` if the certificate does not prove it."""
+    """Return the vote that a quorum of `voters` signed. Raises `RemoteProtocolError` if the certificate does not prove that."""
     vote = codec.decode_message(certificate.vote, (kind,))
     if vote.voters != voters.hash:
         raise RemoteProtocolError("foreign-voters", f"certificate of another voter set at height {vote.height}")
@@ -83,14 +83,14 @@ def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet
 
 
 def covers_timeout(high: Prepare | None, timeout: Timeout) -> bool:
-    """Whether the prepare certificate `high` is at least as high as the one that `timeout` names."""
+    """Return whether `high` covers `timeout`: it is the prepare certificate that the timeout names, or of a higher view."""
     if high is None:
         return timeout.high_view == NO_VIEW
     return high.view > timeout.high_view or (high.view, high.block) == (timeout.high_view, timeout.high_block)
 
 
 def check_timeout_sizes(certificate: TimeoutCertificate) -> None:
-    """Raises `RemoteProtocolError` if what is in it cannot be timeouts: `Signed` alone may be as large as a message."""
+    """Raise `RemoteProtocolError` if a timeout is too large. The type `Signed` alone allows the size of a message."""
     size = max(len(signed.body) for signed in certificate.timeouts)
     if size > TIMEOUT_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"a timeout of {size} bytes, at most {TIMEOUT_BYTES_MAX} are allowed")
@@ -99,7 +99,10 @@ def check_timeout_sizes(certificate: TimeoutCertificate) -> None:
 def verify_timeout_certificate(
     certificate: TimeoutCertificate, height: int, view: int, voters: VoterSet, chain_id: bytes, verifier: Verifier
 ) -> Prepare | None:
-    """What the certificate obliges the leader of `view + 1` to propose again (None: any block); `RemoteProtocolError` if bad."""
+    """Return the vote for the block that the leader of `view + 1` must propose again. None: any block.
+
+    Raises `RemoteProtocolError` if the certificate is invalid.
+    """
     high: Prepare | None = None
     if certificate.high is not None:
         high = verify_certificate(certificate.high, Prepare, voters, chain_id, verifier)

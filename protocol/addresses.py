@@ -1,4 +1,4 @@
-"""Where a peer is dialed: HOST:PORT, the host an IP address or a name, which whoever dials it looks up."""
+"""Addresses of peers: HOST:PORT. The host is an IP address, or a name that the dialing peer looks up."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from protocol.errors import UserError
 from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
-WILDCARDS = ("0.0.0.0", "::")  # listened on, they mean every interface; nobody can dial them
-NO_LISTEN_ADDRESS = "none"  # as an address to listen on: this peer accepts no connections
+WILDCARDS = ("0.0.0.0", "::")  # to listen on, they mean every interface; they cannot be dialed
+NO_LISTEN_ADDRESS = "none"  # in place of an address to listen on: this peer accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-# A last label of digits alone is an IP address that is none, not a name (WHATWG URL, "ends in a number").
+# A host whose last label has only digits is a malformed IP address, not a name (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)
 
 
 def parse_address(text: str, what: str = "") -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6 address]:port". Raises `UserError` naming the text, and `what` it is for."""
+    """Return host and port of "host:port" or "[v6 address]:port".
+
+    Raises `UserError` if `text` is neither. Its message begins with `what` and quotes the text.
+    """
     host, separator, port = text.rpartition(":")
     is_v6 = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_v6 else host
@@ -41,7 +44,7 @@ def is_ip(host: str) -> bool:
 
 
 def host_subnet(host: str) -> str:
-    """Whose host it is, as far as budgets ask: of IPv6, everybody has a network of 2^64 hosts."""
+    """Return the key of a host in budgets: an IPv4 address, a name, or an IPv6 /64 network, which one owner usually has."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -52,7 +55,7 @@ def host_subnet(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches itself there."""
+    """Return whether a host is this machine itself, and is reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -60,7 +63,10 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
-    """The addresses that a peer listens on, as a text separates them by commas; none for `none`. Raises `UserError`."""
+    """Return the addresses of a list with commas, on which a peer listens; `none` gives no address.
+
+    Raises `UserError` for an invalid address, a duplicate, or more than ADVERTISED_MAX.
+    """
     addresses = tuple(address.strip() for address in text.split(",")) if text != NO_LISTEN_ADDRESS else ()
     for address in addresses:
         if address == NO_LISTEN_ADDRESS:
@@ -75,7 +81,7 @@ def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
 
 
 def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> str:
-    """Of a peer that runs: where it listens, with the ports that the system chose, and what others are told, if that differs."""
+    """Describe where a running peer listens, and the addresses that it announces (`told`), if they differ."""
     if not listening:
         return "dials only and accepts no connections"
     differs = told and list(told) != list(listening)
@@ -83,26 +89,26 @@ def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> st
 
 
 def format_listen_error(error: OSError) -> str:
-    """What happened, and behind `; ` what to do."""
+    """Describe an error of listening and, after `; `, its remedy."""
     way = "stop the program that uses it, or name" if error.errno == errno.EADDRINUSE else "name"
     return f"{(error.strerror or str(error)).lower()}; {way} another address (HOST:PORT, port 0 for any free one)"
 
 
 class AddressScope(enum.StrEnum):
-    """Who can reach an address."""
+    """The peers that can reach an address."""
 
     LOOPBACK = "loopback"  # the machine itself
     PRIVATE = "private"  # its local network: the same host elsewhere is another machine
-    PUBLIC = "public"  # everybody; names of the DNS are taken to be so
+    PUBLIC = "public"  # all machines; DNS names are assumed to be public
 
     def includes(self, other: AddressScope) -> bool:
-        """Whether everybody of `other` is in this scope, too."""
+        """Return whether this scope contains the scope `other`."""
         order = list(AddressScope)
         return order.index(self) >= order.index(other)
 
 
 def scope_of(address: str) -> AddressScope:
-    """Of "host:port". Raises `UserError` for an address that is none."""
+    """Return the scope of "host:port". Raises `UserError` if it is not an address."""
     host = parse_address(address)[0]
     if is_loopback(host):
         return AddressScope.LOOPBACK
@@ -115,7 +121,7 @@ def scope_of(address: str) -> AddressScope:
 
 
 def expand_wildcards(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Where a peer that listens there is reached; a wildcard stands for those of the hosts that have its IP version."""
+    """Return the addresses of a listening peer. A wildcard is replaced by the `hosts` of its IP version."""
     found: dict[str, None] = {}
     for address in listening:
         host, port = parse_address(address)
@@ -126,7 +132,7 @@ def expand_wildcards(listening: Sequence[str], hosts: Sequence[str]) -> tuple[st
 
 
 def check_dialable_address(text: str, what: str) -> str:
-    """An address that others can be told to dial. Raises `UserError`, which begins with `what`."""
+    """Return `text` if other peers can dial it. Raises `UserError` otherwise, whose message begins with `what`."""
     host, port = parse_address(text, f"{what}: ")
     if port == 0:
         raise UserError(f"{what}: {text!r} names port 0, at which nobody can be dialed; name the port that others reach")
@@ -136,9 +142,9 @@ def check_dialable_address(text: str, what: str) -> str:
 
 
 def _is_host(host: str, version: int) -> bool:
-    """Whether it is an address of this IP version, or a name, which stands where one of version 4 may.
+    """Return whether `host` is an address of this IP version, or for version 4 a name.
 
-    Behind a `%` is the name of an interface, which means something on one machine alone, and may be any text.
+    An address with `%` is refused. It names an interface of one machine, and the name may be any text.
     """
     try:
         return "%" not in host and ipaddress.ip_address(host).version == version

@@ -1,7 +1,7 @@
-"""What a peer offers to the people and programs that use it: console, control socket, demo and web site share these values.
+"""The API of a peer: calls and values that the console, the control socket, the demo and the pages share.
 
-All values are frozen codec dataclasses, so that they cross the control socket as they are. Peers, jobs and roots are given in
-full as text (`peer_id` or hex); a display shortens them.
+All values are frozen codec dataclasses, so they cross the control socket unchanged. Peers, jobs and roots are full texts
+(`peer_id` or hex), which displays shorten.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from protocol.sampling import SamplingOptions
 BULK_TRAFFIC_KINDS = (
     "blobs",
     "reveals",
-)  # kinds of traffic that are part of `bulk`: what is served by digest, and of that what audits ask for
+)  # parts of `bulk` traffic: blobs, and the part of these that audits request
 
 
-INVITATION_DAYS = 7  # how long an invitation lives unless its maker says otherwise
-INVITATION_DAYS_MAX = 90  # beyond that nobody remembers whom it was meant for
+INVITATION_DAYS = 7  # default lifetime of an invitation
+INVITATION_DAYS_MAX = 90  # after more days, nobody remembers for whom an invitation was made
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMinute:
-    """What was measured in one minute over all links to a peer."""
+    """Measurements of one minute, over all links to a peer."""
 
-    ago_seconds: float  # since its end; 0: it is not over
+    ago_seconds: float  # since the end of the minute; 0: the current minute
     pings: int
-    round_trip_ms: float | None  # on average; None: nothing was measured, as in the next four
+    round_trip_ms: float | None  # mean; None: not measured, as in the next four fields
     round_trip_ms_least: float | None
     round_trip_ms_most: float | None
     mbit_per_second: float | None
@@ -46,11 +46,11 @@ class LinkView:
     bytes_sent: int
     bytes_received: int
     kind: str = "direct"  # or "relayed"
-    relay: str | None = None  # peer id of who forwards it, if it is relayed
-    mbit_per_second: float | None = None  # that transfers to this peer had when more was waiting than the link carried
-    retransmitted: float | None = None  # share of the segments of the last hour; None: the kernel does not say
-    silent_seconds: float | None = None  # for which nothing has come, once that is suspicious
-    history: tuple[LinkMinute, ...] = ()  # of the last hour, the oldest first; minutes without a measurement are left out
+    relay: str | None = None  # peer id of the relay, if it is relayed
+    mbit_per_second: float | None = None  # rate of transfers to this peer while the link was the bottleneck
+    retransmitted: float | None = None  # share of segments in the last hour; None: the kernel does not report it
+    silent_seconds: float | None = None  # since the last message, if that is suspiciously long
+    history: tuple[LinkMinute, ...] = ()  # last hour, oldest first, without minutes that have no measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class PeerView:
     roles: tuple[str, ...]
     member: bool
     voter: bool
-    leader: bool  # of the height being decided
+    leader: bool  # of the open height
     me: bool
     link: LinkView | None
-    approvals: tuple[str, ...]  # voters that want this member to vote
-    membership: str  # what of it was decided last, for people
-    departed: str = ""  # why this key takes part no more: it was expelled, or its owner goes on with another key
+    approvals: tuple[str, ...]  # voters that approve this member as a voter
+    membership: str  # the last decision about its membership, for people
+    departed: str = ""  # why this key no longer takes part: it was expelled, or replaced by another key of its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,21 @@ class DialView:
     """An address that this peer cannot reach."""
 
     address: str
-    peer: str  # peer id of whom it expects there; empty: whoever answers
+    peer: str  # peer id that it expects there; empty: any
     reason: str
     attempts: int  # in a row
     next_attempt_seconds: float
-    text: str  # all of it, in one line
+    text: str  # all fields in one line, for people
 
 
 class PeerState(enum.StrEnum):
-    """The gravest that is true, from the last to the first."""
+    """States of a peer, the gravest last. A peer reports the gravest one that is true."""
 
     WORKING = "working"
-    SUSPENDED = "suspended"  # it votes, and does not train for a while
+    SUSPENDED = "suspended"  # it votes, but does not train for some time
     BEHIND = "behind"
-    WAITING = "waiting"  # nothing can be decided here before somebody else is there
-    SILENT = "silent"  # it signs nothing until a height that it may have signed for before is passed
+    WAITING = "waiting"  # it can decide nothing before another peer connects
+    SILENT = "silent"  # it signs nothing until the network has passed the heights for which it may have signed before
     JOINING = "joining"
     HALTED = "halted"
     EXPELLED = "expelled"
@@ -95,16 +95,16 @@ class PeerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OptionalServiceView:
-    """What a peer does beside its links because its operator asked for it."""
+    """A service that the operator has turned on, such as UPnP or mDNS."""
 
-    name: str  # of the setting
+    name: str  # name of the setting
     is_working: bool
-    text: str  # what it does, or why not
+    text: str  # its state or its failure, for people
 
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """One look at a peer, cheap enough to ask for every second."""
+    """A peer's status, cheap enough to be requested every second."""
 
     peer: str
     name: str
@@ -123,25 +123,25 @@ class StatusView:
     tolerated: int  # f
     quorum: int  # q
     links: int
-    halted: str  # why this peer signs nothing, or nothing for a while; empty when it works
+    halted: str  # why this peer signs nothing, for good or for some time; empty: it works
     uptime_seconds: float
-    waiting: str = ""  # for whom this peer waits before anything can be decided; empty when for nobody
-    suspended: str = ""  # until when and why this peer does not train; empty when it may
-    unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
-    fork: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
-    module_failure: str = ""  # the last failure of a module of this program since its start: a bug. It stops nothing
-    state: str = "working"  # in one word, of `PeerState`
-    decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
-    unreached_addresses: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
-    heights_behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
-    straggling: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
-    reexecution_limits: str = ""  # running jobs in which this peer is not asked to re-execute, or last: until when, and why
-    disk_shortage: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
-    parameters_max: int = 0  # that the network allows a job's model
-    reachability: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said
-    listen_addresses: tuple[str, ...] = ()  # where this peer accepts connections, with the ports that it has
-    announced_addresses: tuple[str, ...] = ()  # where others are told to dial it
-    optional_services: tuple[OptionalServiceView, ...] = ()  # UPnP and mDNS, where they are on
+    waiting: str = ""  # the peers for which this peer waits before it can decide anything; empty: none
+    suspended: str = ""  # the end of this trainer's suspension, and the reason; empty: it may train
+    unaudited: tuple[str, ...] = ()  # names of running jobs without re-execution
+    fork: str = ""  # two certified blocks at one height; empty: none. It stops nothing
+    module_failure: str = ""  # the last failure of a module since the start, which is a bug. It stops nothing
+    state: str = "working"  # of `PeerState`
+    decided_seconds_ago: float | None = None  # since the last decision here; None: there was none
+    unreached_addresses: tuple[DialView, ...] = ()  # addresses that this peer cannot reach
+    heights_behind: int | None = 0  # heights that others have decided and this peer has not applied; None: no peer is connected
+    straggling: str = ""  # why this trainer's updates come too late, and the remedy; empty: they are in time
+    reexecution_limits: str = ""  # running jobs in which this peer is called last or not at all, with end and reason
+    disk_shortage: str = ""  # jobs that do not fit on this peer's disk, and the consequence; empty: all fit
+    parameters_max: int = 0  # limit of this network for a job's model
+    reachability: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few tried
+    listen_addresses: tuple[str, ...] = ()  # where this peer accepts connections, with the actual ports
+    announced_addresses: tuple[str, ...] = ()  # addresses that it announces to other peers
+    optional_services: tuple[OptionalServiceView, ...] = ()  # UPnP and mDNS, if they are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +151,22 @@ class StatsView:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     seconds_to_first_decision: float | None
-    bytes_sent: dict[str, int]  # by kind: vote, control, bulk; and `BULK_TRAFFIC_KINDS`
+    bytes_sent: dict[str, int]  # by kind: vote, control, bulk, and `BULK_TRAFFIC_KINDS`
     bytes_received: dict[str, int]
-    refused: dict[str, int]  # reason -> count of what peers sent and we did not take
+    refused: dict[str, int]  # reason -> number of refused messages and connections
     evidence: tuple[str, ...]
     transactions_pending: int
-    worker: str  # state of the worker process; empty without one
-    memory_mb: float  # PSS of the daemon and its worker, all of its processes
+    worker: str  # state of the worker process; empty: there is none
+    memory_mb: float  # PSS of the daemon and all processes of its worker
     expelled: tuple[str, ...] = ()  # peer ids
-    audit_record: AuditRecordView | None = None  # this peer's own; None: no sampled audit has been about it or by it
+    audit_record: AuditRecordView | None = None  # this peer's own; None: it took part in no sampled audit
 
 
 class AlertSeverity(enum.StrEnum):
-    """The gravest first."""
+    """Severities of alerts, the gravest first."""
 
-    CRITICAL = "critical"  # nothing is decided, or this peer takes no part
-    WARNING = "warning"  # it will get worse, unless somebody does something
+    CRITICAL = "critical"  # the network decides nothing, or this peer takes no part
+    WARNING = "warning"  # the problem will grow unless a person acts
     INFO = "info"
 
 
@@ -188,13 +188,13 @@ class AlertCause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertView:
-    """What the operator should know: there is one for each cause and whom it is about, as long as the cause holds."""
+    """A problem that the operator should know. There is one alert for each cause and subject, while the cause lasts."""
 
     cause: str  # of `AlertCause`
     about: str  # peer id; empty: this peer, or the network
     severity: str  # of `AlertSeverity`
     text: str
-    since_ms: int = 0  # when this peer saw it first
+    since_ms: int = 0  # when this peer first noticed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,32 +210,32 @@ class JobView:
     name: str
     objective: str
     state: str  # waiting, running, settling, finished
-    round: int  # the number of the open round, which counts undone ones
+    round: int  # number of the open round; undone rounds count, too
     rounds: int
     model_root: str
     audit: str
-    data: str  # hash of the text, "local", or empty for a job without any
+    data: str  # hash of the text, "local", or empty for a job without text
     accepted: dict[str, int]  # trainer -> proposals accepted
     rejected: dict[str, dict[str, int]]  # trainer -> reason -> count
     started_height: int
     suspended_until: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
-    audits_open: int = 0  # audits not reported yet, and disputes not settled yet
-    queue_position: int = 0  # in the line, from 1 on; 0: it does not wait
-    data_origin: str = ""  # of data that people decided, or might have
-    precision: str = "fp32"  # of matrix products; with bf16 nobody can audit
-    parameters: int = 0  # of its model
-    disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
-    # Of a job that waits for its first model: how many voters hold it, of how many that are needed.
+    audits_open: int = 0  # audits without a report, and open disputes
+    queue_position: int = 0  # in the queue, from 1; 0: it is not queued
+    data_origin: str = ""  # of data that people have labeled, or may have
+    precision: str = "fp32"  # of matrix products; a job in bf16 cannot be audited
+    parameters: int = 0  # number of parameters of its model
+    disk_bytes: int = 0  # most that it uses on this peer's disk, without its text; 0: it is over
+    # Number of voters that hold the job's first model, and the number that it needs to start.
     initial_model_holders: str = ""
-    notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
+    notes: tuple[str, ...] = ()  # statistics of the file from which its data set was made, for people
     reexecution_limits: dict[str, str] = field(
         default_factory=dict
-    )  # re-executor that is not asked now, or last -> until when, and why
-    machine_time: str = ""  # of one machine: own steps and re-execution, for people
+    )  # re-executor that is called last or not at all -> end and reason
+    machine_time: str = ""  # of one machine, for local steps and re-execution, for people
     rounds_in_model: int = 0  # rounds in its model
-    final_round: int = 0  # rounds that had begun before its newest final model
-    anchors: tuple[int, ...] = ()  # the models that a rollback may go to, each by the round that began with it
-    undone_rounds: tuple[str, ...] = ()  # which rounds are in the model no more, and why, for people
+    final_round: int = 0  # number of rounds before its newest final model
+    anchors: tuple[int, ...] = ()  # the models to which a rollback may return, each by the first round on it
+    undone_rounds: tuple[str, ...] = ()  # rounds that a rollback has undone, with reasons, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,49 +248,49 @@ class RoundView:
     verdicts: dict[str, str]  # trainer -> "accept", a reason, or "absent"
     ballots: tuple[str, ...]  # voters whose ballots were decided
     stepped: bool
-    plain_mean: bool  # only re-execution stood against updates that lie
+    plain_mean: bool  # aggregation by the mean: only re-execution protects it against false updates
     model_root: str  # after the round
-    held_out_bits_per_byte: float | None  # measured by this peer, where it measures
-    training_nats: float | None  # this trainer's own loss, a token; None where the objective's is no such figure
-    seconds: float | None  # since the round opened here; like the next, None where the round was only replayed
-    decision_ms: float | None  # from the closing block's first sight here to its certificate
-    training_loss: float | None = None  # this trainer's own, where it is no loss of a token; in the unit of the job's objective
-    # Accepted trainer -> voters that vouch for its update in the block; empty where nothing is re-executed before the vote.
+    held_out_bits_per_byte: float | None  # measured by this peer; None: it does not measure
+    training_nats: float | None  # this trainer's own loss per token; None: the objective has no such loss
+    seconds: float | None  # since the round opened here; None, as the next field, if the round was only replayed
+    decision_ms: float | None  # from the closing block's arrival here to its certificate
+    training_loss: float | None = None  # this trainer's own loss in the objective's unit, if it is not per token
+    # Accepted trainer -> voters that vouch for its update in the block; empty: no re-execution before the ballots.
     vouchers: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    undone: bool = False  # its step is in the model no more
+    undone: bool = False  # a rollback has undone its step
 
 
 @dataclass(frozen=True, slots=True)
 class RoundVotesView:
-    """Who voted what in one round, open or closed."""
+    """The votes of one round, open or closed. Peers are given by their ids."""
 
     job: str
     round: int
     phase: str  # training, voting, closing, closed
-    height: int | None  # of the block that closed it; None: it is open
-    quorum: int  # ballots that a closing needs; 0 once it is closed
-    voters: tuple[str, ...]  # peer ids, as in all that follows; none once it is closed, like the next
-    trainers: tuple[str, ...]  # whose proposals are waited for
+    height: int | None  # height of the block that closed it; None: it is open
+    quorum: int  # ballots that a closing needs; 0: it is closed
+    voters: tuple[str, ...]  # empty, as the next field, if it is closed
+    trainers: tuple[str, ...]  # trainers whose proposals are awaited
     proposed: tuple[str, ...]
-    votes: dict[str, dict[str, str]]  # voter -> trainer -> "accept", or the reason of the rejection
-    seconds: float | None = None  # since it was opened here; None: it is closed
-    # Re-executor -> trainer -> verdict of its vouch, as in `votes`; "unjudged": it is unsure.
+    votes: dict[str, dict[str, str]]  # voter -> trainer -> "accept" or a reason
+    seconds: float | None = None  # since it opened here; None: it is closed
+    # Re-executor -> trainer -> verdict of its vouch, as in `votes`; "unjudged" means unsure.
     vouches: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRecordView:
-    """What sampled audits have shown of one member, in all jobs."""
+    """A member's results in the sampled audits of all jobs."""
 
     peer: str
-    rewards: int  # accepted proposals that nobody found false in time
-    rewards_lost: int  # rewards that a suspension cost, or losses that it did not open
+    rewards: int  # accepted proposals whose audit window ended without a conviction
+    rewards_lost: int  # by suspensions, and by losses that it did not open
     suspensions: int
     reports: int  # as a drawn auditor
-    reports_lapsed: int  # audits it did not report on
-    challenges_upheld: int  # its challenges that ended in a suspension
-    challenges_refuted: int  # its challenges that were found false
-    wrong_losses: int = 0  # its reports whose loss is another than the trainer opened
+    reports_lapsed: int  # audits without its report
+    challenges_upheld: int  # challenges that led to a suspension
+    challenges_refuted: int  # challenges that were found false
+    wrong_losses: int = 0  # reports with another loss than the trainer opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,16 +300,16 @@ class AuditView:
     height: int
     job: str
     round: int
-    trainer: str  # peer id; so is the next
+    trainer: str  # peer id, as the next field
     auditor: str
     result: str  # passed, challenged, lapsed, suspended, refuted, shunned, dropped
-    finding: str  # what the auditor says it found; empty where it said nothing
+    finding: str  # the auditor's claim; empty: it reported nothing
     relative_error: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class SuspensionView:
-    """Why a trainer is suspended in a running job: the log of results soon forgets it."""
+    """The cause of a suspension in a running job. It is kept here, since the log of results is short."""
 
     until: int  # the first round in which it may train again
     cause: AuditView
@@ -324,50 +324,50 @@ class AuditsView:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A decided block without its body, and what shows that it was decided: docs/protocol/blocks.md says how to verify it."""
+    """A decided block without its body, with the proof of its decision. docs/protocol/blocks.md describes how to verify it."""
 
     height: int
     digest: str
     time_ms: int
     proposer: str  # peer id
-    view: int  # in which it was decided
+    view: int  # view in which it was decided
     signers: tuple[str, ...]  # peer ids
     voters_count: int
     quorum: int
-    certified_root: str  # the state root after the height before: the signers of this block sign that too
-    own_root: str  # what this peer itself computed for that height; empty: not kept
+    certified_root: str  # state root after the previous height, which the signers of this block also sign
+    own_root: str  # state root that this peer computed for that height; empty: not kept
     body_bytes: int
-    header: str  # hex, like the next two; these are the very bytes that are hashed and signed
+    header: str  # hex, as the next two fields: the bytes that are hashed and signed
     certificate: str
     voters: str
 
 
-NEWEST: Final = "@newest"  # behind the name of a job: its newest model, also where audits may still undo it
+NEWEST: Final = "@newest"  # after a job's name: its newest model, even if audits may still undo it
 
 
 @dataclass(frozen=True, slots=True)
 class TextPieceView:
-    """A part of a text that a model goes on with; the next one follows without a blank."""
+    """A piece of generated text. The next piece follows without a blank."""
 
     text: str
-    is_withheld: bool = False  # people may not see the text: it holds a word of the list that the job names
-    is_checked: bool = False  # said first, of a text that is not shown before all of it was compared with such a list
-    newer_round: int = 0  # said first, if audits may still undo newer models: of the newest, the rounds applied
-    round: int = 0  # said with it, of this model
+    is_withheld: bool = False  # the text may not be shown, since it has a word of the job's blocklist
+    is_checked: bool = False  # in the first piece: the text is shown only after all of it was compared with a blocklist
+    newer_round: int = 0  # in the first piece: rounds of the newest model, if audits may still undo it; or 0
+    round: int = 0  # beside `newer_round`: rounds of this model
 
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """Text of a model, drawn by this peer on its way."""
+    """Text that this peer generated with a model during training."""
 
     job: str
-    round: int  # before which the model stood so
+    round: int  # first round on this model
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """One line of what happened, numbered so that a reader can go on where it stopped."""
+    """One event. Its number lets a reader continue after the last event that it has read."""
 
     number: int
     at_ms: int
@@ -381,18 +381,18 @@ class TrainRequest:
     """A job to start. Empty or zero values mean the default of `training.job_spec.JobSpec`."""
 
     name: str
-    data: str  # a path on the peer's machine; empty: the built-in text; "local": each trainer's own
+    data: str  # a path on the peer's machine; empty: the built-in text; "local": each trainer's own data
     rounds: int
-    vocabulary: int  # more than 256: a byte-level BPE of that size is trained on the text
-    overrides: dict[str, str]  # further fields of the job specification, as a person typed them
-    initial_model: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
-    examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
-    # A path on the peer's machine, if `initial_model` may also mean a folder with a model; empty: it means a job.
+    vocabulary: int  # above 256, a byte-level BPE of this size is trained on the text
+    overrides: dict[str, str]  # other fields of the specification, as a person typed them
+    initial_model: str = ""  # finished job whose model it starts from: a name or the start of an id; empty: none
+    examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses to learn; empty: none
+    # A path on the peer's machine, if `initial_model` may also be a folder with a model; empty: it is a job.
     model_folder: str = ""
-    accept_risk: bool = False  # start it also where sampled audits were not measured to find liars in time
+    accept_risk: bool = False  # start it even if no measurement shows that sampled audits find liars in time
     skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
-    truncate: str = ""  # left, right: which end of texts in `examples` is cut off to fit the context; empty: none is
-    column: str = ""  # of records in `data`: the field or column with the text; empty: `text`
+    truncate: str = ""  # left, right: the end of a text in `examples` that is cut off to fit the context; empty: none
+    column: str = ""  # field or column with the text in records of `data`; empty: `text`
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ class RunExportView:
 
 @dataclass(frozen=True, slots=True)
 class ModelFilesView:
-    """A model as files for other programs."""
+    """An exported model, as files for other programs."""
 
     path: str
     job: str
@@ -417,86 +417,86 @@ class ModelFilesView:
     format: str
     files: int
     bytes: int
-    omitted_tensors: tuple[str, ...]  # vectors of the job that the format has no place for
-    # Rounds applied to the newest model, if audits may still undo that; 0: it is this one, or a round was named.
+    omitted_tensors: tuple[str, ...]  # vectors of the model that the format cannot hold
+    # Rounds applied to the newest model, if audits may still undo it; 0: this is the newest, or a round was named.
     newer_round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RowProofView:
-    """A file that shows one row of a table, or that there is none."""
+    """A file that proves a row of a table, or its absence."""
 
     path: str
-    height: int  # the row is that of the state after it, which the next block certifies
+    height: int  # the row is in the state after this height, which the next block certifies
     has_row: bool
     bytes: int
-    row_bytes: int  # of them, those that lead from the root of the table to the row
+    row_bytes: int  # the bytes among them that lead from the table's root to the row
 
 
 @dataclass(frozen=True, slots=True)
 class InvitationView:
-    """One that this peer made."""
+    """An invitation that this peer made."""
 
-    token: str  # how it is called: its first characters are enough to revoke it. Nobody can join with it
+    token: str  # its name, whose first characters suffice to revoke it. It does not admit anybody
     state: str  # open, used, revoked, expired, or why it has no effect
     made_ms: int
-    expires_ms: int  # of the network's time, which is that of its last block
+    expires_ms: int  # in the network's time, the time of its last block
     addresses: tuple[str, ...]
 
 
-# Calls: each is declared here alone, by its name, the types of its arguments and of its answer, and what it is about. The client,
-# the server and what is decoded follow from that (`features/rpc.py`). Every call may raise `UserError`, whose text is for the
-# person who asked.
+# Each call is declared only here: its name, the types of its arguments and of its answer, and a description. `features/rpc.py`
+# derives the client, the server and the decoders from that. Every call may raise `UserError`, whose text is for the person who
+# asked.
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleView:
-    """A part of the state: which of its versions the network runs, and which this program knows."""
+    """A module: the version that the network runs, and the versions that this program knows."""
 
     module: str
-    feature: str  # that brings it here; empty if none does
+    feature: str  # the feature with this module; empty: this program has none
     about: str
-    active_version: int  # version; 0: the network has no such module
+    active_version: int  # 0: the network has no such module
     known_versions: tuple[int, ...]
     due_version: int  # 0: no upgrade is decided
     due_height: int
-    wishes: tuple[str, ...]  # of voters for upgrades that are not decided, in words
+    wishes: tuple[str, ...]  # of voters for upgrades that are not decided, for people
 
 
 @dataclass(frozen=True, slots=True)
 class LimitView:
-    """What the voters allow in this network."""
+    """A limit that the voters of this network set."""
 
     name: str
     maximum: int
-    wishes: tuple[str, ...]  # of voters for other limits that are not decided, in words
+    wishes: tuple[str, ...]  # of voters for other values that are not decided, for people
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """What the worker can compute on. MB are 10^6 bytes."""
+    """A device of the worker. MB are 10^6 bytes."""
 
     device: str  # as the setting `device` names it
     about: str
     memory_mb: int
-    free_mb: int | None  # None: not known, of a GPU that the worker does not use
-    held_mb: int  # by this peer's worker
+    free_mb: int | None  # None: not known, since the worker does not use this GPU
+    held_mb: int  # used by this peer's worker
     in_use: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What a worker can compute with, of those that this program knows."""
+    """An engine that this program knows."""
 
     engine: str  # as the setting `engine` names it
     in_use: bool
-    state: str  # of the worker that uses it; empty where none does
+    state: str  # of the worker that uses it; empty: none does
     threads: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     devices: tuple[DeviceView, ...] = ()
 
 
-# Observer -> voter -> seconds of silence. None: never heard, or no report of that observer is here.
+# Observer -> voter -> seconds of silence. None: the observer never heard it, or has sent no report.
 LivenessMatrix = dict[str, dict[str, float | None]]
 
 
@@ -506,48 +506,48 @@ class LocalPeerRpc(Protocol):
     async def stats(self) -> StatsView: ...
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
-        """Events numbered above `after` (negative: the last ones); waits up to `wait_seconds` for the first."""
+        """Return events with numbers above `after` (negative: the last ones). Waits up to `wait_seconds` for the first one."""
 
     async def alerts(self) -> tuple[AlertView, ...]:
-        """What the operator should know now, the gravest first."""
+        """Return the current alerts, the gravest first."""
 
     async def disk_usage(self) -> DiskView: ...
 
     async def engines(self) -> tuple[EngineView, ...]:
-        """What this peer computes with; of a busy worker, what it said last."""
+        """Return the engines of this peer. A busy worker's last report is used."""
 
     async def stop_peer(self) -> None: ...
 
 
 class BlockRpc(Protocol):
     async def block(self, height: int) -> BlockView:
-        """A decided block with its certificate; height 0: the last one."""
+        """Return a decided block with its certificate. Height 0 means the last one."""
 
 
 class MemberRpc(Protocol):
     async def peers(self) -> tuple[PeerView, ...]: ...
 
     async def approve_voter(self, peer: str) -> str:
-        """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
+        """Approve a member as a voter, by its name or id. Returns the numbers of approvals that it has and needs, for people."""
 
     async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
-        """Says that a member is gone; says how many voters do, and how many are needed."""
+        """Vote to retire an absent member. Returns the numbers of such votes given and needed, for people."""
 
     async def resign_as_voter(self) -> str: ...
 
 
 class InvitationRpc(Protocol):
     async def create_invitation(self, days: int, addresses: tuple[str, ...] = ()) -> str:
-        """An invitation that names these addresses; none: those at which this peer believes to be reached."""
+        """Make an invitation with these addresses. None given: the addresses at which this peer assumes to be reached."""
 
     async def invitations(self) -> tuple[InvitationView, ...]:
-        """Those that this peer made, the oldest first."""
+        """Return the invitations that this peer made, the oldest first."""
 
     async def revoke_invitation(self, token: str) -> str:
-        """Puts it on the log that an invitation of this peer admits nobody any more."""
+        """Submit a transaction that revokes an invitation of this peer."""
 
     async def dial_address(self, address: str) -> str:
-        """Dials an address at once, and says who answered."""
+        """Dial an address at once, and return the peer that answered, for people."""
 
 
 class JobRpc(Protocol):
@@ -556,31 +556,32 @@ class JobRpc(Protocol):
     async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
-        """Of so many rounds closed last, the oldest first, and of all that are open."""
+        """Return the votes of the `last` closed rounds, the oldest first, and of all open rounds."""
 
     async def start_job(self, request: TrainRequest) -> str:
-        """Puts a job on the log and returns its id once it is decided."""
+        """Submit a job, and return its id after it is decided."""
 
     async def run_test_round(self) -> str:
-        """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
+        """Start a test round on the live network, and return its job id. `events` has its phases."""
 
     async def cancel_job(self, job: str) -> str:
-        """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""
+        """Request the end of a job, by its id or the start of it. Its author ends it alone, or voters by a quorum."""
 
     async def request_rollback(self, job: str, round: int) -> str:
-        """Asks that a job goes back to the anchor JOB@round: voters do that by a quorum. The number of the open round takes back
-        what this peer has asked for.
+        """Request the return of a job to the anchor JOB@round, for which voters need a quorum.
+
+        The number of the open round withdraws this peer's request.
         """
 
 
 class AuditRpc(Protocol):
     async def audits(self, last: int) -> AuditsView:
-        """The last results of sampled audits, and the standing of everybody whom they were about."""
+        """Return the last results of sampled audits, the audit records of all members, and the current suspensions."""
 
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
-        """Has this peer re-execute the accepted proposals of a round; says what it found in this trainer's.
+        """Re-execute the accepted proposals of a round on this peer, and return the finding for this trainer, for people.
 
-        `round`: of the proposal; None: the newest that can be re-executed.
+        `round` None: the newest round that can be re-executed.
         """
 
 
@@ -588,41 +589,41 @@ class ModelRpc(Protocol):
     def sample_text(
         self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None
     ) -> AsyncGenerator[TextPieceView, None]:
-        """What goes on from the prompt, as it is made, with the model of JOB[@ROUND]; of no name, of the job started last.
+        """Yield pieces of a continuation of the prompt, by the model of JOB[@ROUND]; without a name, of the last job started.
 
-        `turns` are a chat's, the oldest first: prompts with what was said to them. As many of the last ones stand before the
-        prompt as the model's context can hold. In a chat a line break ends the text of a model that has learned no end.
+        `turns` are the prompts and answers of a chat, the oldest first. The last ones that fit the model's context stand before
+        the prompt. In a chat, a line break ends the text of a model that has not learned an end.
         """
 
     async def saved_samples(self) -> tuple[SampleView, ...]:
-        """What this peer keeps of each job's models while it trains, the oldest first; none where it does not."""
+        """Return the samples that this peer generated during training, the oldest first. Empty if it generates none."""
 
     async def export_run(self, path: str) -> RunExportView: ...
 
     async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
-        """Writes a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the latest model of text."""
+        """Write a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the latest model of text."""
 
 
 class RowProofRpc(Protocol):
     async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
-        """Writes a file that shows the row of a key, or that there is none, at the newest height that a block certifies."""
+        """Write a proof of a key's row, or of its absence, at the newest height that a block certifies."""
 
 
 class NetworkRpc(Protocol):
     async def voter_liveness(self) -> LivenessMatrix:
-        """By observer and voter, both as peer ids, for how many seconds the voter was silent; null: nobody here can say."""
+        """Return the seconds for which each observer has not heard each voter, by peer ids. None: not known."""
 
     async def modules(self) -> tuple[ModuleView, ...]:
-        """What this program knows and what the network runs, a module each, in their order inside a block."""
+        """Return the modules that this program knows or the network runs, in their order inside a block."""
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
-        """Says that this voter wants the network to run a version of a module from a height on; height 0: soon."""
+        """Vote for an upgrade of a module to a version, from a height on. Height 0 means soon."""
 
     async def limits(self) -> tuple[LimitView, ...]: ...
 
     async def set_limit(self, name: str, most: int) -> str:
-        """Says that this voter wants the network to allow so many at most; says how many voters do, and how many are needed."""
+        """Vote for a maximum of a limit. Returns the numbers of such votes given and needed, for people."""
 
 
 class PeerApi(LocalPeerRpc, BlockRpc, MemberRpc, InvitationRpc, JobRpc, AuditRpc, ModelRpc, RowProofRpc, NetworkRpc, Protocol):
-    """Every call that a peer answers, whatever its features."""
+    """All calls that a peer answers, independent of its features."""

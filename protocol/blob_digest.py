@@ -1,9 +1,9 @@
-"""What objects are named by: the SHA-256 of their bytes or, above one part, of the list of their parts.
+"""Digests of blobs: the SHA-256 of their bytes or, if they exceed one part, of the list of their parts.
 
-    list = "folkmoot/parts" ‖ 0 ‖ bytes of the object, u64 big-endian ‖ SHA-256 of each part, in order
+    list = "folkmoot/parts" ‖ 0 ‖ size of the blob in bytes, u64 big-endian ‖ SHA-256 of each part, in order
     digest = SHA-256(list)
 
-The list is so itself a small blob under the object's digest, and each part one under its own.
+So the list is itself a small blob under the digest of the large one, and each part is a blob under its own digest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PART_LIST_DOMAIN: Final = b"folkmoot/parts\x00"
 _TOTAL = struct.Struct(">Q")
 _HEAD = len(PART_LIST_DOMAIN) + _TOTAL.size
 _DIGEST: Final = 32
-READ_BYTES: Final = 1 << 20  # of a stream at a time
+READ_BYTES: Final = 1 << 20  # per read of a stream
 LIST_BYTES_MAX: Final = _HEAD + BLOB_BYTES_MAX // BLOB_PART_BYTES * _DIGEST
 
 
 @dataclass(frozen=True, slots=True)
 class BlobPartList:
-    """The list of an object's parts. Each has `part_bytes`, the last one what is left."""
+    """The list of a blob's parts. Each has `part_bytes` bytes, except the last one, which has the rest."""
 
     total: int
     digests: tuple[bytes, ...]
@@ -37,7 +37,7 @@ class BlobPartList:
 
     @property
     def blob_digest(self) -> bytes:
-        """Of the object."""
+        """Digest of the whole blob."""
         return hashlib.sha256(self.encode()).digest()
 
     @property
@@ -49,7 +49,7 @@ class BlobPartList:
 
     @classmethod
     def decode(cls, data: bytes, part_bytes: int = BLOB_PART_BYTES) -> BlobPartList | None:
-        """None if these bytes are no list: of anything that fits one part there is none."""
+        """Decode a part list. None: `data` is not one, or is one of a blob that fits one part, which has no list."""
         if len(data) < _HEAD or not data.startswith(PART_LIST_DOMAIN):
             return None
         (total,) = _TOTAL.unpack_from(data, len(PART_LIST_DOMAIN))
@@ -59,12 +59,12 @@ class BlobPartList:
 
 
 class BlobHasher:
-    """Takes an object's bytes as they come, and names it."""
+    """Computes a blob's digest from its bytes in pieces of any size."""
 
     def __init__(self, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._part_bytes = part_bytes
-        self._whole: list[bytes] = []  # digests of the parts before this one
-        self._part, self._filled = hashlib.sha256(), 0  # of this one
+        self._whole: list[bytes] = []  # digests of the finished parts
+        self._part, self._filled = hashlib.sha256(), 0  # of the current part
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data).cast("B")
@@ -78,13 +78,13 @@ class BlobHasher:
             left = left[len(piece) :]
 
     def update_from_stream(self, stream: BinaryIO) -> None:
-        """All that is left of it, a piece at a time."""
+        """Hash the rest of a stream."""
         while data := stream.read(READ_BYTES):
             self.update(data)
 
     @property
     def part_list(self) -> BlobPartList | None:
-        """None: the object fits one part, and is named by the hash of its bytes."""
+        """The part list; None if the blob fits one part, so that its digest is the hash of its bytes."""
         if not self._whole:
             return None
         total = len(self._whole) * self._part_bytes + self._filled
@@ -100,7 +100,7 @@ def blob_digest(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def hash_pieces(pieces: Iterable[bytes | bytearray | memoryview]) -> BlobHasher:
-    """Has taken the object that these pieces are together."""
+    """Return a hasher of the blob that consists of these pieces."""
     hasher = BlobHasher()
     for piece in pieces:
         hasher.update(piece)

@@ -4,12 +4,12 @@ A wire type is a frozen dataclass. It travels as the msgpack array of its fields
 travels as `[tag, fields…]`. Dictionaries travel as arrays of pairs with strictly ascending keys. There is exactly one
 byte string per value: each number, length and key has one form, and decoders refuse every other.
 
-A decoder reads the bytes by type, from the first to the last: it looks at a length before it reads what is that long, and makes
-nothing that is not part of the value. (A general msgpack reader would turn one byte of a stranger's into 64 of memory.)
+A decoder reads the bytes once, in order, by type. It checks each length before it reads the data, and builds only parts of the
+value. (A general msgpack reader would use 64 bytes of memory for one byte from a stranger.)
 
-Types understood: `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V] T | None`, enums of int or str, and dataclasses
-of these; `Annotated[T, Length(low, high)]` bounds bytes, text and collections, `Annotated[int, Between(low, high)]` numbers. A
-class that has a `WIRE` type of these travels as a value of it, which `to_wire` gives and `from_wire` takes.
+Supported types are `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V] T | None`, enums of int or str, and dataclasses
+of these. `Annotated[T, Length(low, high)]` bounds bytes, text and collections, and `Annotated[int, Between(low, high)]` bounds
+numbers. A class with a `WIRE` type travels as a value of that type, which `to_wire` returns and `from_wire` takes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 T = TypeVar("T")
-Plain = Any  # what msgpack gives back: nested lists of None, bool, int, float, str, bytes
-Reader = Callable[[bytes, int], tuple[Any, int]]  # from a position on: the value, and where it ends
+Plain = Any  # nested lists of None, bool, int, float, str, bytes, as from msgpack
+Reader = Callable[[bytes, int], tuple[Any, int]]  # (data, position) -> (value, end position)
 Writer = Callable[[Any], Plain]
 
-INTEGER_MAX = 2**63 - 1  # every implementation language has it
-COLLECTION_MAX = 1 << 20  # default bound of bytes, text and collections without a Length of their own
+INTEGER_MAX = 2**63 - 1  # every programming language has integers of this size
+COLLECTION_MAX = 1 << 20  # default bound of bytes, text and collections without a Length
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, millisec
 
 
 def encode(value: Any) -> bytes:
-    """The canonical bytes of a message, record or plain value. Raises `TypeError` for anything that has none."""
+    """Return the canonical bytes of a message, record or plain value. Raises `TypeError` if it has none."""
     return pack(to_plain(value))
 
 
 def decode(kind: type[T], data: bytes, size_max: int = MESSAGE_BYTES_MAX) -> T:
-    """The value of type `kind` whose canonical encoding is `data`; `RemoteProtocolError` for every other byte string."""
+    """Return the value of type `kind` whose canonical encoding is `data`. Raises `RemoteProtocolError` if there is none."""
     _check_size(data, size_max)
     return _whole(data, kind)
 
 
 def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESSAGE_BYTES_MAX) -> T:
-    """The message in `data` if its tag belongs to one of `kinds`; otherwise `RemoteProtocolError`."""
+    """Return the message in `data`. Raises `RemoteProtocolError` if it is none of `kinds`, or is not canonical."""
     _check_size(data, size_max)
     tag = _tag(data)
     for kind in kinds:
@@ -84,7 +84,7 @@ def _check_size(data: bytes, size_max: int) -> None:
 
 
 def _tag(data: bytes) -> str:
-    """The text that a message begins with."""
+    """Return the tag with which a message begins."""
     try:
         count, at = _read_count(data, 0)
         tag: str = _text(data, at)[0] if count else ""
@@ -111,9 +111,9 @@ def _name(kind: Any) -> str:
 
 
 def encoded_item(data: bytes, index: int) -> bytes:
-    """The encoding of one item of an array of any types; the others are passed over, and nothing is made of them.
+    """Return the encoding of one item of an array. The other items may have any types and are skipped.
 
-    Raises `RemoteProtocolError` if `data` is no such array. Whether it is canonical is not looked at.
+    Raises `RemoteProtocolError` if `data` is not an array with this item. It need not be canonical.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
@@ -130,7 +130,7 @@ def encoded_item(data: bytes, index: int) -> bytes:
 
 
 def array_length(data: bytes) -> int:
-    """How many items the array has that `data` begins with. Raises `RemoteProtocolError` if it is none."""
+    """Return the length of the array at the start of `data`. Raises `RemoteProtocolError` if there is none."""
     try:
         found, _ = _read_count(data, 0)
     except IndexError:
@@ -138,11 +138,11 @@ def array_length(data: bytes) -> int:
     return found
 
 
-# Plain values: for programs of one person on one machine, which need no types to agree ------------------------------------
+# Plain values, for programs of one person on one machine, which need no types ---------------------------------------------
 
 
 def unpack(data: bytes, size_max: int) -> Plain:
-    """Any msgpack. It may take 70 times the memory of `data`: nothing for what strangers send."""
+    """Decode any msgpack. It may take 70 times the memory of `data`, so never use it for bytes from strangers."""
     _check_size(data, size_max)
     try:
         return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
@@ -151,13 +151,13 @@ def unpack(data: bytes, size_max: int) -> Plain:
 
 
 def pack(plain: Plain) -> bytes:
-    """Of what is plain as it stands."""
+    """Encode a plain value."""
     packed: bytes = msgpack.packb(plain, use_bin_type=True)
     return packed
 
 
 def from_plain(kind: type[T], plain: Plain) -> T:
-    """The value of type `kind` that was unpacked as `plain`."""
+    """Return the value of type `kind` for an unpacked plain value. Raises `RemoteProtocolError` if it does not fit the type."""
     try:
         return decode(kind, pack(plain))
     except (ValueError, OverflowError, TypeError) as error:
@@ -179,7 +179,7 @@ _AS_THEY_ARE = frozenset({bytes, int, str, bool, type(None)})
 
 @functools.cache
 def _writer(kind: Any) -> Writer:
-    """How values of one class become plain, found out once."""
+    """Return the function that makes values of one class plain. The cache builds it once."""
     if issubclass(kind, enum.Enum):
         return lambda value: value.value
     if issubclass(kind, float):
@@ -207,7 +207,7 @@ def _record_writer(kind: Any) -> Writer:
     names = _field_names(kind)
     tag = getattr(kind, "TAG", None)
     head = [] if tag is None else [tag]
-    if len(names) < 2:  # `attrgetter` gives a tuple only of several
+    if len(names) < 2:  # `attrgetter` returns a tuple only for two names or more
         return lambda value: head + [to_plain(getattr(value, name)) for name in names]
     values = operator.attrgetter(*names)
 
@@ -229,7 +229,7 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _reader(kind: Any, bound: Any = None) -> Reader:
-    """The strict reader of one type, built once."""
+    """Return the strict reader of one type. The cache builds it once."""
     origin, arguments = get_origin(kind), get_args(kind)
     length = bound if isinstance(bound, Length) else Length(0, COLLECTION_MAX)
     if origin is Annotated:
@@ -349,7 +349,7 @@ def _string(kind: type, length: Length) -> Reader:
         else:
             size, start = _long_size(data, at, _TEXT_FORMS, "str")
         end = start + size
-        if size > 4 * high:  # no character is longer in UTF-8
+        if size > 4 * high:  # a character has at most four bytes in UTF-8
             raise RemoteProtocolError("oversized", f"{size} bytes of text at byte {at}, allowed {low}..{high} characters")
         if end > len(data):
             raise IndexError
@@ -364,14 +364,14 @@ def _string(kind: type, length: Length) -> Reader:
     return read_bytes if kind is bytes else read_text
 
 
-# First byte -> bytes of the length behind it, and the least length that needs this form.
+# First byte -> size of the length field in bytes, and the least length that needs this form.
 _BYTES_FORMS = {0xC4: (1, 0), 0xC5: (2, 0x100), 0xC6: (4, 0x1_0000)}
 _TEXT_FORMS = {0xD9: (1, 0x20), 0xDA: (2, 0x100), 0xDB: (4, 0x1_0000)}
 _LIST_FORMS = {0xDC: (2, 0x10), 0xDD: (4, 0x1_0000)}
 
 
 def _long_size(data: bytes, at: int, forms: Mapping[int, tuple[int, int]], what: str) -> tuple[int, int]:
-    """A length in bytes of its own, and where what is so long begins."""
+    """Return the length in a length field of its own, and the position of the data after it."""
     if data[at] not in forms:
         raise _refuse(what, data, at)
     width, least = forms[data[at]]
@@ -388,7 +388,7 @@ _text = _string(str, Length(0, COLLECTION_MAX))
 
 
 def _read_count(data: bytes, at: int) -> tuple[int, int]:
-    """How many items a list has, and where they begin."""
+    """Return the number of items of a list, and the position of the first one."""
     head = data[at]
     if 0x90 <= head <= 0x9F:
         return head - 0x90, at + 1
@@ -459,7 +459,7 @@ def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
 
 
 def _deputy(kind: Any) -> Reader:
-    """Of a class whose values travel as values of another; a generic one is told its arguments."""
+    """Return the reader of a class with a `WIRE` type. A generic class gets its type arguments, too."""
     inner, arguments = _reader(kind.WIRE), get_args(kind)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:

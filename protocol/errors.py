@@ -1,4 +1,4 @@
-"""The few exceptions of the project; who is at fault decides which one it is (after h11)."""
+"""The exceptions of the project. The side at fault determines the class, as in h11."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 class FolkmootError(Exception):
-    """Base of everything this project raises on purpose."""
+    """Base of all exceptions that this project raises on purpose."""
 
 
 class LocalProtocolError(FolkmootError):
-    """We were about to break the protocol ourselves: a bug of ours."""
+    """This peer was about to violate the protocol: a bug."""
 
 
 class RemoteProtocolError(FolkmootError):
-    """A peer broke the protocol. It costs that peer its connection and is counted under `reason`."""
+    """A peer violated the protocol. Its connection is closed, and `reason` is counted."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -22,7 +22,7 @@ class RemoteProtocolError(FolkmootError):
 
 
 class UserError(FolkmootError):
-    """Something a person can mend. The text is one line: what happened, the offending value, the way out."""
+    """An error that a person can correct. The text is one line with the event, the offending value and the remedy."""
 
 
 class NotRunningError(UserError):
@@ -34,12 +34,12 @@ class NotRunningError(UserError):
 
 
 class StorageError(UserError):
-    """The data directory cannot be trusted or written any more; the peer stops rather than vote on it."""
+    """The data directory is damaged or cannot be written. The peer stops, so that it does not vote on it."""
 
 
 class MissingBlobError(StorageError):
-    """A blob is not here, or not any more: what only passes may be fetched again, what is kept may not be missing."""
+    """A blob is not on this disk. A temporary blob may be fetched again, but a permanent one must not be missing."""
 
 
 class LostVotesError(StorageError):
-    """What this peer signed may be missing on its disk for good: only a new key makes that harmless."""
+    """The disk may have lost this peer's own signatures for good. Only a new key is safe then."""

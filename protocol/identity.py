@@ -1,7 +1,7 @@
-"""Ed25519 identities and the one way anything is signed.
+"""Ed25519 identities, and the only code that signs and verifies messages.
 
-What is signed is `"folkmoot/2/" + domain + 0x00 + chain id + body`: the domain is the message's tag, so that no signature given
-for one purpose, or on one chain, can be used for another.
+The signed bytes are `"folkmoot/2/" + domain + 0x00 + chain id + body`. The domain is the message's tag. So a signature for one
+purpose and one chain is invalid for any other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
-WIRE_VERSION = 3  # of what peers say on a link: ends of other versions part
-VERIFIED_SIGNATURES_MAX = 8_192  # a block of COST_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
-SIGNED_VERSION = 2  # part of all that is signed. It stays: blocks of every later release are verified with it
+WIRE_VERSION = 3  # of the messages on a link: peers with different versions disconnect
+VERIFIED_SIGNATURES_MAX = 8_192  # enough for a block of COST_PER_BLOCK_MAX and some heights of VOTERS_MAX voters: 2 MB
+SIGNED_VERSION = 2  # part of all signed bytes. It never changes: every later release verifies old blocks with it
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A message as it was signed: the received bytes stay together with their signature and are never re-encoded."""
+    """A signed message. The received bytes stay with their signature and are never encoded again."""
 
     body: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
     signer: Key
@@ -39,7 +39,7 @@ class Signed:
 
 
 class Signer(Protocol):
-    """Whatever can sign for one key; the simulator injects a fast one."""
+    """A signer with one key. The simulator passes a fast one."""
 
     @property
     def public(self) -> bytes: ...
@@ -52,7 +52,7 @@ class Verifier(Protocol):
 
 
 class Identity:
-    """An Ed25519 key pair, made from its 32-byte seed."""
+    """An Ed25519 key pair from a seed of 32 bytes."""
 
     def __init__(self, seed: bytes) -> None:
         self._key = SigningKey(seed)
@@ -70,7 +70,7 @@ class Identity:
         return self._key.sign(data).signature
 
     def unseal(self, sealed: bytes) -> bytes | None:
-        """What was sealed for this identity; None if this was not."""
+        """Decrypt data that was sealed for this identity. None: it was not."""
         try:
             return SealedBox(self._key.to_curve25519_private_key()).decrypt(sealed)
         except exceptions.CryptoError:
@@ -89,9 +89,9 @@ class Ed25519Verifier:
 
 
 class RecentDigests:
-    """The digests that were added or found last, `count_max` of them. Each takes about 250 bytes.
+    """An LRU set of at most `count_max` digests. Each takes about 250 bytes.
 
-    Threads may share it: each step is one operation of a dictionary, and another thread may have removed the digest in between.
+    Threads may share it: each step is one dictionary operation. Between two steps, another thread may remove the digest.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -116,7 +116,7 @@ class RecentDigests:
 
 
 class CachingVerifier:
-    """Checks each signature once: the votes seen one by one come back inside certificates. Only good ones are kept."""
+    """Caches valid signatures, since single votes come again inside certificates."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -136,7 +136,7 @@ _verify_key = functools.lru_cache(maxsize=1024)(VerifyKey)
 
 
 def seal(public: bytes, data: bytes) -> bytes | None:
-    """Only the identity with this key unseals it. None: libsodium takes no such key, and its owner chose it so."""
+    """Encrypt data so that only the identity with this key can decrypt it. None: libsodium refuses this key as weak."""
     try:
         return SealedBox(_sealing_key(public)).encrypt(data)
     except exceptions.CryptoError:
@@ -163,15 +163,15 @@ def sign_message(signer: Signer, chain_id: Digest, message: Any) -> Signed:
 
 
 def derive_secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) -> bytes:
-    """32 bytes that only this signer can find, and finds again: the hash of a signature that is never shown to anybody.
+    """Return 32 bytes that only this signer can derive: the hash of a signature that it never sends.
 
-    Ed25519 signatures are deterministic (RFC 8032), so nothing has to be stored. No message has `domain` as its tag.
+    Ed25519 signatures are deterministic (RFC 8032), so the secret need not be stored. `domain` must not be a message's tag.
     """
     return hashlib.sha256(signer.sign(signing_preimage(domain, chain_id, body))).digest()
 
 
 def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:
-    """The signed message, after checking type, form and signature; `RemoteProtocolError` otherwise."""
+    """Decode and verify a signed message. Raises `RemoteProtocolError` if its type, its encoding or its signature is wrong."""
     message = decode_message(signed.body, kinds)
     tag: str = getattr(message, "TAG")  # noqa: B009 - TAG is what makes a dataclass a message
     if not verifier.verify(signed.signer, signing_preimage(tag, chain_id, signed.body), signed.signature):
@@ -181,17 +181,17 @@ def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tup
 
 @functools.lru_cache(maxsize=1024)
 def peer_id(public: bytes) -> str:
-    """The full, typeable form of a public key: 52 letters and digits."""
+    """Return a public key in the form that people can type: 52 letters and digits."""
     return base64.b32encode(public).decode().lower().rstrip("=")
 
 
 def short_id(public: bytes) -> str:
-    """The form people see: the first eight characters of `peer_id`."""
+    """Return the first eight characters of `peer_id`, which pages and logs show."""
     return peer_id(public)[:8]
 
 
 def parse_peer_id(text: str) -> bytes:
-    """The public key of a full peer id. Raises `UserError` naming the text."""
+    """Return the public key of a full peer id. Raises `UserError` with the text if it is not one."""
     try:
         public = base64.b32decode(text.strip().upper() + "====")
     except ValueError:
@@ -201,16 +201,16 @@ def parse_peer_id(text: str) -> bytes:
     return public
 
 
-# X25519: a secret that two parties share if each knows the other's public key ------------------------------------------
+# X25519: two parties share a secret if each knows the other's public key -----------------------------------------------
 
 
 def x25519_public_key(private: bytes) -> bytes:
-    """Of any 32 bytes."""
+    """Return the public key of a private key, which may be any 32 bytes."""
     return bindings.crypto_scalarmult_base(private)
 
 
 def x25519_shared_secret(private: bytes, public: bytes) -> bytes | None:
-    """The same 32 bytes for both. None: the public key is of small order, and its owner chose it so."""
+    """Return the 32 bytes that both parties share. None: the public key has small order, which only its owner can cause."""
     try:
         return bindings.crypto_scalarmult(private, public)
     except exceptions.RuntimeError:

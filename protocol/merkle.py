@@ -18,7 +18,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Root over leaf *hashes* (see `leaf_hash`); an odd node moves up unchanged, which equals RFC 6962's split."""
+    """Return the root over leaf *hashes* (see `leaf_hash`). An odd node moves up unchanged, which equals RFC 6962's split."""
     level = list(leaves)
     if not level:
         return EMPTY
@@ -29,7 +29,7 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def merkle_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """The audit path of leaf `index`, bottom up (RFC 6962 section 2.1.1)."""
+    """Return the audit path of leaf `index`, bottom up (RFC 6962 section 2.1.1). Raises `IndexError` without such a leaf."""
     if not 0 <= index < len(leaves):
         raise IndexError(index)
     path: list[bytes] = []
@@ -45,7 +45,7 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def verify_merkle_proof(leaf: bytes, index: int, count: int, path: Sequence[bytes], expected_root: bytes) -> bool:
-    """Whether `leaf` (a leaf hash) is number `index` of `count` under `expected_root`."""
+    """Return whether `leaf` (a leaf hash) is number `index` of `count` leaves under `expected_root`."""
     if not 0 <= index < count:
         return False
     node, remaining = leaf, list(path)

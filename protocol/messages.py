@@ -1,7 +1,7 @@
-"""Every message that crosses the wire. `docs/protocol/` gives the same tables byte by byte.
+"""All messages between peers. `docs/protocol/` describes the same tables byte by byte.
 
-Signed messages are bodies of `identity.Signed`; the others are protected by the authenticated link they arrive on and are
-never evidence for anything.
+Signed messages are bodies of `identity.Signed`. The others are protected by the authenticated link on which they arrive, and are
+never evidence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for the drawing of audits
+AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for sortition
 
 
 # Agreement: signed by voters -----------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # o
 
 @dataclass(frozen=True, slots=True)
 class _BlockStatement:
-    """What Propose, Prepare and Commit have in common: they name one block in one view."""
+    """The fields of Propose, Prepare and Commit: one block in one view."""
 
     voters: Digest  # hash of the voter set that decides this height
     height: Count
@@ -66,7 +66,7 @@ class _BlockStatement:
 
 @dataclass(frozen=True, slots=True)
 class Propose(_BlockStatement):
-    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `ProposeEnvelope`."""
+    """The block of a view, proposed by its leader. The block's header and compact body are in the `ProposeEnvelope`."""
 
     TAG: ClassVar[str] = "propose"
 
@@ -83,7 +83,7 @@ class Commit(_BlockStatement):
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """I give up on `view`; the highest prepare certificate I hold is for (`high_view`, `high_block`)."""
+    """The signer gives up `view`. Its highest prepare certificate is for `high_block` in `high_view`."""
 
     TAG: ClassVar[str] = "timeout"
     voters: Digest
@@ -95,7 +95,7 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """`q` voters signed the same `vote`: the encoded Prepare or Commit, as it was signed."""
+    """Signatures of `q` or more voters on one vote: the encoded Prepare or Commit, as they signed it."""
 
     vote: Annotated[bytes, Length(1, 256)]
     signatures: Annotated[dict[Key, SignatureBytes], Length(1, VOTERS_MAX)]
@@ -103,7 +103,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutCertificate:
-    """`q` signed Timeouts of one (height, view) and the highest prepare certificate any of them names."""
+    """Signed Timeouts of `q` or more voters for one (height, view), and a prepare certificate that covers all of them."""
 
     timeouts: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     high: Certificate | None
@@ -114,7 +114,7 @@ class TimeoutCertificate:
 
 @dataclass(frozen=True, slots=True)
 class ProposeEnvelope:
-    """`short` is the body with whatever others should hold already named by digest; who lacks a part asks with `GetBlock`."""
+    """A leader's proposal. `compact_body` has digests in place of messages that others should hold. `GetBlock` gets all bytes."""
 
     TAG: ClassVar[str] = "propose-envelope"
     propose: Signed
@@ -147,7 +147,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare certificate on its own: lets a peer that lags behind in views catch up."""
+    """A prepare certificate, which takes a voter in an earlier view to the certificate's view."""
 
     TAG: ClassVar[str] = "prepared"
     certificate: Certificate
@@ -155,7 +155,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ViewEnded:
-    """A timeout certificate on its own: takes a peer that missed some of its timeouts to the next view."""
+    """A timeout certificate, which takes a voter that missed some of the timeouts to the next view."""
 
     TAG: ClassVar[str] = "view-ended"
     certificate: TimeoutCertificate
@@ -163,7 +163,7 @@ class ViewEnded:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where I am: the next height I want decided, and the view in it. Never trusted, only answered."""
+    """The next height that the sender wants decided, and its view there. Receivers answer it, but never trust it."""
 
     TAG: ClassVar[str] = "status"
     height: Count
@@ -179,7 +179,7 @@ class GetDecisions:
 
 @dataclass(frozen=True, slots=True)
 class GetBlock:
-    """The bytes of an undecided block that a certificate names."""
+    """Request for the bytes of a block that a certificate or a proposal names."""
 
     TAG: ClassVar[str] = "get-block"
     height: Count
@@ -195,14 +195,14 @@ class BlockBytes:
 
 @dataclass(frozen=True, slots=True)
 class GetRememberedStatements:
-    """What have you last heard me sign? Asked at start, before anything is signed: a rolled-back disk does not show by itself."""
+    """Request for the sender's own latest statements, before it signs anything: its disk may have been rolled back."""
 
     TAG: ClassVar[str] = "get-remembered-statements"
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedStatements:
-    """My next height, and what I hold of the asker's signed messages for it, the two heights before and the open rounds."""
+    """The sender's next height, and the receiver's statements for that height, the two heights before it, and open rounds."""
 
     TAG: ClassVar[str] = "remembered-statements"
     height: Count
@@ -214,15 +214,15 @@ class RememberedStatements:
 
 @dataclass(frozen=True, slots=True)
 class LossCommitment:
-    """The loss of a trainer's last inner step, hidden until reports of auditors are in (`ledger.audits.loss_commitments`)."""
+    """The loss of a trainer's last local step, hidden until the auditors have reported (`ledger.audits.loss_commitments`)."""
 
-    digest: Digest  # of a secret and the loss
-    key: Key  # X25519, of the same secret: auditors seal for it
+    digest: Digest  # SHA-256 over a secret and the loss
+    key: Key  # X25519 key from the same secret, for which auditors encrypt their losses
 
 
 @dataclass(frozen=True, slots=True)
 class _RoundMessage:
-    """What all messages of a round begin with."""
+    """The first fields of all messages of a round."""
 
     job: Digest
     round: Count
@@ -230,18 +230,18 @@ class _RoundMessage:
 
 @dataclass(frozen=True, slots=True)
 class Proposal(_RoundMessage):
-    """A trainer's claim: `payload` is my update for this round, computed on this model root."""
+    """A trainer's claim that `payload` is its update for this round, computed on the model with this root."""
 
     TAG: ClassVar[str] = "proposal"
     model_root: Digest
     payload: Digest
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
-    buffer: Digest | None  # of the levels of m = decay·e + Δ; None where the job carries nothing from round to round
-    feedback: Digest | None  # the `buffer` of my last accepted proposal, from which e comes; None: e is zero
-    inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
-    inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
-    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
-    loss: LossCommitment | None = None  # where audits are sampled and the job needs a worker
+    buffer: Digest | None  # digest of the levels of m = decay·e + Δ; None: the job carries nothing from round to round
+    feedback: Digest | None  # `buffer` of the trainer's last accepted proposal, from which e comes; None: e is zero
+    inner: Digest | None = None  # the inner optimizer's state after the last step, if the job keeps it
+    inner_from: Digest | None = None  # `inner` of its last accepted proposal, from which the first step goes on; None: fresh
+    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoded record of the objective, if any
+    loss: LossCommitment | None = None  # if audits are sampled and the job needs a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,21 +253,21 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Ballot(_RoundMessage):
-    """A voter's one statement on a round: its verdict on every proposal it saw."""
+    """A voter's only statement on a round: its verdicts on the proposals that it has received."""
 
     TAG: ClassVar[str] = "ballot"
     model_root: Digest
     judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, each once
-    reveal: AuditNonce | None = None  # what my ballot of an earlier round committed to; where audits are sampled, as the next
-    commitment: Digest | None = None  # SHA-256 of the nonce of this round, which my next decided ballot of the job reveals
+    reveal: AuditNonce | None = None  # the nonce of an earlier ballot's commitment; if audits are sampled, as the next
+    commitment: Digest | None = None  # SHA-256 of this round's nonce, which the voter's next decided ballot reveals
 
 
 @dataclass(frozen=True, slots=True)
 class Vouch(_RoundMessage):
-    """I have re-executed these proposals: a voter's verdicts, one on each trainer in a round.
+    """A voter's verdicts after its re-execution of these proposals.
 
-    A voter may sign several in a round, of different trainers. UNJUDGED says that the voter is unsure: the update is between one
-    and two tolerances off, or something did not arrive.
+    A voter may sign several vouches in a round, for different trainers. UNJUDGED means that the voter is unsure: the update
+    differs by one to two tolerances, or data did not arrive.
     """
 
     TAG: ClassVar[str] = "vouch"
@@ -276,26 +276,26 @@ class Vouch(_RoundMessage):
 
 @dataclass(frozen=True, slots=True)
 class CutOff(_RoundMessage):
-    """Close the round without waiting longer: these are the ballots I hold (SHA-256 of their signed bodies)."""
+    """A voter's request to close the round without more ballots. It names the ballots that the voter holds."""
 
     TAG: ClassVar[str] = "cut-off"
-    ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]
+    ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]  # SHA-256 of their signed bodies
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Anything a member asks the network to decide. `kind` names the ledger module's transaction type."""
+    """A member's request to change the ledger. `kind` names the transaction type of a ledger module."""
 
     TAG: ClassVar[str] = "transaction"
     nonce: Count  # the author's previous nonce plus one
-    expires: Count  # the last height at which it may be decided
+    expires: Count  # last height at which it may be decided
     kind: Name
     content: Annotated[bytes, Length(0, TRANSACTION_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class InclusionList:
-    """By a voter that has applied `height`: these transactions waited here through a whole block, and could still be decided."""
+    """The transactions that waited in a voter's mempool through a whole block and can still be decided after `height`."""
 
     TAG: ClassVar[str] = "inclusion-list"
     height: Count
@@ -307,7 +307,7 @@ class InclusionList:
 
 @dataclass(frozen=True, slots=True)
 class GossipEnvelope:
-    """A signed Proposal, Ballot, Vouch, CutOff, Transaction or InclusionList, from its author or passed on by anybody."""
+    """A signed Proposal, Ballot, Vouch, CutOff, Transaction or InclusionList. Any peer may pass it on."""
 
     TAG: ClassVar[str] = "gossip-envelope"
     signed: Signed
@@ -315,70 +315,70 @@ class GossipEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class GetRound(_RoundMessage):
-    """Send me the proposals, ballots, vouches and cut-offs that you hold for this round."""
+    """Request for the receiver's proposals, ballots, vouches and cut-offs of a round."""
 
     TAG: ClassVar[str] = "get-round"
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceMessage:
-    """Two messages of one signer that no honest peer signs both; passed on until a block carries them."""
+    """Two signed messages that exclude each other. Peers pass them on until a block has them."""
 
     TAG: ClassVar[str] = "evidence"
     first: Signed
     second: Signed
 
 
-# Snapshots: how a newcomer, or a peer that was away for long, gets the certified state -------------------------------
+# Snapshots: the certified state for a peer that is new or was away for long ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LightBlock:
-    """A decided header with its commits; a chain of them leads from one voter set to the next."""
+    """A decided header with its commit certificate. A chain of light blocks leads from one voter set to the next."""
 
     header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
     certificate: Certificate
-    next_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]  # ascending; empty: the same as of this height
+    next_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]  # ascending; empty: the voters do not change
 
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshot:
-    """I know who decides the height after `known`. Offer me the state after `wanted`, or after a later height."""
+    """Request for the state after `wanted` or a later height. The sender knows the voters of the height after `known`."""
 
     TAG: ClassVar[str] = "get-snapshot"
     known: Count
-    anchor: Count  # I trust one block at this height: the proof must show its header; 0: none
+    anchor: Count  # height of the sender's trusted block, whose header the proof must show; 0: none
     wanted: Count
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer:
-    """The state after `height`, proven: every change of the voter set since `known`, then the headers of `height` − 1 to + 1."""
+    """Proof of the state after `height`: each change of the voters since `known`, then the headers of `height` − 1 to + 1."""
 
     TAG: ClassVar[str] = "snapshot-offer"
     height: Count
     light_blocks: Annotated[tuple[LightBlock, ...], Length(1, LIGHT_BLOCKS_MAX)]  # ascending
-    # Digests of the modules under the state root; empty: the proof goes on after the last of these links.
+    # Digests of the modules under the state root; empty: the proof continues after the last of these light blocks.
     modules: Annotated[dict[Name, Digest], Length(0, 64)]
 
 
 @dataclass(frozen=True, slots=True)
 class NoSnapshot:
-    """I do not hold the state after `height` (any more); 0: nor any other that you could use."""
+    """The sender does not hold the state after `height`; 0: nor any other state that the receiver can use."""
 
     TAG: ClassVar[str] = "no-snapshot"
     height: Count
 
 
 class SnapshotContent(enum.StrEnum):
-    """What a part of a snapshot is of. All but model and headers are cut into pieces of SNAPSHOT_PART_BYTES_MAX."""
+    """The kinds of parts of a snapshot. All but models and headers are cut into parts of SNAPSHOT_PART_BYTES_MAX."""
 
-    BLOCK = "block"  # name: its digest
-    HEADERS = "headers"  # index: height of the first; goes down from there
-    MODULE = "module"  # name: the ledger module's
-    ROWS = "rows"  # name: the table's and the bits of a range of it, as `ledger.tables` says
-    MANIFEST = "manifest"  # name: the job; what the parts of its model are checked with
-    MODEL = "model"  # name: the job
+    BLOCK = "block"  # name: digest of the block
+    HEADERS = "headers"  # index: height of the first header; the others follow downwards
+    MODULE = "module"  # name: name of the ledger module
+    ROWS = "rows"  # name: name of the table and the bits of a range, see `ledger.tables`
+    MANIFEST = "manifest"  # name: job id; hashes of the parts of its model
+    MODEL = "model"  # name: job id
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class SnapshotPart(_SnapshotPlace):
 
 @dataclass(frozen=True, slots=True)
 class _BlobMessage:
-    """What all messages about one blob begin with."""
+    """The first field of all messages about a blob."""
 
     digest: Digest
 
@@ -431,40 +431,40 @@ class NoBlob(_BlobMessage):
 
 @dataclass(frozen=True, slots=True)
 class BlobElsewhere(_BlobMessage):
-    """The answer to GetBlob of a peer that serves enough others, or is only getting the blob: these have it or are getting it."""
+    """Answer to GetBlob of a peer that is busy or still fetches the blob. `holders` have the blob or fetch it."""
 
     TAG: ClassVar[str] = "blob-elsewhere"
-    held: bool  # I have it, too
+    held: bool  # the sender has it, too
     holders: Annotated[tuple[Key, ...], Length(0, BLOB_HOLDERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class HasBlob(_BlobMessage):
-    """I have this blob now: to those I asked for it, and to those that I told to wait, whose turn it is."""
+    """The sender has this blob now. It goes to peers that it had asked, and to a waiting peer whose turn has come."""
 
     TAG: ClassVar[str] = "has-blob"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """Where the signer is reached, for peers of one scope. Of one signer and scope the highest sequence holds."""
+    """Addresses of the signer for peers in one scope. For each signer and scope, the highest sequence is valid."""
 
     TAG: ClassVar[str] = "peer-record"
     sequence: Count
     scope: AddressScope
-    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # all of them of this scope
-    relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; in the public record alone
+    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # all in this scope
+    relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; only in the public record
 
 
 @dataclass(frozen=True, slots=True)
 class AgedPeerRecord:
-    record: Signed  # a PeerRecord
-    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # since it was new, as the sender has heard
+    record: Signed  # of a PeerRecord
+    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # since it was new, as far as the sender knows
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRecords:
-    """Signed by anybody, passed on by anybody."""
+    """Peer records of any signers. Any peer may pass them on."""
 
     TAG: ClassVar[str] = "peer-records"
     known: Annotated[tuple[AgedPeerRecord, ...], Length(1, PEER_RECORDS_MAX)]
@@ -472,14 +472,14 @@ class PeerRecords:
 
 @dataclass(frozen=True, slots=True)
 class GetPeerRecords:
-    """Send me all that you know."""
+    """Request for all peer records of the receiver."""
 
     TAG: ClassVar[str] = "get-peer-records"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedAddress:
-    """The address at which I see you on this link."""
+    """The receiver's address, as the sender sees it on this link."""
 
     TAG: ClassVar[str] = "observed-address"
     address: Address
@@ -487,7 +487,7 @@ class ObservedAddress:
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """Please dial me: at the host at which you see me on this link, and this port."""
+    """Request to dial the sender, at its host on this link and this port."""
 
     TAG: ClassVar[str] = "dial-back"
     port: Port
@@ -495,7 +495,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class DialBackFailed:
-    """I dialed you at this port, as you asked, and did not reach you."""
+    """The sender dialed the receiver at this port, as requested, and failed."""
 
     TAG: ClassVar[str] = "dial-back-failed"
     port: Port
@@ -509,7 +509,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to the Ping of that number, at once."""
+    """The immediate answer to the Ping with this number."""
 
     TAG: ClassVar[str] = "pong"
     number: Count
@@ -517,7 +517,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class LivenessReport:
-    """Which of these voters I hear. They ascend by key; the first one is the lowest bit of the first byte. For people alone."""
+    """The voters that the sender hears, for people only: a bit for each voter, by ascending key from the lowest bit of byte 0."""
 
     TAG: ClassVar[str] = "liveness-report"
     voters: Digest  # hash of the voter set
@@ -526,31 +526,31 @@ class LivenessReport:
 
 @dataclass(frozen=True, slots=True)
 class LinkClosing:
-    """The last message on a link: why its sender ends it. Nothing follows."""
+    """The last message on a link, with the sender's reason to close it."""
 
     TAG: ClassVar[str] = "link-closing"
-    # Lower-case letters, digits and hyphens. Other characters are not shown.
+    # Lower-case letters, digits and hyphens. Pages do not show other characters.
     reason: Annotated[str, Length(1, CLOSE_REASON_CHARACTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class GuestInvitation:
-    """I am no member yet, and hold this invitation."""
+    """The invitation of a sender that is not a member yet."""
 
     TAG: ClassVar[str] = "guest-invitation"
     invitation: Signed
-    token_signature: SignatureBytes  # by the invitation's token, over what `member/admit` has, so that it names me
+    token_signature: SignatureBytes  # by the invitation's token, over the content of `member/admit`, which names the guest
 
 
 # Links: circuits through a third peer ---------------------------------------------------------------------------------
 
-CircuitId = Annotated[bytes, Length(16, 16)]  # drawn by whoever opens the circuit; the same on both links of the relay
-CircuitPriority = Annotated[int, Between(0, 2)]  # the priority of what is inside
+CircuitId = Annotated[bytes, Length(16, 16)]  # drawn by the peer that opens the circuit; the same on both links of the relay
+CircuitPriority = Annotated[int, Between(0, 2)]  # priority of the messages inside
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveRelay:
-    """Let others reach me through you, or no longer."""
+    """Request that others can reach the sender through the receiver, or its end (`wanted` is False)."""
 
     TAG: ClassVar[str] = "reserve-relay"
     wanted: bool
@@ -558,7 +558,7 @@ class ReserveRelay:
 
 @dataclass(frozen=True, slots=True)
 class RelayReservations:
-    """I forward to these peers, which have reserved it here. All of them; sent when a link is made and when they change."""
+    """All peers with a reservation at the sender, a relay. It is sent on each new link, and after each change."""
 
     TAG: ClassVar[str] = "relay-reservations"
     peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # ascending
@@ -566,14 +566,14 @@ class RelayReservations:
 
 @dataclass(frozen=True, slots=True)
 class _CircuitMessage:
-    """What all messages about one circuit begin with."""
+    """The first field of all messages about a circuit."""
 
     circuit: CircuitId
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCircuit(_CircuitMessage):
-    """To a relay: I want to speak to `peer`."""
+    """Request to a relay for a circuit to `peer`."""
 
     TAG: ClassVar[str] = "open-circuit"
     peer: Key
@@ -581,7 +581,7 @@ class OpenCircuit(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class IncomingCircuit(_CircuitMessage):
-    """From a relay: `peer` wants to speak to you."""
+    """Notice from a relay that `peer` opens a circuit to the receiver."""
 
     TAG: ClassVar[str] = "incoming-circuit"
     peer: Key
@@ -589,7 +589,7 @@ class IncomingCircuit(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class CircuitData(_CircuitMessage):
-    """One record of the session that the two ends have: handshake bytes, then ciphertext of messages of one priority."""
+    """A record of the session between both ends: handshake bytes, then ciphertext of messages of one priority."""
 
     TAG: ClassVar[str] = "circuit-data"
     priority: CircuitPriority
@@ -598,7 +598,7 @@ class CircuitData(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class CircuitCredit(_CircuitMessage):
-    """I have passed on, or read, so much of what you sent in this lane; you may send as much again."""
+    """Credit for more bytes in a lane: the sender has read or forwarded as many."""
 
     TAG: ClassVar[str] = "circuit-credit"
     priority: CircuitPriority
@@ -613,7 +613,7 @@ class CloseCircuit(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class CircuitMigrated:
-    """Inside a circuit whose ends now have a direct link: nothing follows in this lane, or (`read`) all were read so far."""
+    """Notice inside a circuit whose ends now have a direct link: the lane ends here, or (`read`) it was read to its end."""
 
     TAG: ClassVar[str] = "circuit-migrated"
     read: bool
@@ -621,7 +621,7 @@ class CircuitMigrated:
 
 @dataclass(frozen=True, slots=True)
 class CircuitDeliveryReport:
-    """Inside a circuit: so many bytes of your messages have arrived here since it began, by lane."""
+    """Bytes of the receiver's messages that have arrived at the sender since the circuit began, by lane."""
 
     TAG: ClassVar[str] = "circuit-delivery-report"
     votes: Count

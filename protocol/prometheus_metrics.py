@@ -1,4 +1,4 @@
-"""Health and metrics of a peer, from what it says of itself: whoever serves them, they are made here."""
+"""Health and metrics of a peer, made from its own status and statistics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PREFIX = "folkmoot_"
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    name: str  # without the prefix; what only grows ends with `_total`
+    name: str  # without the prefix; counters end with `_total`
     help_text: str
-    values: Mapping[str, float]  # by `format_labels`, such as `status="200"`; without any: by the empty text
+    values: Mapping[str, float]  # by labels from `format_labels`, such as `status="200"`; "": no labels
 
 
 def why_unhealthy(status: StatusView) -> str:
-    """Why this peer does not take part as it should; empty if it does."""
+    """Return why this peer is not healthy, or an empty text. A peer is healthy if it works, or is only suspended."""
     if status.state in (PeerState.WORKING, PeerState.SUSPENDED):
         return ""
     behind = "" if status.heights_behind is None else f"{status.heights_behind} heights behind"
@@ -63,7 +63,7 @@ def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]
 
 
 def link_metrics(peers: Iterable[PeerView]) -> tuple[PrometheusMetric, ...]:
-    """What was measured on each link; a link of which something was not measured is left out there."""
+    """Return the measurements of each link. A metric leaves out the links on which it was not measured."""
     links = {format_labels(peer=peer.peer, name=peer.name): peer.link for peer in peers if peer.link}
 
     def each(name: str, about: str, value: Callable[[LinkView], float | None]) -> PrometheusMetric:
@@ -82,13 +82,13 @@ def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def format_labels(**named: str) -> str:
-    """As they stand between braces, escaped as the text format wants it."""
+    """Format labels as between the braces of Prometheus' text format, with its escapes."""
     escaped = ((name, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, text in named.items())
     return ",".join(f'{name}="{text}"' for name, text in escaped)
 
 
 def format_exposition(metrics: Iterable[PrometheusMetric]) -> str:
-    """In Prometheus' text format."""
+    """Format metrics in Prometheus' text format."""
     lines = []
     for metric in metrics:
         kind = "counter" if metric.name.endswith("_total") else "gauge"

@@ -1,4 +1,4 @@
-"""How a text is made of a model: the options that people know from other programs, and their bounds."""
+"""Options of text generation, named as in other programs, and their bounds."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Annotated, Final
 from protocol.codec import Between, Count, Length
 from protocol.errors import UserError
 
-TOKENS_MAX: Final = 4_096  # of one text
+TOKENS_MAX: Final = 4_096  # per text
 TOP_K_MAX: Final = 1 << 16  # no vocabulary is larger
 STOPS_MAX: Final = 8
 STOP_CHARACTERS_MAX: Final = 256
-BEAMS_MAX: Final = 16  # each has keys and values of its own
-TURNS_MAX: Final = 64  # of a chat that go along with the next one
+BEAMS_MAX: Final = 16  # each beam has its own keys and values in memory
+TURNS_MAX: Final = 64  # earlier turns of a chat that a request may carry
 
-WITHHELD_TEXT: Final = "withheld: it holds a word of the list that the job names"  # in the place of a text
+WITHHELD_TEXT: Final = "withheld: it holds a word of the list that the job names"  # replaces a withheld text
 
 Stop = Annotated[str, Length(1, STOP_CHARACTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """The temperature comes first, then top-k, then the nucleus of top-p (Holtzman et al. 2020, arXiv:1904.09751)."""
+    """Options of one text. Applied in this order: temperature, top-k, top-p (nucleus; Holtzman et al. 2020, arXiv:1904.09751)."""
 
     max_tokens: Annotated[int, Between(1, TOKENS_MAX)] = 200
-    temperature: float = 0.8  # 0: always the likeliest token
-    top_k: Annotated[int, Between(0, TOP_K_MAX)] = 0  # so many of the likeliest tokens; 0: all
-    top_p: float = 1.0  # the fewest of the likeliest tokens that have this probability together; 1: all
-    stop: Annotated[tuple[Stop, ...], Length(0, STOPS_MAX)] = ()  # the first of them ends the text, and is no part of it
-    seed: Count = 0  # the same one, on the same machine, gives the same text
-    beams: Annotated[int, Between(0, BEAMS_MAX)] = 0  # of a beam search, which draws nothing; 0: there is none
+    temperature: float = 0.8  # 0: always the most likely token
+    top_k: Annotated[int, Between(0, TOP_K_MAX)] = 0  # number of the most likely tokens to draw from; 0: all
+    top_p: float = 1.0  # draw from the fewest tokens that reach this probability together; 1: all
+    stop: Annotated[tuple[Stop, ...], Length(0, STOPS_MAX)] = ()  # the first of them ends the text, which does not include it
+    seed: Count = 0  # on the same machine, the same seed gives the same text
+    beams: Annotated[int, Between(0, BEAMS_MAX)] = 0  # beams of a beam search, which draws nothing; 0: no beam search
 
     def validated(self) -> SamplingOptions:
-        """Raises `UserError` with the first value that is none."""
+        """Return the options. Raises `UserError` for the first invalid value."""
         if not self.temperature >= 0:
             raise UserError(f"temperature {self.temperature:g} is less than 0, which takes the likeliest token")
         if not 0 < self.top_p <= 1:

@@ -1,18 +1,18 @@
-"""Numbers as people read them."""
+"""Formats of numbers for people."""
 
 from __future__ import annotations
 
 
 def format_bytes(count: int) -> str:
-    """In the unit that leaves few digits."""
+    """Format a size in GiB, or in MiB if it is less than 1 GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{-(-count >> 20)} MiB"
 
 
 def display_round_number(index: int) -> int:
-    """The number of a round for people, from 1. The protocol, the API and `--json` count from 0."""
+    """Return a round's number for people, from 1. The protocol, the API and `--json` count from 0."""
     return index + 1
 
 
 def format_round_progress(index: int, rounds: int) -> str:
-    """How far a job is, by its open round, or the last one if it is over."""
+    """Format a job's progress: its open round, or its last one if the job is over."""
     return f"{min(display_round_number(index), rounds)} of {rounds}"

@@ -1,7 +1,7 @@
-"""Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing it later found.
+"""Verdicts and findings: a voter's judgement of one trainer's proposal, and the result of an audit of it.
 
-Codes below OBJECTIVE_CODES_FIRST mean the same in every job. The others belong to the job's objective, which names them: see
-`verdict_label`.
+Codes below OBJECTIVE_CODES_FIRST mean the same in every job. The others belong to the job's objective, which names them (see
+`verdict_label`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import enum
 from collections.abc import Sequence
 
 OBJECTIVE_CODES_FIRST = 16  # the first code that belongs to the objective
-OBJECTIVE_CODES_MAX = 8  # reasons of its own that an objective may name
+OBJECTIVE_CODES_MAX = 8  # reasons that an objective may add
 
 
 class Verdict(enum.IntEnum):
     ACCEPT = 0
-    UNJUDGED = 1  # the voter could not judge in time: payload or buffer not there, worker busy or gone
-    MALFORMED = 2  # the payload is not the canonical encoding of any update for this job, round and trainer
+    UNJUDGED = 1  # the voter could not judge in time: a payload or buffer was missing, or its worker was busy or stopped
+    MALFORMED = 2  # the payload is not the canonical encoding of an update for this job, round and trainer
     STALE = 3  # computed on another model root, or for another round
     NORM = 4  # the update's norm is beyond the limit in the replicated state
-    COMMITMENT = 5  # the error-feedback chain does not continue what was decided before
+    COMMITMENT = 5  # the error feedback does not continue from the last accepted proposal
     REPLAY = 6  # re-execution gave another update
     EQUIVOCATION = 7  # the trainer signed two different proposals for this round
     OWN_0 = OBJECTIVE_CODES_FIRST
@@ -37,8 +37,8 @@ class Verdict(enum.IntEnum):
 
 
 INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # why a trainer is suspended before votes
-ABSENT = "absent"  # no verdict: no ballot named a proposal of that trainer
-DIVERGING = "diverging"  # NORM, if more trainers of the round have it than may lie: then honest work is too large
+ABSENT = "absent"  # not a verdict: no ballot named a proposal of that trainer
+DIVERGING = "diverging"  # NORM of more trainers in a round than can lie: honest updates are too large
 VERDICT_MEANINGS = {  # for people, by label
     "unjudged": "too few could judge it in time",
     "malformed": "not the encoding of any update",
@@ -53,10 +53,10 @@ VERDICT_MEANINGS = {  # for people, by label
 
 
 class ReplayFinding(enum.IntEnum):
-    MATCH = 0  # re-executing it gives the same update
-    MISMATCH = 1  # re-executing it gives another update
-    MALFORMED = 2  # its declaration, or a blob that this names, is none of this job's
-    WITHHELD = 3  # what the proposal commits to could not be got: a claim, for others may have got it
+    MATCH = 0  # re-execution gives the same update
+    MISMATCH = 1  # re-execution gives another update
+    MALFORMED = 2  # its declaration, or a blob that this names, is not valid in this job
+    WITHHELD = 3  # data that the proposal commits to did not arrive: a claim, since others may have received it
     OWN_0 = OBJECTIVE_CODES_FIRST
     OWN_1 = OBJECTIVE_CODES_FIRST + 1
     OWN_2 = OBJECTIVE_CODES_FIRST + 2
@@ -72,19 +72,19 @@ class ReplayFinding(enum.IntEnum):
 
 
 def verdict_label(code: Verdict | ReplayFinding, own: Sequence[str]) -> str:
-    """For people. `own` are the labels that the job's objective gives to the codes from OBJECTIVE_CODES_FIRST on."""
+    """Return a code's label for people. `own` are the objective's labels of the codes from OBJECTIVE_CODES_FIRST on."""
     number = code - OBJECTIVE_CODES_FIRST
     return own[number] if 0 <= number < len(own) else code.label
 
 
 def verdict_label_by_name(name: str, own: Sequence[str]) -> str:
-    """For people: as `verdict_label`, of a code by its name."""
+    """Return the `verdict_label` of a code that is given by its name."""
     code = Verdict.__members__.get(name.upper())
     return name if code is None else verdict_label(code, own)
 
 
 def find_verdict_by_label(text: str, own: Sequence[str]) -> Verdict | None:
-    """The verdict that `verdict_label` or `DIVERGING` calls so. None: none, as for a trainer that was absent."""
+    """Return the verdict whose `verdict_label` is `text`, or NORM for `DIVERGING`. None: no verdict, as for an absent trainer."""
     return (
         Verdict.NORM if text == DIVERGING else next((verdict for verdict in Verdict if verdict_label(verdict, own) == text), None)
     )

@@ -1,1 +1,1 @@
-"""Ballots and vouches on a round's proposals: when they are enough, and what its closing must hold."""
+"""Rounds without I/O: the ballots and vouches on a round's proposals, its timeouts, and the certificate that closes it."""

@@ -1,7 +1,7 @@
-"""One round of a job: the trainers that are awaited, the time when a voter speaks, and the outcome of the ballots.
+"""One round of a job: the awaited trainers, the times of a voter's statements, and the result of the ballots.
 
-Sans-IO: proposals, verdicts, vouches, ballots and the time come in. Our own vouches, at most one ballot and one cut-off go out.
-The vote gives agreement, not truth: nothing here looks into a payload.
+This module does no I/O. Its inputs are proposals, verdicts, vouches, ballots and the time. Its outputs are our own vouches, and
+at most one ballot and one cut-off. The vote gives agreement, not truth: no code here reads a payload.
 
 Timers count from the application of the opening block:
 proposals T1 < re-executors' ballots T2 < other voters' ballots T3 < cut-off T4.
@@ -25,28 +25,28 @@ from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from rounds.round_terms import RoundTerms, signed_body_digest
 from rounds.vouch_set import VouchSet, VouchState, check_judgements, check_vouch
 
-PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
-PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
-MINORITY_FACTOR = 6.0  # where most are missing: twice the stragglers' patience, by the upper quartile of the rounds before
-MINORITY_SECONDS_MIN = 10.0  # it is rather the network, or this machine, that stopped for a moment
-VOUCH_SECONDS_MIN = 1.0  # shortest usual time of a vouch: an idle machine needs none for a small model, a busy one does
-VOUCH_FACTOR = 2.0  # later than that many times the usual time other re-executors begin
-WITHHELD_TIMEOUT_SHARE = 0.25  # of T2 − T1, which grows with patience: so long a re-executor waits for what the trainer shows
+PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps, or a starting Python, must not lose a round
+PROPOSALS_FACTOR = 3.0  # times the delay of the majority of the awaited trainers, for stragglers
+MINORITY_FACTOR = 6.0  # if most are missing: twice the factor of stragglers, on the upper quartile of former rounds
+MINORITY_SECONDS_MIN = 10.0  # if most are missing: the network or this machine probably stopped for a moment
+VOUCH_SECONDS_MIN = 1.0  # least usual time of a vouch: for a small model, an idle machine needs almost none, but a busy one does
+VOUCH_FACTOR = 2.0  # times the usual time, after which more re-executors are called
+WITHHELD_TIMEOUT_SHARE = 0.25  # of T2 − T1, which patience lengthens: a re-executor's wait for the trainer's buffers
 LIGHT_VOTER_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
 CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimeouts:
-    """Seconds; what a peer measured and the job allows. They may differ between peers: votes may be fuzzy, their sum is exact."""
+    """Timeouts in seconds, from this peer's measurements and the job's limits. Peers may differ: only their own votes change."""
 
-    proposals_max_seconds: float  # T1 at most
-    replay_seconds: float  # T2 − T1: re-executing every trainer's proposal
-    # By then a majority of the awaited was here in the last rounds; 0: not measured by this peer, None: by nobody yet.
+    proposals_max_seconds: float  # longest T1
+    replay_seconds: float  # T2 − T1: re-execution of all proposals
+    # Delay of a majority of the awaited trainers in the last rounds; 0: this peer has not measured it; None: no peer has.
     proposals_usual_seconds: float | None = None
-    usual_trainers: frozenset[bytes] = frozenset()  # that were awaited in them
-    returning: frozenset[bytes] = frozenset()  # not awaited by the ledger, but alive: T1 is for them too, this time
-    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # what vouches took in the last rounds, from the delivery of a proposal on
+    usual_trainers: frozenset[bytes] = frozenset()  # trainers that were awaited in those rounds
+    returning: frozenset[bytes] = frozenset()  # trainers that the ledger does not await, but that are alive: T1 is for them, too
+    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # from delivery to vouch in the last rounds
 
     def __post_init__(self) -> None:
         assert self.proposals_max_seconds > 0
@@ -55,36 +55,36 @@ class RoundTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class RoundCertificate:
-    """A block carries this to close a round. `proposals` are exactly the accepted ones. All arrays ascend by signer."""
+    """The messages that close a round in a block. `proposals` are exactly the accepted ones. All arrays ascend by signer."""
 
     job: Digest
     round: Count
     ballots: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     cut_offs: Annotated[tuple[Signed, ...], Length(0, VOTERS_MAX)]
     proposals: Annotated[tuple[Signed, ...], Length(0, TRAINERS_MAX)]
-    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]  # ascending by signer and body: of one signer several
+    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]  # by signer and body: a signer may have several
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What the ballots of one closed round decided, a pure function of them."""
+    """The result of a closed round, a pure function of its ballots and vouches."""
 
-    # Trainer -> proposal digest. Of several keys of one member with q accepts the last one; the others are nowhere here.
+    # Trainer -> proposal digest. If several keys of one member have q accepts, only the last key is in this result.
     accepted: dict[bytes, bytes]
-    rejected: dict[bytes, Verdict]  # trainer -> the reason that most give, UNJUDGED if no more than f give the same
-    absent: frozenset[bytes]  # trainers that no more than f ballots of the block name
-    unjudged: frozenset[bytes]  # trainers that more than f ballots could not judge
-    vouchers: dict[bytes, tuple[bytes, ...]]  # accepted trainer -> the voters that vouch for its proposal in the block
-    wrong_vouchers: frozenset[bytes]  # voters whose vouch says the opposite of what was decided
-    # voters that were called for an accepted proposal, without a vouch of theirs in the block
+    rejected: dict[bytes, Verdict]  # trainer -> the most frequent reason; UNJUDGED if no reason has f + 1 ballots
+    absent: frozenset[bytes]  # trainers that at most f ballots of the block name
+    unjudged: frozenset[bytes]  # trainers that f + 1 ballots could not judge
+    vouchers: dict[bytes, tuple[bytes, ...]]  # accepted trainer -> voters that vouch for its proposal in the block
+    wrong_vouchers: frozenset[bytes]  # voters whose vouch contradicts the decision
+    # voters that were called for an accepted proposal and have no vouch in the block
     silent_reexecutors: frozenset[bytes]
-    # trainers whose update re-execution found false (`VouchSet.trainers_with_invalid_updates`)
+    # trainers whose update was false by re-execution (`VouchSet.trainers_with_invalid_updates`)
     trainers_with_invalid_updates: frozenset[bytes] = frozenset()
-    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if these are more than may lie
-    refuses_honest: bool = False  # nothing is accepted, and more trainers are rejected than may lie, `UNJUDGED` not counted
+    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if these are more than can lie
+    refuses_honest: bool = False  # nothing is accepted, and more trainers are rejected (not UNJUDGED) than can lie
 
     def rejection_reason(self, trainer: bytes, own: Sequence[str] = ()) -> str:
-        """The name of a rejected trainer's verdict, with `own` as for `verdict_label`; or DIVERGING."""
+        """Return the label of a rejected trainer's verdict, with `own` as for `verdict_label`, or DIVERGING."""
         return DIVERGING if trainer in self.diverging else verdict_label(self.rejected[trainer], own)
 
 
@@ -100,9 +100,9 @@ def tally_ballots(ballots: Iterable[Ballot]) -> VerdictCounts:
 
 
 def is_round_settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: VouchSet) -> bool:
-    """No further message could change what is accepted.
+    """Return whether no further message can change the accepted proposals.
 
-    Every named proposal has q accepts and its vouches, or n−q+1 ballots without accept.
+    Then every named proposal has q accepts and its vouches, or n − q + 1 ballots that do not accept it.
     """
     without_accept_min = len(terms.voters) - terms.quorum + 1
     return all(
@@ -113,7 +113,7 @@ def is_round_settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches
 
 
 def _sure(terms: RoundTerms, votes: VerdictCounts, vouches: VouchSet) -> dict[bytes, bytes]:
-    """By trainer: the proposal that has q accepts and its vouches. That of a later key of the same member may take its place."""
+    """Return, by trainer, the proposals with q accepts and their vouches. Those of a member's later keys may replace some."""
     return {
         trainer: digest
         for (trainer, digest), verdicts in votes.items()
@@ -129,7 +129,7 @@ def compute_round_result(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vou
     for (trainer, _), verdicts in votes.items():
         if trainer not in enough:
             reasons.setdefault(trainer, Counter()).update(verdicts)
-    # A proposal that at most f ballots name may be invented by liars: such a trainer counts as absent.
+    # A trainer counts as absent if at most f ballots name its proposal, since liars may have invented that.
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
     rejected = {trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())}
@@ -150,7 +150,7 @@ def compute_round_result(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vou
 
 
 def _later_keys(terms: RoundTerms, trainer: bytes) -> set[bytes]:
-    """The keys with which the same member trained in this round after this one. A member has one update in a round."""
+    """Return the member's later keys in this round, after rotations. Only one update of a member is accepted in a round."""
     successors, found, key = dict(terms.successors), set[bytes](), trainer
     while key in successors:
         key = successors[key]
@@ -159,13 +159,13 @@ def _later_keys(terms: RoundTerms, trainer: bytes) -> set[bytes]:
 
 
 def _reason(verdicts: Counter[Verdict], faults: int) -> Verdict:
-    """The reason most ballots give, if more than f do: fewer may have invented it. Ties go to the lower code."""
+    """Return the most frequent reason that f + 1 ballots give, since f may have invented one. Ties go to the lower code."""
     reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT and verdicts[verdict] > faults]
     return max(reasons, key=lambda v: (v is not Verdict.UNJUDGED, verdicts[v], -v), default=Verdict.UNJUDGED)
 
 
 def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
-    """Raises `RemoteProtocolError` unless this ballot may be counted in this round."""
+    """Raise `RemoteProtocolError` if this ballot does not count in this round."""
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed_fields:
@@ -175,48 +175,50 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
 
 @dataclass(slots=True)
 class OpenRoundState:
-    """Everything one peer holds about one open round. `me` is None for a peer that does not vote in it."""
+    """The state of one open round at one peer. `me` is None for a peer that does not vote in it."""
 
     terms: RoundTerms
     me: bytes | None
     opened_at: float
     timers: RoundTimeouts
-    proposals: dict[bytes, Signed] = field(default_factory=dict)  # trainer -> the first proposal seen
+    proposals: dict[bytes, Signed] = field(default_factory=dict)  # trainer -> its first proposal
     equivocators: set[bytes] = field(default_factory=set)
     double_voters: set[bytes] = field(default_factory=set)
-    is_contradicted: bool = False  # a ballot or vouch has named another proposal of a trainer than the one that is here
-    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own judgement, after the cheap checks at least
+    is_contradicted: bool = False  # a ballot or vouch names another proposal of a trainer than the one here
+    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own verdict, after the cheap checks at least
     ballots: dict[bytes, Ballot] = field(default_factory=dict)
     signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
     cut_offs: dict[bytes, CutOff] = field(default_factory=dict)
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
-    delivered: dict[bytes, float] = field(default_factory=dict)  # trainer -> the moment when its payload was here
-    arrivals: list[float] = field(default_factory=list)  # when those of awaited trainers were, seconds after opening
-    latest_arrival: float | None = None  # when the last of these, or of the usual trainers, was
-    # the last answer of `closing`, and what it was made of
+    delivered: dict[bytes, float] = field(default_factory=dict)  # trainer -> time when its payload arrived
+    arrivals: list[float] = field(default_factory=list)  # payloads of awaited trainers, in seconds after opening
+    latest_arrival: float | None = None  # last payload of awaited or usual trainers, likewise
+    # the last result of `certificate`, with the sizes of its inputs
     _closed: tuple[tuple[int, ...], RoundCertificate | None] | None = None
     vouching: VouchState = field(init=False)
 
     def __post_init__(self) -> None:
         self.vouching = VouchState(self.terms, self.me, VouchSet(self.terms))
 
-    # What comes in
-
+    # Input
     def has_seen_statement(self, signer: bytes, message: Proposal | Ballot | Vouch | CutOff) -> bool:
-        """Whether this peer has said something of this kind in this round before; of vouches, all that it says."""
+        """Return whether a message of this kind of the signer is known, or for a vouch, all its verdicts."""
         if isinstance(message, Vouch):
             return not self.vouching.new_judgements(signer, message)
         tables: Mapping[type, Mapping[bytes, object]] = {Proposal: self.proposals, Ballot: self.ballots, CutOff: self.cut_offs}
         return signer in tables[type(message)]
 
     def statements_signed_by(self, signer: bytes) -> list[Signed]:
-        """All that this peer has signed in the round, as far as it is here."""
+        """Return the known messages of this signer in the round."""
         tables = (self.proposals, self.signed_ballots, self.signed_cut_offs)
         vouches = [signed for signed in self.vouching.signed.values() if signed.signer == signer]
         return [*(table[signer] for table in tables if signer in table), *vouches]
 
     def add_proposal(self, signed: Signed, proposal: Proposal) -> tuple[Signed, Signed] | None:
-        """Keeps the first proposal of each trainer; a second, different one is evidence and counts for neither."""
+        """Keep the first proposal of each trainer. A second, different one is evidence, and neither can be accepted here.
+
+        Raises `RemoteProtocolError` if the signer does not train in this round, or the proposal is of another one.
+        """
         if signed.signer not in self.terms.trainers:
             raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
         if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
@@ -236,7 +238,7 @@ class OpenRoundState:
         return first, signed
 
     def record_payload(self, trainer: bytes, now: float) -> None:
-        """The payload of this trainer's proposal is here."""
+        """Record that the payload of this trainer's proposal has arrived."""
         if trainer not in self.delivered and trainer in self.terms.awaited:
             self.arrivals.append(now - self.opened_at)
         if trainer not in self.delivered and trainer in self.terms.awaited | self.timers.usual_trainers:
@@ -244,13 +246,13 @@ class OpenRoundState:
         self.delivered.setdefault(trainer, now)
 
     def record_verdict(self, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """Takes the result of the cheap checks, or of our own re-execution."""
+        """Record the result of the cheap checks, or of our own re-execution."""
         self.record_payload(trainer, now)
         if trainer not in self.equivocators:
             self.verdicts[trainer] = verdict
 
     def record_replay_verdict(self, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """Takes the result of our own re-execution. It counts for nothing if we do not re-execute in this round any more."""
+        """Record the result of our own re-execution. It is ignored if we do not re-execute in this round any more."""
         if self.me not in self.terms.reexecutors or trainer not in self.proposals:
             return
         self.vouching.record_own_judgement(Judgement(trainer, signed_body_digest(self.proposals[trainer]), verdict))
@@ -258,7 +260,7 @@ class OpenRoundState:
             self.record_verdict(trainer, verdict, now)
 
     def add_ballot(self, signed: Signed, ballot: Ballot, now: float) -> tuple[Signed, Signed] | None:
-        """Keeps each voter's first ballot; a second, different one is evidence."""
+        """Keep each voter's first ballot. A second, different one is evidence."""
         check_ballot(self.terms, signed.signer, ballot)
         first = self.signed_ballots.setdefault(signed.signer, signed)
         self.ballots.setdefault(signed.signer, ballot)
@@ -274,16 +276,16 @@ class OpenRoundState:
                 self._compare(self.proposals[judgement.trainer], {judgement.proposal})
 
     def _compare(self, here: Signed, named: Set[bytes]) -> None:
-        """If a voter names another proposal of this trainer, the trainer has signed two, or the voter lies."""
+        """Check for another proposal of this trainer in `named`: the trainer signed two, or a voter lies."""
         self.is_contradicted |= bool(named - {signed_body_digest(here)})
 
     def add_vouch(self, signed: Signed, vouch: Vouch, now: float) -> tuple[Signed, Signed] | None:
-        """Keeps each voter's first verdict on each trainer; a second, different one is evidence."""
+        """Keep each voter's first verdict on each trainer. A second, different vouch is evidence."""
         new = self.vouching.new_judgements(signed.signer, vouch)
         pair = self.vouching.add_vouch(signed, vouch)
         self._compare_all(vouch.judgements)
         for judgement in new if pair is None else ():
-            # An unsure voter may have waited in vain. If that were measured, all would wait longer in each round.
+            # An unsure voter may have waited in vain. If its time counted, all voters would wait longer in each round.
             if judgement.trainer in self.delivered and judgement.verdict is not Verdict.UNJUDGED:
                 self.vouching.record_vouch_seconds(signed.signer, judgement.trainer, now - self.delivered[judgement.trainer])
         return pair
@@ -295,7 +297,7 @@ class OpenRoundState:
         self.cut_offs.setdefault(signed.signer, cut_off)
 
     def import_from(self, other: OpenRoundState) -> None:
-        """Takes from another book of this round, which had other voters and trainers, the messages that count here."""
+        """Import the messages that count here from this round's state with other voters and trainers."""
         self.proposals = {trainer: signed for trainer, signed in other.proposals.items() if trainer in self.terms.trainers}
         self.equivocators, self.double_voters = set(other.equivocators), set(other.double_voters)
         self.verdicts, self.delivered = dict(other.verdicts), dict(other.delivered)
@@ -308,21 +310,20 @@ class OpenRoundState:
                 self.add_cut_off(signed, other.cut_offs[voter])
         self.vouching.import_from(other.vouching)
 
-    # What goes out
-
+    # Output
     @property
     def majority_arrival_seconds(self) -> float | None:
-        """Seconds by which a majority of the awaited trainers was here, so that neither the slowest nor a liar sets it."""
+        """Delay of a majority of the awaited trainers in seconds: neither the slowest trainer nor one liar determines it."""
         majority = len(self.terms.awaited) // 2 + 1
         return self.arrivals[majority - 1] if len(self.arrivals) >= majority else None
 
     @property
     def proposal_timeout_seconds(self) -> float:
-        """T1. If all trainers are slower than before, the first one must not be accepted alone: so a minority that is here sets a
-        time, too.
+        """T1 in seconds, from the delay of the majority. A minority also sets a time, from the rounds before.
 
-        A trainer that was awaited in former rounds counts for that minority: if the last round accepted only a few, only those
-        few are awaited now. A peer that trains and has measured nothing waits for its own worker, which may only be starting.
+        So the first trainer is not accepted alone if all are slower than before. Trainers that were awaited in former rounds
+        count for the minority, since only few are awaited after a round that accepted few. A trainer that has measured nothing
+        waits for its own worker, which may still be starting.
         """
         usual, pace = self.timers.proposals_usual_seconds, self.majority_arrival_seconds
         is_behind = self.me in self.terms.trainers and self.me not in self.delivered
@@ -336,7 +337,7 @@ class OpenRoundState:
 
     @property
     def _times(self) -> tuple[float, float, float, float]:
-        """T1 to T4 as moments. Everything compares with these very floats, so that no deadline expires a rounding too early."""
+        """T1 to T4 as times. All comparisons use these floats, so that rounding lets no deadline expire too early."""
         opened, proposals = self.opened_at, self.proposal_timeout_seconds
         auditors = proposals + self.timers.replay_seconds
         light = auditors + LIGHT_VOTER_SECONDS
@@ -344,12 +345,12 @@ class OpenRoundState:
 
     @property
     def proposals_due_at(self) -> float:
-        """T1 as a moment."""
+        """T1 as a time."""
         return self._times[0]
 
     @property
     def cut_off_due_at(self) -> float:
-        """T4 as a moment: nobody waits for anything any more."""
+        """T4 as a time, after which no voter waits any more."""
         return self._times[-1]
 
     @property
@@ -363,18 +364,18 @@ class OpenRoundState:
 
     @property
     def trainers_in_ballot(self) -> set[bytes]:
-        """The trainers that a ballot of ours names.
+        """The trainers that our ballot names.
 
-        A proposal whose payload does not come is none. A ballot names a proposal that re-executors cannot judge only if there is
-        no other: more time would not help, so the next round needs none.
+        It does not name a proposal without its payload. It names proposals that re-executors cannot judge only if there are no
+        others: more time would not help, and the next round is not given any.
         """
         named = {trainer for trainer in self.proposals if trainer in self.delivered or trainer in self.equivocators}
         return {trainer for trainer in named if not self._is_hopeless(trainer)} or named
 
     def _is_hopeless(self, trainer: bytes) -> bool:
-        """Whether vouches give no verdict, and further ones would give none, or too late.
+        """Return whether vouches give no verdict, and further ones would not, or would be too late.
 
-        If more than f voters are unsure, an honest one is. Each further one could wait as long for the same file.
+        If f + 1 voters are unsure, one of them is honest. Each further voter could wait as long for the same buffers.
         """
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.current_verdict(trainer) is not None:
             return False
@@ -385,9 +386,9 @@ class OpenRoundState:
     # Our own re-executions
 
     def assign_reexecutions(self, now: float) -> None:
-        """Notes the proposals that we re-execute from now on, and vouches for what takes no re-execution.
+        """Record the proposals that we must re-execute now, and our verdicts without re-execution.
 
-        A proposal that a cheap check refuses is not re-executed. If something does not arrive in time, we are unsure.
+        A proposal that fails a cheap check is not re-executed. If its buffers do not arrive in time, we are unsure.
         """
         if self.me not in self.terms.reexecutors:
             return
@@ -406,17 +407,17 @@ class OpenRoundState:
                 )
 
     def _late_at(self, trainer: bytes) -> float:
-        """When vouches for this trainer's proposal are late, as a moment."""
+        """Return the time from which vouches for this trainer's proposal are late."""
         return self.delivered[trainer] + VOUCH_FACTOR * self.timers.vouch_usual_seconds
 
     def _given_up_at(self, trainer: bytes) -> float:
-        """When we wait no longer for what the re-execution of this trainer's proposal needs, as a moment."""
+        """Return the time until which we wait for the buffers that this trainer's re-execution needs."""
         return max(
             self.proposals_due_at, self.vouching.assigned_at[trainer] + WITHHELD_TIMEOUT_SHARE * self.timers.replay_seconds
         )
 
     def _call_times(self) -> Iterable[float]:
-        """The moments at which `assign_reexecutions` may do something without any input."""
+        """Yield the times at which `assign_reexecutions` may act without new input."""
         if self.me in self.terms.reexecutors:
             uncalled = self.terms.trainers_to_vouch_for & self.delivered.keys() - self.vouching.assigned_at.keys()
             yield from map(self._late_at, uncalled)
@@ -426,7 +427,7 @@ class OpenRoundState:
     # Ballot and cut-off
 
     def make_ballot_if_due(self, now: float) -> Ballot | None:
-        """Our ballot, once: when all that is waited for is judged, or when our timer says so."""
+        """Return our ballot once, when all awaited proposals are judged, or after our timeout."""
         if self.me not in self.terms.voters or self.me in self.ballots or not self.trainers_in_ballot:
             return None
         return self._ballot() if self._ready(now) else None
@@ -435,15 +436,20 @@ class OpenRoundState:
         proposals_due, auditors_due, light_due, _ = self._times
         if now >= (auditors_due if self.is_reexecutor else light_due):
             return True
-        # A proposal that came although nobody waits for it is judged too.
+        # A proposal that arrived without being awaited is judged, too.
         waited = self.trainers_in_ballot if now >= proposals_due else self.awaited_trainers | self.trainers_in_ballot
         return all(self.current_verdict(trainer) is not None or self._is_hopeless(trainer) for trainer in waited)
 
     def current_verdict(self, trainer: bytes) -> Verdict | None:
-        """Our verdict on this trainer's proposal so far; None: not judged yet.
+        """Return our verdict on this trainer's proposal; None: not judged yet.
 
-        Our own rejection stands. We accept what we have made or re-executed ourselves, and what passed our cheap checks and has
-        its vouches. We reject what more than f voters reject.
+        The first of these cases applies:
+
+        | proposal                                                          | verdict      |
+        | we rejected it                                                    | our reason   |
+        | it is our own, or we re-executed it                               | accept       |
+        | it passed our cheap checks, and has its vouches or needs no vouch | accept       |
+        | it passed our cheap checks, and f + 1 voters reject it            | their reason |
         """
         own = self.verdicts.get(trainer)
         if own is not Verdict.ACCEPT or trainer not in self.terms.trainers_to_vouch_for or trainer == self.me:
@@ -463,7 +469,7 @@ class OpenRoundState:
         return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
 
     def make_cut_off_if_due(self, now: float) -> CutOff | None:
-        """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""
+        """Return our cut-off once, at T4, if a quorum of ballots is here and does not settle the round."""
         if now < self.cut_off_due_at or self.me not in self.terms.voters or self.me in self.cut_offs:
             return None
         if len(self.ballots) < self.terms.quorum or is_round_settled(self.terms, self.ballots, self.vouching.vouches):
@@ -472,17 +478,17 @@ class OpenRoundState:
         return CutOff(self.terms.job, self.terms.round, tuple(digests))
 
     def next_deadline(self, now: float) -> float | None:
-        """When `assign_reexecutions`, `make_ballot_if_due` or `make_cut_off_if_due` may change without any input."""
+        """Return the next time at which `assign_reexecutions` or our ballot or cut-off may change without new input."""
         return min((time for time in (*self._times, *self._call_times()) if time > now), default=None)
 
     # Closing
 
     def certificate(self) -> RoundCertificate | None:
-        """A closing of this round, if the messages here make one. Asked all the time; the tables only grow."""
+        """Return a certificate that closes this round, or None. It is cached by the sizes of the tables, which only grow."""
         parts: tuple[Sized, ...] = (self.signed_ballots, self.proposals, self.signed_cut_offs, self.vouching.signed)
         progress = tuple(map(len, parts))
         if self._closed is not None and self._closed[1] is not None and not self._closed[1].cut_offs:
-            progress = (*progress[:-1], self._closed[0][-1])  # it is settled: further vouches change nothing
+            progress = (*progress[:-1], self._closed[0][-1])  # the round is settled: more vouches change nothing
         if self._closed is None or self._closed[0] != progress:
             self._closed = (progress, self._closing())
         return self._closed[1]
@@ -493,7 +499,7 @@ class OpenRoundState:
         accepted = compute_round_result(self.terms, self.ballots, self.vouching.vouches).accepted
         held = {trainer: self.proposals.get(trainer) for trainer in accepted}
         proposals = [signed for trainer, signed in held.items() if signed and signed_body_digest(signed) == accepted[trainer]]
-        # No more cut-offs than a closing needs: each names every ballot, and blocks are bounded.
+        # No more cut-offs than necessary: each names every ballot, and blocks are bounded.
         needed = 0 if is_round_settled(self.terms, self.ballots, self.vouching.vouches) else self.terms.faults + 1
         cut_offs = list(self.signed_cut_offs.values())[:needed]
         if len(proposals) < len(accepted) or len(cut_offs) < needed:
@@ -504,10 +510,13 @@ class OpenRoundState:
         return RoundCertificate(self.terms.job, self.terms.round, ballots, _ascending(cut_offs), _ascending(proposals), vouches)
 
     def why_certificate_refused(self, closing: RoundCertificate) -> str | None:
-        """Why we do not prepare a fresh block with this closing: a leader must not veto by leaving ballots or vouches out."""
+        """Return why we do not prepare a fresh block with this certificate, or None.
+
+        A leader must not veto a proposal by leaving out ballots or vouches.
+        """
         if not closing.cut_offs:
             return None
-        # Voters that contradicted themselves do not count. Such a voter could give each of us another message, so that we would
+        # Voters that contradicted themselves do not count. Such a voter could send each of us another message, so that we would
         # refuse each other's blocks for ever.
         ballots = {voter: ballot for voter, ballot in self.ballots.items() if voter not in self.double_voters}
         held = compute_round_result(self.terms, ballots, self.vouching.without_double_vouchers()).accepted
@@ -517,7 +526,7 @@ class OpenRoundState:
         own = self.cut_offs.get(self.me) if self.me else None
         if own is None:
             return None
-        # By voter, not by ballot: one that gives each of us another ballot must not make us refuse each other's blocks for ever.
+        # By voter, not by ballot: a liar that sends each of us another ballot must not make us refuse each other's blocks.
         named = {voter for voter, signed in self.signed_ballots.items() if signed_body_digest(signed) in own.ballots}
         missing = named - {signed.signer for signed in closing.ballots}
         return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
@@ -535,9 +544,9 @@ def why_round_certificate_invalid(
     proposals: Mapping[bytes, Proposal],
     said: Sequence[tuple[bytes, Vouch]],
 ) -> str | None:
-    """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. Every peer says the same.
+    """Return why a certificate with verified signatures is invalid, or None. All peers return the same.
 
-    `said` are its vouches, each with its signer.
+    `said` are its vouches with their signers. Raises `RemoteProtocolError` if a ballot or vouch does not count in this round.
     """
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
         if any(left.signer >= right.signer for left, right in pairwise(parts)):

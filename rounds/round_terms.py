@@ -1,4 +1,4 @@
-"""The terms of a round: who votes, trains and re-executes in it."""
+"""The terms of a round: its voters, trainers and re-executors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class RoundTerms:
     voters: frozenset[bytes]
     reexecutors: frozenset[bytes]  # voters with a worker; empty if no trainer is `vouched`
     trainers: frozenset[bytes]
-    awaited: frozenset[bytes]
-    trainers_to_vouch_for: frozenset[bytes]  # trainers whose proposals are re-executed before the ballot: they need vouches
+    awaited: frozenset[bytes]  # trainers whose proposals the voters wait for
+    trainers_to_vouch_for: frozenset[bytes]  # trainers whose proposals need vouches before the ballot
     successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
-    voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()  # (key of a trainer, another key with which its member votes)
-    called_last: frozenset[bytes] = frozenset()  # re-executors that gave no vouch of late
-    suspended: frozenset[bytes] = frozenset()  # re-executors that vouched falsely, and are not called
+    voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()  # (key of a trainer, other key with which its member votes)
+    called_last: frozenset[bytes] = frozenset()  # re-executors that have sent no vouch recently
+    suspended: frozenset[bytes] = frozenset()  # re-executors with false vouches, which are not called if others suffice
 
     @property
     def signed_fields(self) -> tuple[bytes, int, bytes]:
-        """What every ballot of the round binds to."""
+        """The fields that every ballot of the round repeats."""
         return self.job, self.round, self.model_root
 
     @property
@@ -42,17 +42,18 @@ class RoundTerms:
 
     @property
     def spare_voters(self) -> int:
-        """How many voters may be down while the others still decide: f at least."""
+        """n − q: the number of voters that may be down while the others decide. It is at least f."""
         return len(self.voters) - self.quorum
 
     def voting_key(self, trainer: bytes) -> bytes:
-        """The key with which the member of this trainer votes in the round, if it does."""
+        """Return the key with which this trainer's member votes in the round, or the trainer's own key."""
         return next((voter for key, voter in self.voting_keys if key == trainer), trainer)
 
     def outnumber_faulty_voters(self, trainers: Iterable[bytes]) -> bool:
-        """Whether more of these trainers vote than may lie. Where fewer trainers vote, all that do have to be among these.
+        """Return whether f + 1 of these trainers vote. If fewer trainers vote in the round, all of them must be among these.
 
-        f is a bound for voters. Trainers that do not vote are not counted, since one liar may have invited many.
+        f bounds the number of faulty voters. Trainers that do not vote are not counted, since one liar may have invited many.
+        If no trainer votes, all trainers count as voting ones.
         """
         voting = {self.voting_key(trainer) for trainer in self.trainers} & self.voters or self.trainers
         among = {self.voting_key(trainer) for trainer in trainers} & voting
@@ -60,5 +61,5 @@ class RoundTerms:
 
 
 def signed_body_digest(signed: Signed) -> bytes:
-    """How ballots and vouches name proposals, and cut-offs name ballots."""
+    """Return the digest by which ballots and vouches name a proposal, and cut-offs name a ballot."""
     return hashlib.sha256(signed.body).digest()

@@ -1,14 +1,14 @@
 """Vouching: some voters re-execute a proposal and sign a Vouch, and the other voters rely on it.
 
-At most f of a round's voters lie. A false proposal needs k accepting vouches of different voters other than its trainer, and k is
-so large that an honest voter is among them:
+At most f of a round's voters lie. A proposal needs accepting vouches of k voters other than its trainer. k is so large that one
+of these voters is honest:
 
 | the trainer of a false update | other liars | k     |
 | votes: it is one of the f     | f − 1       | f     |
 | does not vote                 | f           | f + 1 |
 
-The keys that count are those of the round as it was opened or renewed last. Where f is 0, one other voter re-executes all the
-same, if there is one with a worker. Nothing proves that a voter which vouches has re-executed anything.
+The round's terms, as opened or last renewed, define which keys vote. If f is 0, still one other voter with a worker re-executes,
+if there is one. A vouch does not prove that its voter has re-executed the proposal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from protocol.units import display_round_number
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
 from rounds.round_terms import RoundTerms
 
-# rounds with the same order of calls: a re-executor fetches two buffers of each trainer that is new to it
+# rounds with the same order of calls; a re-executor fetches two buffers of each trainer that is new to it
 REEXECUTOR_ORDER_ROUNDS = 8
 
 
@@ -36,17 +36,17 @@ def _accepts(verdict: Verdict) -> bool:
 
 
 def _rejects(verdict: Verdict) -> bool:
-    """UNJUDGED is no rejection."""
+    """Return whether a verdict is a rejection, which UNJUDGED is not."""
     return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
 
 
 def is_replay_rejection(verdict: Verdict) -> bool:
-    """Whether re-execution is the reason of a rejection. It is also that of the reasons which an objective adds."""
+    """Return whether a verdict is a rejection after re-execution: REPLAY, or a reason of the objective."""
     return verdict is Verdict.REPLAY or verdict >= OBJECTIVE_CODES_FIRST
 
 
 def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
-    """k: how many accepting vouches a proposal of this trainer needs."""
+    """Return k, the number of accepting vouches that a proposal of this trainer needs."""
     if trainer not in terms.trainers_to_vouch_for:
         return 0
     key = terms.voting_key(trainer)
@@ -56,10 +56,10 @@ def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
 
 
 def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
-    """The voters that may vouch for a proposal of this trainer, in the order in which they are called.
+    """Return the voters that may vouch for a proposal of this trainer, in the order of their calls.
 
-    They are the voters with a worker in a ring, from the trainer on. A hash orders the ring anew every `REEXECUTOR_ORDER_ROUNDS`
-    rounds. So each re-executor has as many trainers before it as the others have, and nobody can choose its trainers.
+    All voters with a worker form a ring, and the calls begin after the trainer. A hash orders the ring anew every
+    `REEXECUTOR_ORDER_ROUNDS` rounds. So the work is distributed evenly, and no voter can choose its trainers.
     """
     seed = b"folkmoot/ring\x00" + terms.job + (terms.round // REEXECUTOR_ORDER_ROUNDS).to_bytes(8, "big")
     key = terms.voting_key(trainer)
@@ -71,7 +71,7 @@ def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
 
 
 def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
-    """Raises `RemoteProtocolError` unless this vouch may be counted in this round."""
+    """Raise `RemoteProtocolError` if this vouch does not count in this round."""
     if voter not in terms.reexecutors:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
@@ -80,7 +80,7 @@ def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
 
 
 def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what: str) -> None:
-    """Raises `RemoteProtocolError` unless they ascend by trainer and name only these trainers."""
+    """Raise `RemoteProtocolError` unless the judgements ascend by trainer and name only these trainers."""
     names = [judgement.trainer for judgement in judgements]
     if any(left >= right for left, right in pairwise(names)):
         raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
@@ -90,7 +90,7 @@ def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what
 
 @dataclass(slots=True)
 class VouchSet:
-    """The vouches of one round that are known. Those of a trainer for itself count for nothing."""
+    """The known vouches of one round. A trainer's vouch for itself does not count."""
 
     terms: RoundTerms
     # (trainer, proposal) -> voter -> its verdict
@@ -105,7 +105,7 @@ class VouchSet:
         return made
 
     def add_vouch(self, voter: bytes, vouch: Vouch) -> None:
-        """The vouch was checked. The first verdict of a voter on a proposal counts."""
+        """Count a checked vouch. A voter's first verdict on a proposal counts."""
         for judgement in vouch.judgements:
             if voter != self.terms.voting_key(judgement.trainer):
                 self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
@@ -122,16 +122,16 @@ class VouchSet:
         return self.reexecutors(trainer)[: self._at_once(trainer)]
 
     def _at_once(self, trainer: bytes) -> int:
-        """k, and f + 1 if nothing of this trainer was accepted in the last round: it takes so many to reject a proposal."""
+        """Return k, or f + 1 for a trainer that is not awaited: a rejection needs f + 1 voters."""
         needed = vouches_needed(self.terms, trainer)
         return needed if trainer in self.terms.awaited else max(needed, self.terms.faults + 1)
 
     def accepting_voters(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """The voters that vouch for it, in the order of calls."""
+        """Return the voters that accept a proposal, in the order of calls."""
         return self._with(trainer, proposal, _accepts)
 
     def rejecting_voters(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """The voters that reject it: first those that found it false by re-execution, then in the order of calls."""
+        """Return the voters that reject a proposal: first those that re-executed it, then the others, in the order of calls."""
         verdicts = self._of(trainer, proposal)
         return sorted(self._with(trainer, proposal, _rejects), key=lambda voter: not is_replay_rejection(verdicts[voter]))
 
@@ -144,28 +144,28 @@ class VouchSet:
         return sum(map(_accepts, self._of(trainer, proposal).values())) >= vouches_needed(self.terms, trainer)
 
     def is_settled(self, trainer: bytes, proposal: bytes) -> bool:
-        """Whether a further vouch would change nothing: k accept it, or more than f reject it."""
+        """Return whether k voters accept the proposal or f + 1 reject it, so that a further vouch changes nothing."""
         return self.has_enough_vouches(trainer, proposal) or self.rejection_reason(trainer, proposal) is not None
 
     def can_get_enough_vouches(self, trainer: bytes, proposal: bytes) -> bool:
-        """False if further vouches could not be enough, or more than f voters are unsure."""
+        """Return whether further vouches may reach k. False also if more than f voters are unsure."""
         verdicts = self._of(trainer, proposal)
         silent = len(set(self.reexecutors(trainer)) - verdicts.keys())
         accepts, unsure = sum(map(_accepts, verdicts.values())), sum(verdict is Verdict.UNJUDGED for verdict in verdicts.values())
         return unsure <= self.terms.faults and accepts + silent >= vouches_needed(self.terms, trainer)
 
     def rejection_reason(self, trainer: bytes, proposal: bytes) -> Verdict | None:
-        """The reason that most give, if more than f voters reject it: fewer may be liars. Ties go to the lower code."""
+        """Return the most frequent reason if f + 1 voters reject the proposal: fewer may be liars. Ties go to the lower code."""
         reasons = Counter(filter(_rejects, self._of(trainer, proposal).values()))
         if reasons.total() <= self.terms.faults:
             return None
         return max(reasons, key=lambda verdict: (reasons[verdict], -verdict))
 
     def assigned_reexecutors(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
-        """The re-executors that are asked for a vouch so far: some at once, and one more for each of these that does not accept.
+        """Return the re-executors that are called so far: some at once, and one more for each of these that does not accept.
 
-        If vouches are late, n − q more are asked, less the number of rejections. So many voters may be down while the others
-        decide. At most f liars are silent or reject, and f is at most n − q.
+        If vouches are late, n − q more are called, or one for each rejection if that is more. So many voters may be down while
+        the others decide. This covers all liars, which reject or are silent, since f is at most n − q.
         """
         ring, verdicts = self.reexecutors(trainer), self._of(trainer, proposal)
         count, before, needed = self._at_once(trainer), -1, vouches_needed(self.terms, trainer)
@@ -178,10 +178,10 @@ class VouchSet:
         return ring[:count]
 
     def trainers_with_invalid_updates(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """The trainers with a proposal that was not accepted, and that more than f voters re-executed and found false.
+        """Return the trainers with a proposal that was not accepted and that f + 1 voters found false by re-execution.
 
-        One voter is never enough, even if f is 0: its machine may be broken. A rejection by a cheap check does not count: the
-        norm of honest updates is refused, too, where training diverges.
+        At least two voters are needed, even if f is 0, since one machine may be broken. Rejections by cheap checks do not count:
+        if training diverges, honest updates are rejected for their norm, too.
         """
         needed = max(1, self.terms.faults) + 1
         return frozenset(
@@ -191,13 +191,16 @@ class VouchSet:
         )
 
     def wrong_vouchers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """The voters that rejected a proposal which was accepted, or accepted one that more than f reject."""
+        """Return the voters that rejected an accepted proposal, or accepted one that f + 1 voters rejected."""
         against = [set(self.rejecting_voters(trainer, proposal)) for trainer, proposal in accepted.items()]
         refused = [key for key in self.verdicts if accepted.get(key[0]) != key[1] and self.rejection_reason(*key) is not None]
         return frozenset().union(*against, *(self.accepting_voters(*key) for key in refused))
 
     def silent_reexecutors(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """The first k of the ring for an accepted proposal, if they gave no vouch. k may be enough before others are done."""
+        """Return the voters that were among the first k called for an accepted proposal and sent no vouch for it.
+
+        Voters after the first k do not count, since k vouches may suffice before these voters finish.
+        """
         missing = set[bytes]()
         for trainer, proposal in accepted.items():
             first = self.reexecutors(trainer)[: vouches_needed(self.terms, trainer)]
@@ -207,7 +210,7 @@ class VouchSet:
 
 @dataclass(slots=True)
 class VouchState:
-    """The vouches of one open round at one peer, and the peer's own re-executions. Sans-IO, as `rounds.round_state`.
+    """The vouches of one open round at one peer, and the peer's own re-executions. It does no I/O, as `rounds.round_state`.
 
     `me` is None for a peer that does not vote in the round.
     """
@@ -217,27 +220,30 @@ class VouchState:
     vouches: VouchSet
     signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
-    own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, signed or not yet
-    assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> moment of our call to re-execute its proposal
-    started: set[bytes] = field(default_factory=set)  # trainers of these whose buffers were here, too
-    vouch_seconds: list[float] = field(default_factory=list)  # from delivery to vouch, of each voter that was called at once
+    own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, even before it is signed
+    assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> time of our call to re-execute its proposal
+    started: set[bytes] = field(default_factory=set)  # trainers whose re-execution here has begun, since their buffers arrived
+    vouch_seconds: list[float] = field(default_factory=list)  # from delivery to vouch, for voters that were called at once
     _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # by voter and trainer
 
-    # What comes in
+    # Input
 
     def new_judgements(self, voter: bytes, vouch: Vouch) -> list[Judgement]:
-        """The judgements on trainers that this voter has not judged before; none if the vouch contradicts a former one."""
+        """Return the judgements on trainers that are new from this voter. Empty if the vouch contradicts a former one."""
         if self._contradicted(voter, vouch) is not None:
             return []
         return [judgement for judgement in vouch.judgements if (voter, judgement.trainer) not in self._said]
 
     def _contradicted(self, voter: bytes, vouch: Vouch) -> Signed | None:
-        """The voter's former vouch that names one of these trainers, if it is another one."""
+        """Return a former, different vouch of this voter that names one of these trainers, or None."""
         known = (said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer))))
         return next((before for _, before in known if before.body != encode(vouch)), None)
 
     def add_vouch(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
-        """Keeps a new vouch. Two different vouches of one voter that name one trainer are evidence, and the first one counts."""
+        """Keep a new vouch. Raises `RemoteProtocolError` if it does not count in this round.
+
+        Two different vouches of one voter that name one trainer are evidence, which is returned once. The first vouch counts.
+        """
         check_vouch(self.terms, signed.signer, vouch)
         voter = signed.signer
         other = self._contradicted(voter, vouch)
@@ -255,19 +261,19 @@ class VouchState:
         return None
 
     def record_vouch_seconds(self, voter: bytes, trainer: bytes, seconds: float) -> None:
-        """Keeps the time if the voter was called at once, for a trainer that votes.
+        """Keep the time from delivery to vouch, if the voter was called at once and the trainer votes.
 
-        The call of other voters depends on former measurements. Any number of trainers that do not vote may be slow on purpose.
+        Calls of other voters depend on earlier measurements. Trainers that do not vote may all be liars, and slow on purpose.
         """
         if self.terms.voting_key(trainer) in self.terms.voters and voter in self.vouches.first_assigned(trainer):
             self.vouch_seconds.append(seconds)
 
     def record_own_judgement(self, judgement: Judgement) -> None:
-        """Our own verdict. The first one on a trainer is final: a second one would be evidence against us."""
+        """Record our own verdict. The first one on a trainer is final, since a second one would be evidence against us."""
         self.own_judgements.setdefault(judgement.trainer, judgement)
 
     def import_from(self, other: VouchState) -> None:
-        """Takes the vouches of present re-executors from the book of this round with its former voters."""
+        """Import the vouches of current re-executors from this round's state before its terms were renewed."""
         for signed in other.signed.values():
             if signed.signer in self.terms.reexecutors:
                 self.add_vouch(signed, decode_message(signed.body, (Vouch,)))
@@ -275,19 +281,19 @@ class VouchState:
         if self.me == other.me and self.me in self.terms.reexecutors:
             self.own_judgements = other.own_judgements | self.own_judgements
 
-    # What goes out
+    # Output
 
     def is_assigned(self, trainer: bytes, proposal: bytes, is_late: bool) -> bool:
-        """Whether we re-execute this proposal from now on."""
+        """Return whether this peer must re-execute the proposal now."""
         if trainer in self.own_judgements or self.vouches.is_settled(trainer, proposal):
             return False
         return self.me is not None and self.me in self.vouches.assigned_reexecutors(trainer, proposal, is_late)
 
     def make_vouch_if_due(self) -> Vouch | None:
-        """Our next vouch.
+        """Return our next vouch, or None.
 
-        While other re-executions go on, it waits until it has as many verdicts as the former ones: a block has room for few
-        signatures.
+        While other re-executions run here, it waits until it has as many verdicts as all former vouches together: each vouch
+        adds a signature to the block, which is bounded.
         """
         own = {trainer for voter, trainer in self._said if voter == self.me}
         new = sorted(self.own_judgements.keys() - own)
@@ -296,11 +302,11 @@ class VouchState:
         return Vouch(self.terms.job, self.terms.round, tuple(self.own_judgements[trainer] for trainer in new))
 
     def vouches_for_certificate(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
-        """Selects the signed vouches of a closing.
+        """Select the signed vouches of a round certificate.
 
-        | proposal                           | vouches                                                                      |
-        | it has q accepts and its vouches   | k that accept, and all of voters called at once: an unsure one is not silent |
-        | another one that a ballot names    | f + 1 that reject, and f + 1 that accept if more than f reject               |
+        | proposal                         | vouches                                                                           |
+        | it has q accepts and its vouches | k that accept, and all of voters called at once: an unsure one is then not silent |
+        | another one that a ballot names  | f + 1 that reject; and f + 1 that accept, if f + 1 reject                         |
         """
         most = self.terms.faults + 1
         voters = [
@@ -320,7 +326,7 @@ class VouchState:
         return tuple(signed for _, signed in sorted(chosen.items()))
 
     def without_double_vouchers(self) -> VouchSet:
-        """The vouches of voters that did not contradict themselves."""
+        """Return the vouches of voters without contradictory vouches."""
         made = VouchSet(self.terms)
         for key, verdicts in self.vouches.verdicts.items():
             made.verdicts[key] = {voter: said for voter, said in verdicts.items() if voter not in self.double_vouchers}

@@ -1,4 +1,4 @@
-"""What a replica lacks and whom it asks: decisions of heights it missed, bytes of blocks that certificates name."""
+"""Requests for missing decisions and blocks, a rate limit for such requests of peers, and messages of later heights."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from protocol import codec
 from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import Decision, GetBlock, GetDecisions, ProposeEnvelope
 
-FIRST_REQUEST_DELAY_SECONDS = 0.1  # a peer one step ahead is normal: its votes or the block are probably on their way
-RETRY_SECONDS = 0.5  # then another peer is asked
-RETRY_SECONDS_MAX = 60.0  # for a peer that has never delivered: it claims what nobody has, or its answers do not get through
-RESPONSE_BURST_MAX = 32.0  # catching up a thousand heights needs no waiting
-RESPONSES_PER_SECOND = 4.0  # then 128 heights a second: more than a network decides, and little disk
-CLAIMS_MAX = 1_024  # peers whose height is remembered
-FUTURE_MESSAGES_MAX = 16  # per peer, votes of a leader's change and its votes of two heights; large proposals: one per peer
-FUTURE_BYTES_MAX = 256 << 10  # of those messages: two timeout certificates of VOTERS_MAX voters, and votes; the oldest go
-DECISIONS_BYTES_MAX = 8 << 20  # decisions that came before the ones below them, from all peers together
-PROPOSALS_BYTES_MAX = 32 << 20  # of later heights, from all peers together; what does not fit is sent again when it is due
-FUTURE_HEIGHTS_MAX = 2  # messages for the next two heights are kept until they are reached, others are asked for again
+FIRST_REQUEST_DELAY_SECONDS = 0.1  # peers are often one height ahead: their votes or the block are probably on their way
+RETRY_SECONDS = 0.5  # after which another peer is asked
+RETRY_SECONDS_MAX = 60.0  # for a peer that never delivers: it claims a height that nobody reached, or its answers get lost
+RESPONSE_BURST_MAX = 32.0  # answers without a wait: enough for a peer that is a thousand heights behind
+RESPONSES_PER_SECOND = 4.0  # after the burst: 128 heights a second, more than a network decides, with little disk access
+CLAIMS_MAX = 1_024  # peers whose claimed height is kept
+FUTURE_MESSAGES_MAX = 16  # per peer, beside one proposal: votes of two heights, and those of a view change
+FUTURE_BYTES_MAX = 256 << 10  # of these messages per peer: votes and two timeout certificates of VOTERS_MAX voters
+DECISIONS_BYTES_MAX = 8 << 20  # decisions of later heights, from all peers together
+PROPOSALS_BYTES_MAX = 32 << 20  # proposals of later heights, from all peers together; a dropped one is sent again at its height
+FUTURE_HEIGHTS_MAX = 2  # messages of heights further ahead are dropped, and requested when their height is reached
 
 
 @dataclass(slots=True)
 class PeerHeightClaim:
-    """What a peer says of itself, and how patient we are with it."""
+    """The height that a peer claims, and the time of the next request to it."""
 
     height: int
-    retry_seconds: float = RETRY_SECONDS  # grows with every request that it leaves unanswered
+    retry_seconds: float = RETRY_SECONDS  # doubles with every unanswered request
     not_before: float = 0.0
     asked: bool = False
 
 
 @dataclass(slots=True)
 class BlockSync:
-    """Asks one peer at a time for the next decisions. Claims are not trusted: a silent peer is asked less often."""
+    """Requests the next decisions from one peer at a time. A peer that claims a height without answering is asked less often."""
 
     _claims: OrderedDict[bytes, PeerHeightClaim] = field(default_factory=OrderedDict)
     _height: int = 0
-    _asked_below: int = 0  # decisions under this height have been asked for
+    _asked_below: int = 0  # decisions below this height have been requested
     _behind_since: float | None = None
     _next: float = 0.0
     _turn: int = 0
@@ -60,23 +60,23 @@ class BlockSync:
         return max([claim.height for claim in self._claims.values()], default=0)
 
     def height_claimed_by(self, peers: Set[bytes], count: int) -> int:
-        """The height that so many of these peers, or more, say they work on; 0 if fewer are ahead: the others say nothing."""
+        """Return the highest height that at least `count` of these peers claim; 0 if fewer claim to be ahead."""
         claims = sorted((claim.height for peer, claim in self._claims.items() if peer in peers), reverse=True)
         return claims[count - 1] if 0 < count <= len(claims) else 0
 
     def record_own_height(self, height: int, now: float) -> None:
-        """Notes progress: the peer that is being asked delivers."""
+        """Record this replica's height. Progress means that the asked peer delivers, so the next request waits."""
         if height > self._height:
             self._height, self._behind_since, self._next = height, None, now + RETRY_SECONDS
 
     def reset_backoff(self, peer: bytes) -> None:
-        """This peer sent a decision that was needed: it may be asked again at once."""
+        """Allow an immediate request to a peer that sent a needed decision."""
         claim = self._claims.get(peer)
         if claim is not None:
             claim.retry_seconds, claim.not_before = RETRY_SECONDS, 0.0
 
     def ignore_until_asked(self, peer: bytes) -> None:
-        """This peer sent something useless. Nothing of it is kept for later until it is asked again."""
+        """Mark a peer that sent a useless decision. Until the next request to it, `was_asked` returns False."""
         claim = self._claims.get(peer)
         if claim is not None:
             claim.asked = False
@@ -89,6 +89,7 @@ class BlockSync:
         return [(peer, claim) for peer, claim in self._claims.items() if claim.height > self._height]
 
     def deadline(self, now: float) -> float | None:
+        """Return the time of the next request. None: no peer claims to be ahead."""
         ahead = self._ahead() if self._claims else None
         if not ahead:
             return None
@@ -101,10 +102,10 @@ class BlockSync:
         return max(due, min(claim.not_before for _, claim in ahead))
 
     def next_request(self, now: float, votes: Callable[[bytes], bool] = lambda peer: False) -> tuple[bytes, GetDecisions]:
-        """The next request. Every second one goes to a voter, if one may be asked: anybody can claim anything, few voters lie.
-        The others go to any peer: a single voter that is linked may be a liar.
+        """Return the next request and its receiver. Call it after the deadline.
 
-        Call it when the deadline has come.
+        Every second request goes to a voter, if one may be asked: any peer can claim a height, but only few voters lie. The
+        other requests go to any peer, since the only linked voter may be a liar.
         """
         patient = [(peer, claim) for peer, claim in self._ahead() if claim.not_before <= now]
         self._turn += 1
@@ -114,26 +115,26 @@ class BlockSync:
         claim.asked = True
         claim.not_before, claim.retry_seconds = now + claim.retry_seconds, min(RETRY_SECONDS_MAX, 2 * claim.retry_seconds)
         self._next = now + RETRY_SECONDS
-        self._asked_below = min(self._height + DECISIONS_PER_REPLY_MAX, claim.height)  # it has no more
+        self._asked_below = min(self._height + DECISIONS_PER_REPLY_MAX, claim.height)  # the peer has no later ones
         return peer, GetDecisions(self._height, DECISIONS_PER_REPLY_MAX)
 
 
 @dataclass(slots=True)
 class BlockFetcher:
-    """Asks those that should have a block that is missing here, one after another."""
+    """Requests one missing block from the peers that should have it, one after another."""
 
     _digest: bytes | None = None
     _next: float = 0.0
     _turn: int = 0
 
     def deadline(self, wanted: bytes | None, now: float) -> float | None:
-        """When the next request for the `wanted` block is due; None: there is none."""
+        """Return the time of the next request for the block `wanted`. None: no block is missing."""
         if wanted != self._digest:
             self._digest, self._next, self._turn = wanted, now + FIRST_REQUEST_DELAY_SECONDS, 0
         return None if wanted is None else self._next
 
     def next_request(self, height: int, holders: tuple[bytes, ...], now: float) -> tuple[bytes, GetBlock]:
-        """The first of `holders` is asked first. Call it when the deadline has come."""
+        """Return the next request and its receiver, which is the next of `holders`. Call it after the deadline."""
         assert self._digest is not None
         peer = holders[self._turn % len(holders)]
         self._turn += 1
@@ -143,9 +144,9 @@ class BlockFetcher:
 
 @dataclass(slots=True)
 class ResponseRateLimiter:
-    """How many requests of each peer are answered: an answer is up to `effects.DECISIONS_REPLY_BYTES_MAX` read from disk."""
+    """A token bucket for the requests of each peer: one answer may read `effects.DECISIONS_REPLY_BYTES_MAX` from disk."""
 
-    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # peer with a link -> answers left, at what time
+    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # linked peer -> (answers left, time)
 
     def allows(self, peer: bytes, now: float) -> bool:
         left, since = self._left.get(peer, (RESPONSE_BURST_MAX, now))
@@ -160,14 +161,14 @@ class ResponseRateLimiter:
 
 @dataclass(slots=True)
 class FutureHeightMessages:
-    """Messages for heights that are not reached yet, unverified, so bounded for each peer they came from."""
+    """Messages of later heights. They are not verified yet, so their number and size are bounded."""
 
     _small: dict[bytes, deque[tuple[int, AgreementMessage, int]]] = field(default_factory=dict)  # height, message, bytes
     _proposals: dict[bytes, tuple[int, ProposeEnvelope, int]] = field(default_factory=dict)
     _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
 
     def add_decision(self, peer: bytes, height: int, decision: Decision) -> None:
-        """The first one for each height, unverified: `remove_peer` takes it back when its sender turns out to lie."""
+        """Keep the first decision of each height, unverified. `remove_peer` drops it if its sender turns out to lie."""
         if height in self._decisions:
             return
         held = sum(len(kept.block) for _, kept in self._decisions.values())
@@ -192,7 +193,7 @@ class FutureHeightMessages:
         self._decisions = {height: kept for height, kept in self._decisions.items() if kept[0] != peer}
 
     def pop_height(self, height: int) -> list[tuple[bytes, AgreementMessage]]:
-        """Removes what is for `height`, and what is for lower ones."""
+        """Return the messages of `height`, and drop them and those of lower heights."""
         taken: list[tuple[bytes, AgreementMessage]] = []
         if height in self._decisions:
             taken.append(self._decisions[height])

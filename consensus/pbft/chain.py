@@ -1,4 +1,4 @@
-"""Where this replica stands: the last decided blocks, what is applied of them, who votes and who leads next."""
+"""The end of the chain at one replica: the last decided blocks, the applied height, voter sets and leaders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protocol.identity import Signed, Verifier
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Certificate, Commit
 
-DECIDED_AHEAD_MAX = 64  # decided heights that wait for being applied; a peer that applies slower stops asking for more
+DECIDED_AHEAD_MAX = 64  # decided heights that are not applied yet; at this number a peer requests no more decisions
 
 
 # Leaders -------------------------------------------------------------------------------------------------------------
 
-# Each voter has its turns. A voter whose view failed has none until it is seen again. Everything is a pure function of decided
-# blocks, so that all honest voters, also after a restart, agree on every leader. A proposer takes no turn from anybody by what it
-# may choose, such as the ballots and commits that it shows.
+# Voters lead in turn. A voter whose view failed is left out for two laps, and then until its commit is in a parent's certificate.
+# The leaders are a pure function of decided blocks, so all honest voters agree on them, also after a restart. A proposer's free
+# choices in a block, such as the set of commits, take no turn from another voter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class LeaderSchedule:
 
     height: int
     voters: tuple[bytes, ...]
-    eligible: tuple[bytes, ...]  # those that are not left out
+    eligible: tuple[bytes, ...]  # the voters that are not left out
 
     def leader_of_view(self, view: int) -> bytes:
-        """Turns go round all voters, so a voter that is left out or comes back moves no other voter's turn.
+        """Return the leader of `view`. The turns go round all voters, so one that is left out moves no other voter's turn.
 
-        The turn of a voter that is left out goes to another voter in each lap. With one heir for all laps, a liar could choose
-        the key next to it.
+        The turn of a voter that is left out goes to another voter in each lap. With one substitute for all laps, a liar could
+        choose its key so that it becomes this substitute.
         """
         lap, place = divmod(self.height + view, len(self.voters))
         key = self.voters[place]
@@ -45,9 +45,9 @@ class LeaderSchedule:
 
 
 def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) -> LeaderSchedule:
-    """The leaders of `height`, from the decided block before it (None for the first height).
+    """Make the schedule of `height` from the decided block before it (None for the first height).
 
-    At most n − q voters are left out, the latest failures first. So a quorum remains, with at least one honest voter in it.
+    At most n − q voters are left out, those that failed last. So a quorum remains, which has at least one honest voter.
     """
     failed = parent.failed if parent else {}
     latest = sorted((-until, key) for key, until in failed.items() if key in voters)
@@ -58,7 +58,7 @@ def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) ->
 def update_failed_leaders(
     height: int, voters: VoterSet, parent: Block, leaders: LeaderSchedule, view: int, signers: Collection[bytes]
 ) -> Mapping[bytes, int]:
-    """`Block.failed` of a block at `height` whose parent was decided under `leaders`, in `view`, by the commits of `signers`."""
+    """Return `Block.failed` at `height`. The parent was decided under `leaders`, in `view`, by the commits of `signers`."""
     assert parent.height == height - 1 == leaders.height and height > FIRST_HEIGHT
     failed = {key: until for key, until in parent.failed.items() if key in voters and (until > height or key not in signers)}
     for earlier in range(min(view, len(leaders.voters))):
@@ -73,36 +73,36 @@ def update_failed_leaders(
 
 @dataclass(slots=True)
 class DecidedHeight:
-    """One decided height."""
+    """A decided block with its certificate."""
 
     block: Block  # without its body
     digest: bytes
     vote: Commit
-    certificate: Certificate  # grows with commits that come after the decision: the next block shows that their voters are there
+    certificate: Certificate  # grows with late commits, so that the next block shows that their voters are alive
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRefusal:
-    """Why a block is not prepared, and until when that is certain if the clock alone can change it."""
+    """The reason not to prepare a block. If the block's time is the reason, `retry_at` is the time when it ends."""
 
     reason: str
     retry_at: float | None = None
 
 
 class Chain:
-    """The last two decided heights and those not applied yet, `DECIDED_AHEAD_MAX` at most, each with its voters."""
+    """The last two decided heights, and all that are not applied yet (limited by `DECIDED_AHEAD_MAX`), with their voters."""
 
     def __init__(self, chain_id: bytes, application: Application, applied: AppliedInput, restart: RestartState) -> None:
         self._chain_id = chain_id
         self._application = application
         self._past: dict[int, DecidedHeight] = {}
         self.voters: dict[int, VoterSet] = {}  # by height
-        self._schedules: dict[int, LeaderSchedule] = {}  # asked for several times a step
+        self._schedules: dict[int, LeaderSchedule] = {}  # cache: read several times in a step
         self.applied = applied.height
         self._state_root = applied.state_root
         self.divergence: str | None = None
-        self._dissenters: set[bytes] = set()  # leaders of this height whose fresh blocks stand on another state than ours
-        self.height = FIRST_HEIGHT  # the next one to be decided
+        self._dissenters: set[bytes] = set()  # leaders of this height whose fresh blocks name another state root
+        self.height = FIRST_HEIGHT  # the next height to be decided
         for decided in restart.decided:
             self.height = decided.height
             self.add_decided(decided)
@@ -112,12 +112,12 @@ class Chain:
 
     @property
     def is_applied(self) -> bool:
-        """Whether the parent of the next block is applied, so that a block can be made and judged."""
+        """True if the parent of the next block is applied: only then can a block be made or judged."""
         return self.applied == self.height - 1
 
     @property
     def state_root_split(self) -> str | None:
-        """That so many voters stand on another state that no quorum may be left which stands on ours."""
+        """A message for people if more than n − q leaders of this height proposed another state root; otherwise None."""
         voters, count = self.voters.get(self.height), len(self._dissenters)
         if voters is None or count <= len(voters) - voters.quorum:
             return None
@@ -133,7 +133,7 @@ class Chain:
         return any(key in voters for voters in self.voters.values())
 
     def leader_schedule(self, height: int) -> LeaderSchedule | None:
-        """The leaders of `height`; None while what decides about them is not known."""
+        """Return the leaders of `height`. None: its voters or its parent are not known yet."""
         known = self._schedules.get(height)
         if known is not None:
             return known
@@ -144,7 +144,7 @@ class Chain:
         return made
 
     def extends_tip(self, data: bytes) -> bool:
-        """Whether a block's parent is the last decided one. If not, it is of another history than this replica."""
+        """Return whether a block's parent is the last decided block. Otherwise the block belongs to another chain."""
         return decode_block(data).parent == (self.parent.digest if self.parent else self._chain_id)
 
     def add_decided(self, decided: DecidedBlock) -> None:
@@ -155,7 +155,7 @@ class Chain:
         self._past[self.height] = DecidedHeight(slim, decided.digest, vote, decided.certificate)
         self.height += 1
         self._dissenters.clear()
-        # The sets change rarely: the hash in the block usually names one that is known, before this block is applied.
+        # Voter sets change rarely, so the hash in the block usually names a known set, even before the block is applied.
         known = {voters.hash: voters for voters in self.voters.values()}
         if self.height not in self.voters and block.next_voters in known:
             self.voters[self.height] = known[block.next_voters]
@@ -176,7 +176,7 @@ class Chain:
         self._forget()
 
     def _compare(self) -> None:
-        """What a decided block says about the state after its parent must be what this replica found."""
+        """Compare the block after the applied height with this replica's state, and set `divergence` if they differ."""
         child = self._past.get(self.applied + 1)
         if child is None or self.divergence is not None or self.applied + 1 not in self.voters:
             return
@@ -196,7 +196,7 @@ class Chain:
         self._schedules = {height: made for height, made in self._schedules.items() if height >= needed}
 
     def commit_votes_of(self, voter: bytes) -> list[Signed]:
-        """What this voter committed in the heights that are held, the latest first."""
+        """Return the voter's commits of the kept heights, the latest first."""
         pasts = [self._past[height] for height in sorted(self._past, reverse=True)]
         certificates = [past.certificate for past in pasts if voter in past.certificate.signatures]
         return [Signed(certificate.vote, voter, certificate.signatures[voter]) for certificate in certificates]
@@ -204,13 +204,14 @@ class Chain:
     # Blocks ----------------------------------------------------------------------------------------------------------
 
     def build_block(self, body: bytes, proposer: bytes, now_ms: int) -> bytes:
+        """Return the encoded block of this body on the last decided block, which must be applied."""
         assert self.is_applied and len(body) <= BODY_BYTES_MAX, len(body)
         parent = self.parent
         time_ms = max(now_ms, parent.block.time_ms + 1) if parent else now_ms
         return encode_block(self._envelope(proposer, time_ms, parent.certificate if parent else None, body))
 
     def _envelope(self, proposer: bytes, time_ms: int, parent_certificate: Certificate | None, body: bytes) -> Block:
-        """The one correct block with these four free parts."""
+        """Return the only correct block with these four fields, which a proposer may choose."""
         parent, leaders, failed = self.parent, self.leader_schedule(self.height - 1), {}
         if parent_certificate is not None and parent is not None and leaders is not None:
             view, voters = codec.decode_message(parent_certificate.vote, (Commit,)).view, self.voters[self.height]
@@ -232,10 +233,10 @@ class Chain:
     def why_block_refused(
         self, data: bytes, proposer: bytes, now_ms: int, is_vouched_for: bool, verifier: Verifier
     ) -> BlockRefusal | None:
-        """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied.
+        """Return why a fresh block must not be prepared, or None. The parent must be applied.
 
-        Its time is right if it is the first one after the parent's, if this clock allows it, or if it `is_vouched_for`: an
-        honest voter has found it right.
+        The block's time must be later than the parent's. It may be more than CLOCK_AHEAD_SECONDS ahead of this clock in two
+        cases: no earlier time is possible, or the block `is_vouched_for`, that is, an honest voter has prepared it.
         """
         assert self.is_applied
         try:

@@ -1,6 +1,6 @@
-"""Messages that come in: a replica verifies each. A good one becomes a fact in a book, a bad one costs its sender.
+"""The message handlers of a replica. A valid message becomes a fact in a vote set. An invalid one is a fault of its sender.
 
-And what a replica tells: answers to requests, greetings to new links, repeats to peers that seem to have missed something.
+The handlers also answer requests, greet new links, and repeat statements for peers that seem to lack them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ReplicaMessageHandlers(ReplicaState):
                 self._faults.append(PeerFault(peer, error))
 
     def _set_aside(self, peer: bytes) -> None:
-        """The peer is in another history. That is no fault: ours may be the false one. We keep nothing of it until we ask it."""
+        """Keep nothing more of a peer on another chain until we ask it. That is no fault: our chain may be the false one."""
         self._future.remove_peer(peer)
         self._catch_up.ignore_until_asked(peer)
 
@@ -108,7 +108,7 @@ class ReplicaMessageHandlers(ReplicaState):
                 self._ask_application = True  # this may have been the last answer that was missing
 
     def _book_for(self, peer: bytes, height: int, message: HeightMessage) -> HeightVoteSet | None:
-        """The book this message belongs to; None if it is of another height, or nothing can be verified yet."""
+        """Return the vote set for a message of `height`. None: the height is not open here; messages of later ones are kept."""
         if height > self.height:
             self._catch_up.record_claim(peer, height)
         if height == self.height and self._book is not None:
@@ -129,7 +129,7 @@ class ReplicaMessageHandlers(ReplicaState):
             return
         offer = book.proposals.get(propose.view)
         if offer is not None and offer.propose == message.propose:
-            # Another sender may have the right body; the leader has.
+            # Another sender may have the right compact body if ours was wrong. The leader has it.
             if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
                 book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
                 self._ask_application = True
@@ -151,7 +151,7 @@ class ReplicaMessageHandlers(ReplicaState):
             self._ask_application = True
 
     def _justify(self, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
-        """(S3) A later view's proposal carries the timeouts of the view before, and keeps to the certificate among them."""
+        """(S3) Check that a later view's proposal carries a timeout certificate, and names the block that it obliges to."""
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
             raise RemoteProtocolError("bad-justification", f"of {propose.height}.{propose.view}")
@@ -165,7 +165,7 @@ class ReplicaMessageHandlers(ReplicaState):
     # Votes and timeouts ----------------------------------------------------------------------------------------------
 
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
-        """A late statement of a decided height may prove a lie. A late commit goes into the next block: its voter is there."""
+        """Take a late statement of a decided height, which may be evidence. The next block carries late commits of its parent."""
         book = self._closed.get(statement.height)
         if book is None or book.decided_view is None or abs(statement.view - book.decided_view) > VIEWS_AHEAD_MAX:
             return
@@ -189,7 +189,7 @@ class ReplicaMessageHandlers(ReplicaState):
         if message.high is not None:
             high = self._take_prepared(book, message.high)
         if not covers_timeout(high, timeout) or timeout.high_view > timeout.view:
-            # (S5) A timeout counts only with its certificate.
+            # (S5) A timeout counts only with a certificate that covers it.
             raise RemoteProtocolError("bad-timeout", f"the certificate of view {timeout.high_view} is missing")
         if self._in_window(timeout.view):
             self._add(book, message.timeout, timeout)
@@ -216,9 +216,9 @@ class ReplicaMessageHandlers(ReplicaState):
 
     def _on_decision(self, peer: bytes, message: Decision) -> None:
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
-        if height > self.height or (height == self.height and self._book is None):  # nothing can be verified yet
+        if height > self.height or (height == self.height and self._book is None):  # it cannot be verified yet
             self._catch_up.record_claim(peer, height + 1)
-            # Voters that we know may have retired while the anchor is not decided. They could push another history for nothing.
+            # Before the trusted block is decided, known voters may have retired. They could send us another chain at no cost.
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
             if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
                 self._future.add_decision(peer, height, message)
@@ -236,13 +236,13 @@ class ReplicaMessageHandlers(ReplicaState):
         self._catch_up.reset_backoff(peer)
         held = self._book.commit_vote
         if self._is_unproven and held is not None and held.block != vote.block:
-            self._book.drop_commit_certificate()  # its block may never come: retired voters can sign one that nobody has
+            self._book.drop_commit_certificate()  # retired voters can certify a block that nobody has
         self._hold(vote.block, message.block)
         self._add_certified(self._book, message.certificate, vote)
         self._book.adopt_commit_certificate(message.certificate, vote)
 
     def _compare(self, book: HeightVoteSet, certificate: Certificate) -> None:
-        """Of a decided height only another block is news. A repeated certificate costs no check: its block is decided here."""
+        """Verify a certificate of a decided height only if it names another block than the decided one."""
         vote, decided = codec.decode_message(certificate.vote, (Commit,)), book.commit_vote
         if decided is None or vote.block == decided.block or vote.voters != decided.voters or self._is_below_anchor(book):
             return
@@ -262,7 +262,7 @@ class ReplicaMessageHandlers(ReplicaState):
             case GetBlock() if message.block in self._stored:
                 self._sends.append(SendBlock(peer, message.height, message.block))
             case GetRememberedStatements():
-                # The lock first: an asker that forgot its own commit must hold the certificate when it begins to sign again.
+                # The certificate goes first: a voter that lost its own commit must hold it before it signs again.
                 if self._book is not None and self._book.highest_prepare_certificate is not None:
                     self._send(peer, Prepared(self._book.highest_prepare_certificate))
                 books = [self._closed[height] for height in sorted(self._closed, reverse=True)]
@@ -270,22 +270,22 @@ class ReplicaMessageHandlers(ReplicaState):
                     books.insert(0, self._book)
                 said = [signed for book in books for signed in book.statements_of(peer)]
                 held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
-                # Each once, and as many from the front as one answer holds.
+                # Without duplicates, and cut off at the size of one answer.
                 self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
-            case Status() if self._book is not None:  # of a voter in an earlier view: a few bytes ask for a whole proposal
+            case Status() if self._book is not None:  # of a voter in an earlier view: few bytes request a whole proposal
                 self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:
-        """What this voter has signed last, the best certificate, and the proposal for those that seem to miss it."""
+        """Repeat our latest statements and the highest certificate, and the proposal for voters that seem to lack it."""
         offer = book.proposals.get(self.view)
         unheard = tuple(key for key in book.voters_without_statement_since(self.view) if key in peers)
-        # Only what was found sound here: a liar's block may have a body that nobody can read, let alone condense.
+        # The block must have been prepared here: a body that a liar made may not decode, and so has no compact form.
         if offer is not None and unheard and offer.digest in self._stored and offer.digest in self._blocks:
             self._send_to(unheard, self._proposal(offer))
         ended = book.timeout_certificate(self.view - 1)
         if book.highest_prepare_certificate is not None:
             self._send_to(peers, Prepared(book.highest_prepare_certificate))
-        is_covered = book.high_vote is None or book.high_vote.view < self.view  # not in the turn in which a higher one came
+        is_covered = book.high_vote is None or book.high_vote.view < self.view  # a later `high` makes it invalid
         if ended is not None and unheard and is_covered:
             self._send_to(unheard, ViewEnded(ended))
         for view in (self.view - 1, self.view):
@@ -298,6 +298,6 @@ class ReplicaMessageHandlers(ReplicaState):
                 self._send_to(peers, Vote(signed))
 
     def _said(self, book: HeightVoteSet, tag: str, view: int) -> Signed | None:
-        """An own statement, unless it names other voters than the book's: nobody would take it."""
+        """Return an own statement, or None. A statement for another voter set is left out, since nobody would accept it."""
         signed = self._own.get_vote(tag, book.height, view)
         return signed if signed in book.statements_of(self.me) else None

@@ -1,40 +1,38 @@
-"""This voter's own signatures: one message per slot, ever. `RollbackCheck` finds out what a disk that was rolled back forgot.
+"""This voter's own signatures: at most one message per slot. `RollbackCheck` detects signatures that a rolled-back disk has lost.
 
-Before its first signature, a voter asks the others what they have heard it sign. It speaks when q voters, itself counted, have
-answered, and then only at heights above everything that it seems to have forgotten.
+Before its first signature, a voter asks the other voters for its statements that they remember. It signs after q voters, itself
+included, have answered, and only at heights above those for which its log seems to lack signatures.
 
-Why this is enough for a rolled-back disk that counts among the f faults. Agreement never depends on it: with f faults, any two
-quorums still share an honest voter that forgot nothing. The question keeps the voter from doing harm, and from being expelled
-for it, nearly as if it were no fault at all:
+Safety does not depend on this check. A voter with a rolled-back disk is one of the f faulty ones, and any two quorums still share
+an honest voter that lost nothing. The check keeps the voter from contradicting itself, for which it would be expelled:
 
-- *What was decided with my commit.* q voters committed and q answered: they share f+1, so besides me f. Those that are honest
-  have decided that block, or hold a prepare certificate of it and send it before their answer: the forgotten lock is back. An
-  answer from above counts when I reach its height; from so far above that I cannot keep its certificate, I ask again.
-- *What I signed at an open height.* Links deliver in order or break, so honest answerers have what I sent them, and name it. A
-  statement of mine that is not in my log proves that something was forgotten, but not how much: an answerer may be one height
-  behind where I was. So I am silent in the height of that statement and in the next one.
-- *Answerers that went on meanwhile* remember the statements of three heights: the open one and the last two decided. So they
-  still name my statements when they have decided that height and the one after it. Older heights are decided and certified. I
-  sign nothing below the (f+1)-th highest height claimed, which some honest voter has reached.
+- *Decided blocks.* q voters committed and q voters answered. Both groups share f + 1 voters, so f beside this one. The honest
+  voters among these have decided the block, or they hold a prepare certificate for it and send it before their answer. So this
+  voter holds its lost certificate again. An answer from a later height counts when this voter reaches that height. If the height
+  is too far ahead to keep its certificate, the voter asks again.
+- *Statements at an open height.* Links deliver in order or break. So honest voters have received this voter's statements and
+  return them. A returned statement that the log lacks proves a loss, but not its size: the voter that returned it may be one
+  height behind. So this voter is silent at the height of the statement and at the next one.
+- *Progress of the others.* Voters remember the statements of the open height and of the last two decided ones. So they still
+  return a statement after the decisions of its height and of the next one. Earlier heights are decided and certified. This
+  voter signs nothing below the (f+1)-th highest claimed height, which an honest voter has reached.
 
-A copy of the disk that runs beside the original signs with the same key, so it looks like something forgotten, for ever. Three
-things tell it apart:
+A copy of the disk on another machine signs with the same key. Its statements look like a loss each time. Three checks detect it:
 
-- *A silent voter asks at each height.* While a voter is silent, the check begins anew whenever a height opens. So it hears what
-  the other machine signed meanwhile before it signs anything itself.
-- *A height opened after our own start.* Let H be the height at which this life first has answers from there or below of
-  n − q + f + 1 others, or of all. An earlier life of this voter signed nothing above H + 1. For a signature at height x needs
-  x − 1 decided, so at least q − 1 others committed x − 1 before they answered us. They share more than f voters with those that
-  answered, so one of these is honest, answered after it committed x − 1, and x − 1 ≤ H. A signature of ours above H + 1 that is
-  not in our log was made by another machine. We stop for good, since both would soon sign two things for one slot. Fewer answers
-  prove nothing: then we are silent, as for anything forgotten.
-- *A link with our own key.* We dial an address that is said to be of our key. If another process answers there and proves the
-  key, it is another machine (`inputs.DuplicateIdentityInput`). That takes no signature of the log, so it may come before the
-  first one.
+- *A silent voter asks at each height.* While a voter is silent, its check starts again with every height. So it learns of the
+  copy's signatures before it signs anything itself.
+- *Heights above our start.* Let H be the first height at which this process has enough answers from H or below: those of
+  n − q + f + 1 other voters, or of all. Then earlier processes of this voter signed nothing above H + 1. Proof: a signature at
+  height x needs the decision of x − 1. So at least q − 1 other voters committed x − 1 before they answered us. They share more
+  than f voters with those that answered. So one of these is honest and answered after its commit of x − 1, hence x − 1 ≤ H. A
+  signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, since both machines would
+  soon sign two messages for one slot. Fewer answers prove nothing. Then the voter is silent, as after any loss.
+- *A link with our own key.* The peer dials an address that is announced for its own key. If another process there proves the key,
+  it is on another machine (`inputs.DuplicateIdentityInput`). This needs no signature, so it may come before the copy signs.
 
-A lying minority silences nobody: f liars do not reach the (f+1)-th highest claim, what I am said to have signed needs my
-signature, and n − f ≥ q honest voters answer. The limit of all this: answerers that restarted since know only certificates and
-what they themselves wrote down, so that votes of mine which entered no certificate are forgotten by all.
+f liars cannot silence a voter: the (f+1)-th highest claim is not above all honest ones, a returned statement needs the voter's
+signature, and n − f ≥ q honest voters answer. One gap remains: voters that restarted know only certificates and their own
+records. If all voters that answer have restarted, our votes that entered no certificate are lost.
 """
 
 from __future__ import annotations
@@ -51,14 +49,14 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, open_signed, short_id, sign_message
 from protocol.messages import Commit, Prepare, RememberedStatements, Timeout
 
-ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
-EARLIER_HEIGHTS = 1  # above the heights from which others answered: an earlier life may have been one height ahead of them
-SILENT_HEIGHTS = 2  # from the height of a forgotten statement on: an answerer may be one height behind what was forgotten
-VOTE_SETS_KEPT = 2  # decided heights whose statements are remembered for others
+ASK_SECONDS = 0.5  # until voters without a valid answer are asked again: they may have been too far ahead
+EARLIER_HEIGHTS = 1  # an earlier process of this voter may have been one height above the voters that answered
+SILENT_HEIGHTS = 2  # from the height of a lost statement: the voter that returned it may be one height behind
+VOTE_SETS_KEPT = 2  # decided heights whose statements are kept for others
 
 
 class OwnVotes:
-    """Everything signed for the undecided height. A `OwnStatement` record goes out before the message does."""
+    """Own statements of the open height and of the last `VOTE_SETS_KEPT` decided ones. Each is durable before it is sent."""
 
     def __init__(self, signer: Signer, chain_id: bytes, votes: Iterable[OwnStatement]) -> None:
         self._signer = signer
@@ -69,7 +67,7 @@ class OwnVotes:
         return self._signed.get((tag, height, view))
 
     def has_signed(self, statement: AgreementStatement) -> bool:
-        """Whether this very statement was signed here."""
+        """Return whether exactly this statement was signed here."""
         signed = self.get_vote(statement.TAG, statement.height, statement.view)
         return signed is not None and signed.body == codec.encode(statement)
 
@@ -81,7 +79,7 @@ class OwnVotes:
         ]
 
     def sign_statement(self, message: AgreementStatement) -> OwnStatement:
-        """Signs. `LocalProtocolError` if the slot is taken or a rule of the protocol forbids the message."""
+        """Sign a statement. Raises `LocalProtocolError` if its slot is taken, or if a vote would follow an own timeout."""
         slot = (message.TAG, message.height, message.view)
         if slot in self._signed:
             raise LocalProtocolError(f"{slot} is signed already")
@@ -95,12 +93,12 @@ class OwnVotes:
         return any(tag != Timeout.TAG and of_height == height for tag, of_height, _ in self._signed)
 
     def highest_timed_out_view(self, height: int) -> int:
-        """The highest view of `height` that was given up; −1: none."""
+        """Return the highest view of `height` with an own timeout; −1 if there is none."""
         given_up = (view for tag, of_height, view in self._signed if tag == Timeout.TAG and of_height == height)
         return max(given_up, default=-1)
 
     def highest_signed_view(self, height: int) -> int:
-        """The highest view of `height` that anything was signed in."""
+        """Return the highest view of `height` with an own statement; 0 if there is none."""
         return max((view for _, of_height, view in self._signed if of_height == height), default=0)
 
     def prune_below_height(self, height: int) -> None:
@@ -109,28 +107,28 @@ class OwnVotes:
 
 @dataclass(slots=True)
 class RollbackCheck:
-    """Whether a voter may sign. One per life of a replica; it starts closed and opens once. Holds what VOTERS_MAX voters said."""
+    """Decides whether a voter may sign. The check starts with the process, and again at each height while the voter is silent."""
 
     is_over: bool = False
-    _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height it said it works on
-    _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
+    _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height that it claims to work on
+    _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts when their height is reached
     no_votes_below: int = 0
-    _reached: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
-    duplicate_identity_reason: str | None = None  # what another machine with our key did in this life: nothing more is signed
-    next_request_at: float = 0.0  # when voters without an answer are asked again
+    _reached: int | None = None  # H, see above; None: too few voters have answered
+    duplicate_identity_reason: str | None = None  # the action of another machine with our key, after which nothing is signed
+    next_request_at: float = 0.0  # time of the next requests
 
     def record_answer(self, voter: bytes, claim: int, height: int) -> None:
-        """`claim`: the voter's height; `height`: mine."""
+        """Record a voter's answer. `claim` is the voter's height, and `height` is ours."""
         self._claims[voter] = claim
         if claim <= height + FUTURE_HEIGHTS_MAX:
             self._answered.add(voter)
 
     def record_forgotten_statement(self, height: int) -> bool:
-        """A statement of mine turned up that is not in my log: whether that makes me silent for longer.
+        """Record an own statement that our log lacks, and return whether the silence becomes longer.
 
-        It counts after the check too, when an answer came too late.
+        The statement also counts after the check, since its answer may have been late.
         """
-        # No earlier life of this voter can have signed anything so far above what it had reached.
+        # No earlier process of this voter can have signed so far above the others.
         is_of_this_life = self._reached is not None and height > self._reached + EARLIER_HEIGHTS
         if is_of_this_life and self.duplicate_identity_reason is None:
             self.duplicate_identity_reason = f"signed at height {height} what was not signed here"
@@ -147,14 +145,14 @@ class RollbackCheck:
         return self.is_over and height >= self.no_votes_below and self.duplicate_identity_reason is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
-        """Counts answers of voters of the height to be signed only: a rolled-back disk names an old set, which may lie by now."""
+        """Return whether enough voters of this height have answered. Former voters do not count: more than f may lie by now."""
         others = {voter: claim for voter, claim in self._claims.items() if voter in voters and voter != me}
         answered = 1 + sum(voter in self._answered and claim <= height for voter, claim in others.items())
         claims = sorted([height, *others.values()], reverse=True)
         return answered >= voters.quorum and claims[voters.faults_tolerated] <= height
 
     def enter_height(self, voters: VoterSet, height: int) -> None:
-        """A height with these voters opens. Answers of other peers go. While we are silent, all answers go: we ask anew."""
+        """Open a height with these voters. Answers of other peers are dropped; while we are silent, all are, and we ask again."""
         if self.is_over and height <= self.no_votes_below:
             self.is_over, self.next_request_at = False, 0.0
             self._answered.clear()
@@ -163,7 +161,7 @@ class RollbackCheck:
         self._claims = {voter: claim for voter, claim in self._claims.items() if voter in voters}
 
     def voters_without_answer(self, me: bytes, voters: VoterSet) -> tuple[bytes, ...]:
-        """The voters whose answer is missing: they are asked, and asked again."""
+        """Return the voters whose answer is missing, which are asked again."""
         if self.is_over or me not in voters:
             return ()
         return tuple(voter for voter in voters.keys if voter != me and voter not in self._answered)
@@ -172,7 +170,10 @@ class RollbackCheck:
 def open_remembered_statements(
     heard: RememberedStatements, me: bytes, chain_id: bytes, verifier: Verifier
 ) -> tuple[list[AgreementStatement], list[Signed]]:
-    """My statements of the agreement and of rounds, as somebody remembers them; `RemoteProtocolError` if one is not mine."""
+    """Verify own statements that another voter returned, and split them into statements of agreement and of rounds.
+
+    Raises `RemoteProtocolError` if a signature is not ours or not valid.
+    """
     statements: list[AgreementStatement] = []
     of_rounds: list[Signed] = []
     for signed in heard.signed:
@@ -187,5 +188,5 @@ def open_remembered_statements(
 
 
 def votes_of_certificate(certificate_vote: bytes, signatures: dict[bytes, bytes]) -> list[Signed]:
-    """The votes of which a certificate consists, as they were signed."""
+    """Return the signed votes of a certificate."""
     return [Signed(certificate_vote, signer, signature) for signer, signature in signatures.items()]

@@ -1,4 +1,4 @@
-"""How long a view may take: measured from the decisions of this network, longer with every view that fails."""
+"""View timeouts, measured from the decisions of this network. They grow with every view that fails."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from dataclasses import dataclass, field
 
 from consensus.voter_set import VoterSet
 
-VIEW_SECONDS_MIN = 1.0  # machines that vote also train: a busy processor must not look like a dead leader
-VIEW_SECONDS_MAX = 60.0  # a healed network goes on within a minute
-VIEW_GROWTH = 1.5  # per failed view, until all honest voters are in one view long enough
-# patience with a leader whose link has broken: a restarted link is back by then, a dead process is not
-LEADER_LOST_SECONDS = 0.25
-TAIL_FACTOR = 3.0  # above the slowest of the last decisions of most leaders
-MEASURED_PER_LEADER = 8  # decisions: a leader that is slow now and then stays known as such
-REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is greeted with everything: repeats are a last resort
+VIEW_SECONDS_MIN = 1.0  # voters also train: a busy processor must not look like a failed leader
+VIEW_SECONDS_MAX = 60.0  # a healed network decides again within a minute
+VIEW_GROWTH = 1.5  # per failed view, until all honest voters stay in one view for long enough
+LEADER_LOST_SECONDS = 0.25  # wait for a leader whose link broke: a link that restarts is back by then, a dead process is not
+TAIL_FACTOR = 3.0  # times the slowest recent decision of all leaders but the f slowest
+MEASURED_PER_LEADER = 8  # decisions: enough to remember a leader that is slow only at times
+REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link starts with all statements: repeats are rarely needed
 
 
 @dataclass(slots=True)
 class Pacemaker:
-    """Timer of the current view and of repeats: the first runs while there is work here, the other also while others may have."""
+    """The timers of views and of repeats. A view timer runs while there is work here, repeats also while others may have work."""
 
-    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # by leader: seconds from the start of its view
+    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # by leader: seconds until its last decisions
     _tail: float = 0.0
     _view: int = 0
-    _seconds: float | None = None  # that this view may take; None: to be computed
-    _started: float | None = None  # when this view's clock began: at its start, or when work turned up
+    _seconds: float | None = None  # length of this view; None: not computed yet
+    _started: float | None = None  # start of this view's timer: when the view began, or when work came later
     _repeat_from: float | None = None
 
     def enter_view(self, view: int) -> None:
@@ -33,19 +32,19 @@ class Pacemaker:
         self._started = self._repeat_from = None
 
     def set_view_timer(self, working: bool, now: float) -> None:
-        """Starts or stops the view timer."""
+        """Start or stop the view timer."""
         self._started = _running_since(self._started, working, now)
 
     def set_repeat_timer(self, talking: bool, now: float) -> None:
-        """Starts or stops the repeats."""
+        """Start or stop the repeats."""
         self._repeat_from = _running_since(self._repeat_from, talking, now)
 
     def record_decision(self, leader: bytes, voters: VoterSet, now: float) -> None:
-        """A block of `leader` was decided in the view that this peer is in.
+        """Record that a block of `leader` was decided in the view that this peer is in.
 
-        The f slowest leaders set nothing: each of f liars could otherwise propose just in time, be measured, and so get three
-        times as long the next time, up to the cap. While no more than f are measured, all may be liars: the fastest decision of
-        all counts, which no later one makes slower.
+        The f slowest leaders do not count. Otherwise each of f liars could propose just in time, and so triple its timeout with
+        every block, up to the maximum. While at most f leaders are measured, all of them may be liars. Then the fastest decision
+        counts, and no later one can raise the timeout.
         """
         if self._started is None:
             return
@@ -62,14 +61,14 @@ class Pacemaker:
 
     @property
     def _growth(self) -> float:
-        # The exponent is bounded only to keep the power a finite number; the cap is reached long before.
+        # The bound of the exponent only keeps the power finite: the maximum is reached long before.
         return float(VIEW_GROWTH ** min(self._view, 64))
 
     def view_deadline(self, leader_lost: float | None) -> float | None:
-        """`leader_lost`: when the link to the leader broke; None if it did not, or if there never was one.
+        """Return when the view times out. `leader_lost` is the time when the link to the leader broke, or None.
 
-        A leader that has been gone for a while gets no time in view 0, and more in each later view. Without that, views would end
-        as fast as messages go between voters whose links stay broken.
+        A leader that has been away for a while gets no time in view 0, and more in each later view. Without this growth, voters
+        with broken links would change views as fast as messages travel.
         """
         if self._started is None:
             return None
@@ -81,7 +80,7 @@ class Pacemaker:
     def repeat_deadline(self) -> float | None:
         if self._repeat_from is None:
             return None
-        waits_itself = self._started is not None  # otherwise only others may: a liar can make that last for ever
+        waits_itself = self._started is not None  # otherwise only others may wait, which a liar can prolong for ever
         return self._repeat_from + (min(REPEAT_SECONDS_MAX, self.view_seconds()) if waits_itself else REPEAT_SECONDS_MAX)
 
     def restart_repeat_timer(self, now: float) -> None:

@@ -1,17 +1,19 @@
-"""The replica: PBFT with two phases, one height at a time, certificates carried through view changes.
+"""The replica: PBFT (Castro and Liskov 1999) with two phases, one height at a time, and certificates that view changes carry.
 
-Inputs are handled into facts (a verified statement, a certificate, a claim); then the rules run until none has anything to do.
-`replica_state` holds the facts, `message_handlers` makes and tells them, the rules here act on them, the timers act when time has
-passed.
+Handlers turn inputs into facts: verified statements, certificates, claims. Then the rules run until none of them applies.
+`replica_state` holds the facts, and `message_handlers` makes and sends them. The rules and the timers are in this module.
 
-Safety, as the comments in those name it:
-(S1) One Propose, Prepare, Commit and Timeout per (height, view), durable before it is sent, over restarts too.
-(S2) No Prepare or Commit in a view after a Timeout for it or a later one.
-(S3) A proposal of view v > 0 carries a timeout certificate of exactly v − 1; the prepared block in it is proposed again unjudged.
-(S4) Block bytes are durable before the Prepare, the prepare certificate before the Commit.
-(S5) A Timeout counts with its certificate only; certificates are taken whole; a commit certificate of any view decides.
-(S6) Who has not applied the parent prepares nothing; who finds another state than a decided block names signs nothing.
-(L) marks what liveness needs.
+Safety rules, as the comments name them:
+(S1) One Propose, Prepare, Commit and Timeout per (height, view), also after a restart. Each is durable before it is sent.
+(S2) No Prepare or Commit in a view after a Timeout for that view or a later one.
+(S3) A proposal of view v > 0 carries a timeout certificate of exactly v − 1. If the certificate names a prepared block, the
+     leader proposes this block again, and voters prepare it without judging it.
+(S4) A block's bytes are durable before the Prepare, and a prepare certificate before the Commit.
+(S5) A Timeout counts only with a certificate that covers it. A voter adopts a prepare certificate whatever it prepared itself.
+     A commit certificate of any view decides.
+(S6) A voter prepares nothing before it has applied the parent. It signs nothing after a decided block names another state than
+     its own.
+(L) marks rules that liveness needs.
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ from protocol.messages import (
 
 
 class Replica(ReplicaMessageHandlers):
-    """One voter's, or observer's, part in the agreement. Pure: time is an argument, effects are returned.
+    """A voter or an observer in agreement. It does no I/O and reads no clock: time is an argument, effects are returned.
 
-    `now` is seconds since the Unix epoch, and never goes backwards during a replica's life: the daemon adds a monotonic
-    clock to the wall time at its start. `applied` is the last height the application has applied; decided heights above it that
-    are in `restart` must follow as `AppliedInput` events, as for every `StepEffects.decided_blocks`. `anchor_height` is that of
-    the block that this peer's invitation names, 0 if none: the executor lets no other block be decided there.
+    `now` is in seconds since the Unix epoch and never goes backwards: the daemon adds a monotonic clock to the wall time at its
+    start. `applied` is the last applied height. The decided heights of `restart` above it must follow as `AppliedInput`, as for
+    all `StepEffects.decided_blocks`. `anchor_height` is the height of the trusted block in this peer's invitation, or 0. The
+    executor lets no other block be decided there.
     """
 
     def __init__(
@@ -73,12 +75,12 @@ class Replica(ReplicaMessageHandlers):
         self._open_height()
 
     def step(self, event: ReplicaInput, now: float) -> StepEffects:
-        """Handles one input. The turn must be executed, or merged with later ones and executed, before the next wait."""
+        """Handle one input and return its effects. Execute them before the next wait, alone or merged with later ones."""
         self.handle_input(event, now)
         return self.finish_step(now)
 
     def finish_step(self, now: float) -> StepEffects:
-        """What the inputs taken since the last turn lead to. Rules and timers are looked at once for all of them."""
+        """Run the rules and the timers once, for all inputs since the last step, and return the effects."""
         self._now = max(now, self._now)
         if self._ask_again is not None and (self._ask_again <= self._now or self._is_vouched_for()):
             self._ask_application, self._ask_again = True, None
@@ -89,7 +91,7 @@ class Replica(ReplicaMessageHandlers):
         return turn
 
     def handle_input(self, event: ReplicaInput, now: float) -> None:
-        """Makes facts of one input; nothing is signed before `finish_step`."""
+        """Turn one input into facts. Nothing is signed before `finish_step`."""
         self._now = max(now, self._now)
         match event:
             case MessageInput(peer, message):
@@ -109,7 +111,6 @@ class Replica(ReplicaMessageHandlers):
                 for memory in (self._catch_up, self._future, self._answers):
                     memory.remove_peer(peer)
             case DuplicateIdentityInput(address):
-                # Another machine has proven our key.
                 self._check.duplicate_identity_reason = self.duplicate_identity_reason or f"is at {address}"
             case AppliedInput():
                 self._chain.add_applied(event)
@@ -120,16 +121,16 @@ class Replica(ReplicaMessageHandlers):
             case TickInput():
                 pass
 
-    # The rules: each does one thing if its time has come, and says whether it did -------------------------------------------
+    # Rules: each does one thing if its conditions hold, and returns whether it did ------------------------------------------
 
     def _settle(self) -> None:
-        """What is certain comes before what follows from it; a vote comes last, when all that could forbid it is known."""
+        """Run rules until none applies. Votes come last, when everything that could forbid them is known."""
         while self._book is not None and self._act(self._book):
             pass
         self._ask_application = False
 
     def _act(self, book: HeightVoteSet) -> bool:
-        """Whether one of the rules had something to do: the first one that had."""
+        """Run the first rule that applies, and return whether there was one."""
         return (
             self._decide(book)
             or self._collect_prepares(book)
@@ -145,7 +146,7 @@ class Replica(ReplicaMessageHandlers):
     # Heights ---------------------------------------------------------------------------------------------------------
 
     def _decide(self, book: HeightVoteSet) -> bool:
-        """(S5) A commit certificate decides, from whatever view it is, if its block follows from the last one decided."""
+        """(S5) Decide on a commit certificate of any view, if the parent of its block is the last decided block."""
         if book.commit is None or book.commit_vote is None:
             return False
         block = self._blocks.get(book.commit_vote.block)
@@ -163,7 +164,7 @@ class Replica(ReplicaMessageHandlers):
         self._tell_observers(
             book, Decision(block, book.commit), schedule.leader_of_view(book.commit_vote.view) if schedule else None
         )
-        self._own.prune_below_height(self.height - VOTE_SETS_KEPT)  # as long as others may tell us what they heard of us
+        self._own.prune_below_height(self.height - VOTE_SETS_KEPT)  # others may still return our statements of these heights
         self._blocks.clear()
         self._stored.clear()
         self._rivalry = self._rivalry or self._rivalry_in(book)
@@ -175,7 +176,7 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _tell_observers(self, book: HeightVoteSet, decision: Decision, leader: bytes | None) -> None:
-        """The leader sends members the block; the others only say that there is one, in case the leader lies."""
+        """Send the block to members as leader. Other voters only announce its height, in case the leader sends nothing."""
         if self.me not in book.voters:
             return
         observers = sorted(peer for peer in self._links if peer not in book.voters)
@@ -185,7 +186,7 @@ class Replica(ReplicaMessageHandlers):
                 self._sends.append(SendMessage(tuple(sorted(told)), message))
 
     def _open_height(self) -> None:
-        """Starts the book of the current height, once its voters are known."""
+        """Start the vote set of the current height, once its voters are known."""
         voters = self._chain.voters.get(self.height)
         self._catch_up.record_own_height(self.height, self._now)
         if voters is None or self._book is not None:
@@ -195,10 +196,10 @@ class Replica(ReplicaMessageHandlers):
         self._lost = {peer: at for peer, at in self._lost.items() if peer in voters}
         self._enter_view(book, self._own.highest_signed_view(self.height))
         for signed, statement in self._own.statements_at(self.height):
-            if statement.voters == voters.hash:  # what was signed on a wrong state, before a restore, counts for nobody
+            if statement.voters == voters.hash:  # statements of a wrong state, before a restore, do not count
                 book.add_statement(signed, statement)
         if self._recovered is not None:
-            # (S3) Timeouts after a restart must name the certificate from before it, if these voters signed it.
+            # (S3) Timeouts after a restart must name the certificate from before the restart, if these voters signed it.
             vote = codec.decode_message(self._recovered.vote, (Prepare,))
             if vote.height == book.height and vote.voters == voters.hash:
                 book.adopt_prepare_certificate(self._recovered, vote)
@@ -213,7 +214,7 @@ class Replica(ReplicaMessageHandlers):
         return prepared is not None and self._adopt(book, *prepared)
 
     def _follow(self, book: HeightVoteSet) -> bool:
-        """(L) Any certificate of a later view takes us there."""
+        """(L) Enter the latest view that a certificate leads to."""
         prepared_view = book.high_vote.view if book.high_vote else NO_VIEW
         target = max(prepared_view, book.timed_out_view + 1)
         if target <= self.view:
@@ -222,7 +223,7 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _join_timeouts(self, book: HeightVoteSet) -> bool:
-        """(L) More voters than there can be liars gave up this view, or a later one: so do I."""
+        """(L) Join f + 1 voters that gave up the current view or later ones: one of them is honest."""
         view = book.view_to_join()
         if view < self.view or not self._may_sign(book) or self._own.highest_timed_out_view(book.height) >= view:
             return False
@@ -232,9 +233,10 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _vouch(self, book: HeightVoteSet) -> bool:
-        """(L) A voter in a view may hold no certificate that shows why: it restarted, or joined. It gives up the view before.
+        """(L) Give up the view before the current one, if no certificate here leads to the current view.
 
-        Without this, it could be the one voter that the others need to follow it, and none of its messages would count for them.
+        A voter is in such a view after a restart or after joining timeouts. The others may need its timeout to follow it, and
+        until they follow, they do not act on its other messages.
         """
         before = self.view - 1
         if before < 0 or not self._may_sign(book) or self._own.get_vote(Timeout.TAG, book.height, before):
@@ -253,7 +255,7 @@ class Replica(ReplicaMessageHandlers):
     # Blocks ----------------------------------------------------------------------------------------------------------
 
     def _propose(self, book: HeightVoteSet) -> bool:
-        """(S3) The leader of a later view needs the timeouts of the view before and keeps to the certificate they carry."""
+        """(S3) Propose a block as leader. After view 0, the timeouts of the view before are needed and may oblige to a block."""
         if not self._may_judge(book) or self.leader != self.me or self.view in book.proposals:
             return False
         justification = None if self.view == 0 else book.timeout_certificate(self.view - 1)
@@ -261,7 +263,7 @@ class Replica(ReplicaMessageHandlers):
             return False
         obligation = book.high_vote if justification else None
         if obligation is not None and obligation.view >= self.view:
-            return False  # this view's block was prepared before a restart: it goes on without being proposed again
+            return False  # this view's block was prepared before a restart, and needs no proposal any more
         block = self._block_to_propose(book, obligation)
         if block is None:
             return False
@@ -279,7 +281,7 @@ class Replica(ReplicaMessageHandlers):
     def _block_to_propose(self, book: HeightVoteSet, obligation: Prepare | None) -> bytes | None:
         signed = self._own.get_vote(Propose.TAG, book.height, self.view)
         if signed is not None:
-            # (S1) Signed before a restart: the same block, unless the timeouts now oblige to another one.
+            # (S1) This view's proposal was signed before a restart: the block is the same, unless timeouts now oblige to another.
             propose = codec.decode_message(signed.body, (Propose,))
             if propose.voters != book.voters.hash or (obligation and obligation.block != propose.block):
                 return None
@@ -292,7 +294,7 @@ class Replica(ReplicaMessageHandlers):
         return None if body is None else self._chain.build_block(body, self.me, self._now_ms())
 
     def _expand(self, book: HeightVoteSet) -> bool:
-        """Makes the proposed block of messages that are here. Missing ones come with the work, or the block is fetched."""
+        """Build the proposed block from its compact body. Missing messages arrive by gossip, or the whole block is fetched."""
         offer = book.proposals.get(self.view)
         if offer is None or offer.compact_body is None or offer.digest in self._blocks or not self._ask_application:
             return False
@@ -312,7 +314,7 @@ class Replica(ReplicaMessageHandlers):
         has_prepared = self._own.get_vote(Prepare.TAG, book.height, self.view) is not None
         if offer is None or block is None or has_prepared or not self._may_judge(book):
             return False
-        if offer.obligation is None:  # a fresh block is judged; one that was prepared before is judged by nobody again (S3)
+        if offer.obligation is None:  # only a fresh block is judged, not one that was prepared before (S3)
             if not self._ask_application:
                 return False
             problem = self._chain.why_block_refused(
@@ -336,28 +338,29 @@ class Replica(ReplicaMessageHandlers):
         self._broadcast(book, Vote(self._sign(book, vote)))
         return True
 
-    # What a replica does because time has passed: gives up a view, says things again, asks for what it lacks ---------------
+    # Timers: they give up a view, repeat statements, and request missing data ----------------------------------------------
 
     @property
     def awaits_decision(self) -> bool:
-        """(L) The view timer runs exactly while this voter itself waits for a decision that it could judge.
+        """(L) True while this voter waits for a decision that it could judge. The view timer runs exactly then.
 
-        The invariant: what one honest voter waits for, either reaches all of them, or ends with its view. The application's work
-        is passed on, a prepare certificate is repeated, and any leader proposes what that certifies. A proposal that has no
-        certificate yet binds no later leader, so it is work in its own view only, and not if it was refused here for good. What
-        others said is none: liars can say it for ever, and f + 1 that gave up a view are joined without any timer.
+        Invariant: work for which one honest voter waits either reaches all honest voters, or ends with its view. Work of the
+        application is gossiped, a prepare certificate is repeated, and every leader proposes its block again. A proposal without
+        a certificate binds no later leader. So it is work in its own view only, and not after it was refused here for good.
+        Statements of others are no work: liars can repeat them for ever, and timeouts of f + 1 voters are joined without a timer.
         """
         book = self._book
         if book is None or not self._takes_part(book):
             return False
-        # This view's block was prepared here, or may be yet: its bytes may come, and so may its time.
+        # This view's block was prepared here, or may still be: its bytes may arrive, or its time may come.
         awaits_proposal = self.view in book.proposals and (self.block_refusal is None or self._ask_again is not None)
         return book.highest_prepare_certificate is not None or awaits_proposal or self._application.has_work()
 
     def _may_be_missed(self) -> bool:
-        """(L) Whether others may be at work and lack what was said here: it is repeated then, without a view timer.
+        """(L) Return whether others may be at work and lack our statements, which are then repeated without a view timer.
 
-        A proposal alone is no sign of that: where it was refused nothing was said, and liars that lead make as many as they like.
+        A proposal alone is no sign of work. If this voter refused it, there is nothing to repeat, and a lying leader can make any
+        number of proposals.
         """
         book = self._book
         return book is not None and self._takes_part(book) and (book.is_active() or self._own.has_voted(book.height))
@@ -392,13 +395,13 @@ class Replica(ReplicaMessageHandlers):
             self._send(*self._catch_up.next_request(now, self._chain.is_known_voter))
 
     def _view_deadline(self) -> float | None:
-        """(L) A leader that is known to be gone is not waited for as a silent one is."""
+        """(L) Return when to give up the view, or None. The wait is shorter if the link to the leader broke."""
         if self._own.highest_timed_out_view(self.height) >= self.view:
             return None
         return self._pacemaker.view_deadline(self._lost.get(self.leader or b"") if self._lost else None)
 
     def _decisions_deadline(self) -> float | None:
-        """None while they would be of no use: it is unknown yet whose signatures prove them, or too many wait to be applied."""
+        """Return when to request decisions. None: they cannot be verified yet, or too many blocks are not applied."""
         waiting = self.height - self._chain.applied
         return self._catch_up.deadline(self._now) if self._book is not None and waiting <= DECIDED_AHEAD_MAX else None
 
@@ -407,7 +410,7 @@ class Replica(ReplicaMessageHandlers):
         return self._fetch.deadline(missing[0] if missing else None, self._now)
 
     def _unanswered(self) -> tuple[bytes, ...]:
-        """Those without a link are asked when they get one."""
+        """Return the linked voters that have not answered. A voter without a link is asked when it gets one."""
         if self._book is None or self._check.is_over:
             return ()
         return tuple(key for key in self._check.voters_without_answer(self.me, self._book.voters) if key in self._links)

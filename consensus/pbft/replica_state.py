@@ -1,4 +1,4 @@
-"""What a replica holds, and the few ways in which that changes: everything the handlers, rules and timers stand on."""
+"""The state of a replica, and the few functions that change it. Handlers, rules and timers are built on it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ from protocol.identity import CachingVerifier, Signed, Signer, Verifier, short_i
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, ProposeEnvelope
 
-TIME_PREPARERS_MIN = 2  # for the time of a block: even if nobody lies (f = 0), the leader's clock may be wrong
-BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 4 MiB each; an older one that is needed again is fetched from its signers
+TIME_PREPARERS_MIN = 2  # voters that confirm a block's time: even without liars (f = 0), the leader's clock may be wrong
+BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 7 MiB each at most; an older one is fetched again if it is needed
 
 
 class ReplicaState:
-    """Bounds: one open book and `VOTE_SETS_KEPT` closed ones, each as its class says; `BLOCKS_HELD_MAX` blocks; messages of later
-    heights as `FutureHeightMessages` says; the last decided heights as `Chain` says; own statements of one height, which grow by
-    a few with every view that a quorum gives up, so with one view a minute in the end.
+    """The state of one replica. All parts are bounded:
+
+    - one open vote set and `VOTE_SETS_KEPT` closed ones, as `HeightVoteSet` describes
+    - `BLOCKS_HELD_MAX` undecided blocks
+    - messages of later heights, as `FutureHeightMessages` describes
+    - the last decided heights, as `Chain` describes
+    - own statements: a few for each view that a quorum gives up, in the end one view a minute
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class ReplicaState:
         anchor_height: int,
     ) -> None:
         self.me = signer.public
-        self.block_refusal: str | None = None  # why the current view's block is not prepared here
+        self.block_refusal: str | None = None  # why this voter does not prepare the current view's block
         self.view = 0
         self._chain_id = chain_id
         self._anchor_height = anchor_height
@@ -58,7 +62,7 @@ class ReplicaState:
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
         self._own = OwnVotes(signer, chain_id, restart.votes)
-        self._first_height = self.height  # of which all own votes are at hand
+        self._first_height = self.height  # from this height on, the log of own votes is complete
         self._check = RollbackCheck(no_votes_below=restart.no_votes_below)
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future, self._answers = (
@@ -68,22 +72,22 @@ class ReplicaState:
             ResponseRateLimiter(),
         )
         self._links: set[bytes] = set()
-        self._lost: dict[bytes, float] = {}  # voters whose link broke, and when; those that we never had are not among them
-        self._recovered = restart.prepared  # adopted when the book of its height opens
+        self._lost: dict[bytes, float] = {}  # voter whose link broke -> when; not voters that never had one
+        self._recovered = restart.prepared  # adopted when its height opens
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict(
             (stored.digest, stored.block) for stored in restart.blocks[-BLOCKS_HELD_MAX:]
         )
         self._stored = {stored.digest for stored in restart.blocks}
         self._now = 0.0
-        self._ask_application = True  # its answers may have changed since it was asked
-        self._ask_again: float | None = None  # when they will: a block's time lies ahead of this clock
+        self._ask_application = True  # its answers may have changed
+        self._ask_again: float | None = None  # when to ask again: a block's time is ahead of this clock
         self._records: list[JournalRecord] = []
         self._sends: list[SendMessage | SendDecisions | SendBlock] = []
         self._faults: list[PeerFault] = []
         self._heard: list[Signed] = []
         self._book: HeightVoteSet | None = None
-        self._closed: dict[int, HeightVoteSet] = {}  # of the last decided heights
-        self._rivalry: str | None = None  # of a height that is decided
+        self._closed: dict[int, HeightVoteSet] = {}  # vote sets of the last decided heights
+        self._rivalry: str | None = None  # `fork_proof` of a decided height
 
     @property
     def height(self) -> int:
@@ -92,26 +96,26 @@ class ReplicaState:
 
     @property
     def highest_claimed_height(self) -> int:
-        """The highest height that a connected peer says it works on. Nobody has to believe it."""
+        """The highest height that a connected peer claims to work on. The claim is not verified."""
         return max(self._catch_up.highest_claimed_height, self.height)
 
     def height_claimed_by(self, peers: Set[bytes], count: int) -> int:
-        """The height that so many of these peers, or more, say they work on; 0 if so many are not ahead."""
+        """Return the highest height that at least `count` of these peers claim; 0 if fewer claim to be ahead."""
         return self._catch_up.height_claimed_by(peers, count)
 
     @property
     def divergence(self) -> str | None:
-        """Why this replica signs nothing any more: a decided block names another state than it has. Restore, then build anew."""
+        """The difference between a decided block and our state, or None. It stops all signing until the state is restored."""
         return self._chain.divergence
 
     @property
     def state_root_split(self) -> str | None:
-        """Why people are needed: more than n − q leaders of this height stand on another state than this replica."""
+        """A message for people if more than n − q leaders of this height proposed another state root; otherwise None."""
         return self._chain.state_root_split
 
     @property
     def fork_proof(self) -> str | None:
-        """The first proof, since the start, that more than f voters lie: two certified blocks. It stops nothing here."""
+        """The first proof since the start that more than f voters lie: two certified blocks. The replica continues."""
         return self._rivalry or (self._rivalry_in(self._book) if self._book else None)
 
     def _rivalry_in(self, book: HeightVoteSet) -> str | None:
@@ -125,11 +129,11 @@ class ReplicaState:
 
     @property
     def _is_unproven(self) -> bool:
-        """Whether the invitation's block is still to be decided: until then retired voters may have led this peer astray."""
+        """True until the trusted block is decided. Until then, retired voters may have led this peer to another chain."""
         return self.height <= self._anchor_height
 
     def _is_below_anchor(self, book: HeightVoteSet) -> bool:
-        """Whether its voters may be retired ones: the invitation's block, or an earlier one, is decided in it."""
+        """Return whether the height is not above the trusted block, so that its voters may be retired ones."""
         return book.height <= self._anchor_height
 
     @property
@@ -137,12 +141,12 @@ class ReplicaState:
         return self._book is not None and self.me in self._book.voters.members
 
     def accepts_answers_of(self, peer: bytes) -> bool:
-        """Whether this peer's OwnStatements are read now: it votes at this height, whose voters are known here."""
+        """Return whether RememberedStatements of this peer are read now. The voters must be known, and it must be one of them."""
         return self._book is not None and peer in self._book.voters
 
     @property
     def may_sign_round_messages(self) -> bool:
-        """Whether this peer may sign messages of rounds. A voter may not until it knows that it has forgotten nothing."""
+        """True if this peer may sign messages of rounds. A voter must first know that its log lacks none of its signatures."""
         book = self._book
         if book is None:  # the voters of this height are not known yet
             return not self._is_stopped and self._check.is_over
@@ -154,7 +158,7 @@ class ReplicaState:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether this program cannot judge the block that follows, or one before it: the network runs what it lacks."""
+        """True if this program cannot judge the next block: the network runs a version that it lacks."""
         return self._is_beyond(self.height)
 
     def _is_beyond(self, height: int) -> bool:
@@ -163,17 +167,17 @@ class ReplicaState:
 
     @property
     def duplicate_identity_reason(self) -> str | None:
-        """What another machine with our key did, which stops this replica for good; None: there is none that we know of."""
+        """The action of another machine with our key, which stops this replica for good; None: no such machine is known."""
         return self._check.duplicate_identity_reason
 
     @property
     def no_votes_below(self) -> int:
-        """The height from which on this voter signs again, because its log lacks signatures of its own; 0: it lacks none."""
+        """The first height at which this voter signs again after its log lost signatures; 0: none were lost."""
         return self._check.no_votes_below
 
     @property
     def leader(self) -> bytes | None:
-        """Who leads the current view; None while that is not known yet."""
+        """The leader of the current view; None while it is not known."""
         schedule = self._chain.leader_schedule(self.height)
         return schedule.leader_of_view(self.view) if schedule else None
 
@@ -200,34 +204,34 @@ class ReplicaState:
             self._records.append(evidence)
 
     def _recognise(self, statement: AgreementStatement) -> None:
-        """A statement of mine came back. If my log lacks it, the log has lost its end, or another machine has my key."""
+        """Handle a returned own statement. If our log lacks it, the log has lost its end, or another machine has our key."""
         if self._own.has_signed(statement) or statement.height < max(self._first_height, self.height - VOTE_SETS_KEPT):
-            return  # our votes of heights that were decided before this start, or long ago, are not kept
+            return  # own votes of heights that were decided before this start, or long ago, are not kept
         if self._check.record_forgotten_statement(statement.height):
-            self._records.append(VotePause(self._check.no_votes_below))  # nobody may tell us again after another restart
+            self._records.append(VotePause(self._check.no_votes_below))  # after another restart, it may not be returned again
 
     def _add_certified(self, book: HeightVoteSet, certificate: Certificate, vote: Prepare | Commit) -> None:
-        """A certificate's votes are statements like others: they may contradict some, and may be what somebody forgot."""
+        """Add a certificate's votes as statements: they may contradict others, or be own votes that our log lost."""
         for signed in votes_of_certificate(certificate.vote, certificate.signatures):
             self._add(book, signed, vote)
 
     def _add_rival(self, book: HeightVoteSet, certificate: Certificate, vote: Commit) -> None:
-        """A verified certificate of a block that is not taken: counted, its votes would decide it. Its liars are accused."""
+        """Take a verified certificate of a block that is not accepted. Its votes are not counted, but may be evidence."""
         if self._is_below_anchor(book):
-            return  # only the invitation's block tells which of the two histories is true
+            return  # only the trusted block shows which of two chains is true
         book.conflicting_commit = book.conflicting_commit or vote
         for signed in votes_of_certificate(certificate.vote, certificate.signatures):
             self._add(book, signed, vote, counts=False)
         self._rivalry = self.fork_proof or self._rivalry_in(book)
 
     def _adopt(self, book: HeightVoteSet, certificate: Certificate, vote: Prepare) -> bool:
-        """(S4, S5) A prepare certificate is taken whole, whatever was prepared here, and is durable before it is acted on."""
+        """(S4, S5) Adopt a prepare certificate, whatever was prepared here. It is durable before the replica acts on it."""
         adopted = book.adopt_prepare_certificate(certificate, vote)
         if adopted:
             self._records.append(StoredCertificate(book.height, certificate))
         return adopted
 
-    # Books -----------------------------------------------------------------------------------------------------------
+    # Views -----------------------------------------------------------------------------------------------------------
 
     def _enter_view(self, book: HeightVoteSet, view: int) -> None:
         self.view = view
@@ -244,14 +248,14 @@ class ReplicaState:
             self._blocks.popitem(last=False)
 
     def _store(self, height: int, digest: bytes, block: bytes) -> None:
-        """(S4) Block bytes are durable before anything about them is signed: the record goes in the same turn."""
+        """(S4) Keep a block's bytes. Their record is in the same step as the statement about them, so it is durable before it."""
         self._hold(digest, block)
         if digest not in self._stored:
             self._stored.add(digest)
             self._records.append(StoredBlock(height, digest, block))
 
     def _missing_block(self) -> tuple[bytes, tuple[bytes, ...]] | None:
-        """The block that a certificate or the current proposal names and that is not here, and who should have it."""
+        """Return the missing block that a certificate or the current proposal names, and the peers that should have it."""
         book = self._book
         if book is None:
             return None
@@ -266,15 +270,15 @@ class ReplicaState:
         return offer.digest, (leader, *(key for key in prepared if key != leader))
 
     def _after_me(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """In an order that differs from voter to voter, so that not everybody asks the same one."""
+        """Sort the keys in an order that differs between voters, so that they ask different peers first."""
         return tuple(sorted((key for key in keys if key != self.me), key=lambda key: (key < self.me, key)))
 
     def _proposal(self, offer: BlockProposal) -> ProposeEnvelope:
-        """The message of an offer whose block is here. Its short body is made anew: what came may have been anything."""
+        """Make the message of a proposal whose block is here. Its compact body is made again: the received one is not signed."""
         short = self._application.make_compact_body(decode_block(self._blocks[offer.digest]).body)
         return ProposeEnvelope(offer.propose, offer.header, short, offer.justification)
 
-    # What the rules stand on -----------------------------------------------------------------------------------------
+    # Conditions of the rules -----------------------------------------------------------------------------------------
 
     def _may_sign(self, book: HeightVoteSet) -> bool:
         is_voter = self.me in book.voters.members
@@ -285,11 +289,11 @@ class ReplicaState:
         return book.high_vote is not None and book.high_vote.view == self.view
 
     def _may_judge(self, book: HeightVoteSet) -> bool:
-        """(S2, S6) Blocks are proposed and prepared on an applied parent, and not in a view that was given up."""
+        """(S2, S6) Return whether this voter may propose and prepare: the parent is applied, and the view is not given up."""
         return self._may_sign(book) and self._chain.is_applied and self._own.highest_timed_out_view(book.height) < self.view
 
     def _is_vouched_for(self) -> bool:
-        """(L) Whether an honest voter is among those that prepared this view's block: no clock that is behind keeps it back."""
+        """(L) Return whether an honest voter has prepared this view's block. Then a slow clock here must not delay it."""
         book = self._book
         offer = book.proposals.get(self.view) if book else None
         if book is None or offer is None or not self._may_judge(book):
@@ -299,7 +303,7 @@ class ReplicaState:
     def _now_ms(self) -> int:
         return int(self._now * 1_000)
 
-    # What goes out ---------------------------------------------------------------------------------------------------
+    # Output ----------------------------------------------------------------------------------------------------------
 
     def _sign(self, book: HeightVoteSet, statement: AgreementStatement) -> Signed:
         voted = self._own.sign_statement(statement)
