@@ -179,7 +179,7 @@ async def _announce(api: PeerApi, show: Print, chosen: NotificationFilter) -> No
 
 
 class _Interrupts:
-    """Handling of Ctrl-C. While the prompt reads a line, it is a key. While a command runs, it is a signal that ends the command."""
+    """Handling of Ctrl-C: a key while the prompt reads a line, and a signal that ends the command while one runs."""
 
     def __init__(self, show: Print, quitting: str) -> None:
         self._show, self._quitting = show, quitting
@@ -272,7 +272,7 @@ async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
 
 
 class NotificationFilter:
-    """A choice of events for the prompt, by the events' own times. It drops events that an answer at this prompt already shows."""
+    """A choice of events for the prompt, by the events' own times. It drops events that an answer at this prompt shows."""
 
     def __init__(self, me: str = "") -> None:
         self._me = me

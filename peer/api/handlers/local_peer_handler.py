@@ -111,7 +111,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         return waiting or "; ".join(filter(None, (stalled, gaps)))
 
     async def _seconds_since_decision(self) -> float | None:
-        """Return the seconds since the last decision, or None. Until the first decision after a start, the block's time counts."""
+        """Return the seconds since the last decision, or None. Before the first decision after a start, it is the block's age."""
         driver, at = self.peer.driver, self.peer.driver.observer.last_decision_at
         if at is None:
             last = await trio.to_thread.run_sync(driver.store.get_decision, driver.state.height)
