@@ -67,7 +67,7 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status, which is 2 after an error that the user can fix. The error prints one line."""
+    """Run one command and return its exit status. An error that the user can fix prints a message and gives status 2."""
     open_missing_streams()
     try:
         try:

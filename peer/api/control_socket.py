@@ -71,7 +71,7 @@ async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
     return bytes(data)
 
 
-# Where the socket is -------------------------------------------------------------------------------------------------
+# Place of the socket -------------------------------------------------------------------------------------------------
 
 
 def socket_path(directory: Path, configured: str = "") -> Path:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROMPT = "peer> "
-DECISION_NOTICE_SECONDS = 3.0  # decisions take a fraction of a second; after this time the user is told the reason of the wait
+DECISION_NOTICE_SECONDS = 3.0  # decisions take a fraction of a second; a longer wait is explained to the user
 
 # A call of `status` takes hundredths of a second, but a peer that applies a large model is busy for some seconds.
 UNRESPONSIVE_NOTICE_SECONDS = 7.0
@@ -147,7 +147,7 @@ async def run_console(api: PeerApi, *, attached: bool, history: Path | None = No
 
 
 async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: str) -> None:
-    """Until `quit`, or what else ends the prompt."""
+    """Run the interactive prompt until `quit`, Ctrl-D or a second Ctrl-C."""
     status = await api.status()
     who = f"{status.name} ({view_tables.shorten_id(status.peer)})" if status.name else view_tables.shorten_id(status.peer)
     where, state = (
@@ -285,7 +285,7 @@ class NotificationFilter:
         self._met |= {f"cannot reach {word.rpartition('@')[2]}" for word in line.split()}
 
     def filter_event(self, event: EventView) -> EventView | None:
-        """Return the event to show, or None. The last event within the limit of a minute gets a note that more are hidden."""
+        """Return the event to show, or None. The last event shown in a minute notes that more are hidden."""
         if not self._is_worth_it(event):
             return None
         minute = event.at_ms // 60_000

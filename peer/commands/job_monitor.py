@@ -138,7 +138,7 @@ def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
     return (busy or fit)[-1]
 
 
-# Showing it --------------------------------------------------------------------------------------------------------------
+# Display -----------------------------------------------------------------------------------------------------------------
 
 
 async def watch_job(api: PeerApi, wanted: str, names: NameLookup, show: Callable[[str], None], on_screen: bool) -> JobView:
@@ -225,7 +225,7 @@ def describe_open_round(of: JobProgress, names: NameLookup) -> str:
 
 
 def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> RenderableType:
-    """Return a panel that fits the terminal. Trainers get their lines first, then the loss curve, then as many rounds as fit."""
+    """Return a panel that fits the terminal. Trainers get their lines first, then the loss curve, then the rounds that fit."""
     assert of.job is not None
     width, height = console.size
     room, left = width - FRAME_WIDTH, height - 1 - FRAME_HEIGHT  # without the cursor's line

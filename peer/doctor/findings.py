@@ -40,7 +40,7 @@ def fault(check: str, text: str, advice: str) -> DoctorFinding:
 
 
 def fault_of_error(check: str, error: Exception, advice: str = "mend that, and ask again") -> DoctorFinding:
-    """Return a fault for an error. Its message has the form `what happened; what to do`, and `advice` replaces a missing remedy."""
+    """Return a fault for an error whose message is `what happened; what to do`. `advice` replaces a missing remedy."""
     text, _, way_out = str(error).partition("; ")
     return fault(check, text, way_out or advice)
 

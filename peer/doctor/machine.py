@@ -25,7 +25,7 @@ from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEED
 from protocol.api import PeerApi
 from protocol.limits import CLOCK_AHEAD_SECONDS
 
-MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model, as in `scenarios.idle`
+MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: the bound of `scenarios.idle`
 WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in total
 RUNNING_BYTES_MIN = 64_000_000  # reserve of a running peer, which already has its memory
 INODES_MIN = 10_000  # each blob is a file, and a round leaves a dozen
@@ -170,7 +170,7 @@ def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFi
 
 
 def is_clock_synchronized() -> bool | None:
-    """Return True if the kernel reports a synchronized clock, or None if it does not report it."""
+    """Return True if the kernel calls its clock synchronized, False if not, and None if it cannot be asked."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):

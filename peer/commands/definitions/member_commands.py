@@ -92,7 +92,7 @@ async def invite(asked: CommandContext[PeerApi]) -> None:
     if sys.stdout.isatty():
         asked.show(note)
     else:
-        print(note, file=sys.stderr)  # standard output carries only the invitation, for a program that reads it
+        print(note, file=sys.stderr)  # standard output carries only the invitation, for scripts
 
 
 @listing_command(
