@@ -124,7 +124,7 @@ class AuditRpcHandler(AuditRpc):
         return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
 
     def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
-        """Return job and key of the proposals on which this peer must report, each with its own key in that round."""
+        """Return the reports that this peer owes: job and proposal key -> this peer's public key in that round."""
         return {
             (due.job, due.proposal_key): due.auditor
             for due in audit_duties(self.peer.me, self.peer.driver.state)
