@@ -1,4 +1,4 @@
-"""The command `peer`. Ctrl-C ends it in one line also while its modules are imported, which takes tenths of a second."""
+"""The command `peer`. Ctrl-C prints one line and no traceback, even during imports, which take tenths of a second."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def main() -> int:
     """Run one command and return its exit status."""
     try:
         if sys.argv[1:] == ["--version"]:
-            with contextlib.suppress(OSError):  # the command line fails at it again, and says why
+            with contextlib.suppress(OSError):  # the full command line below fails as well and prints the reason
                 print(f"folkmoot {VERSION}", flush=True)
                 return 0
         from peer import cli
     except KeyboardInterrupt:
         print("peer: interrupted", file=sys.stderr)
-        return 130  # as `peer.commands.standard_streams.EXIT_INTERRUPTED`: its import may be the interrupted one
+        return 130  # equals `peer.commands.standard_streams.EXIT_INTERRUPTED`, whose import may be the interrupted one
     return cli.main()
 
 

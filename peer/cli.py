@@ -1,4 +1,4 @@
-"""The command `peer`. Everything heavy is imported by the command that needs it, so that `peer --help` answers at once."""
+"""The command `peer`. Each command imports its own heavy modules, so that `peer --help` answers at once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
 EXIT_USER_ERROR = 2
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errors of a write to a stream
 
-# What stands behind the flag of each setting, in the order of the help; None: the flag says yes or no.
+# Setting -> the placeholder of its value in the help, in the order of the help. None: a flag with `--no-` form and no value.
 SETTING_METAVARS: dict[str, str | None] = {
     "role": "ROLE",
     "listen": "ADDRESS",
@@ -67,17 +67,17 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status: 0, or 2 after one line that says what a person can mend."""
+    """Run one command and return its exit status. An error that the user can fix prints a message and gives status 2."""
     open_missing_streams()
     try:
         try:
-            if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.deterministic_failures`
+            if sys.flags.optimize:  # peers agree on failed assertions: `ledger.core.deterministic_failures`
                 raise UserError("Python runs without assertions (-O or PYTHONOPTIMIZE): run this command without that")
             words = sys.argv[1:] if arguments is None else arguments
             options = build_parser(*words[:1]).parse_args(words)
             return int(options.action(options) or 0)
         finally:
-            sys.stdout.flush()  # what cannot be written is told here, not by the interpreter at its end
+            sys.stdout.flush()  # so that a failed write raises here and not at the interpreter's exit
     except KeyboardInterrupt:
         return _interrupted()
     except (UserError, OSError) as error:
@@ -97,14 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    """The first error of a nested group. An error that a person can mend goes before one of the system."""
+    """Return the first error of a nested group. A `UserError` takes precedence over other errors."""
     error = (group.subgroup(UserError) or group).exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Tells a person of the error and returns the exit status; None for an error that is no person's to mend."""
-    if isinstance(error, BrokenPipeError):  # `head` has read enough
+    """Print the error and return the exit status. Return None, without a message, for an error that the user cannot fix."""
+    if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does after its lines
         mute_output()
         return 1
     if not isinstance(error, OSError):
@@ -118,10 +118,10 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _print_error(error: BaseException) -> int:
-    """Prints an error. Wrong lines of a file stand below one another, with a sum at the end; other errors become one line."""
+    """Print an error on one line. A list of wrong lines of a file keeps one line each, with a summary at the end."""
     lines = str(error).splitlines()
     between = "\n" if all(re.match(r".+?:( line )?\d+: ", line) for line in lines[:-1]) else " "
-    with contextlib.suppress(OSError):  # nobody reads standard error any more
+    with contextlib.suppress(OSError):  # the reader of standard error is gone
         print("peer: error: " + between.join(lines), file=sys.stderr)
     return EXIT_USER_ERROR
 
@@ -135,7 +135,7 @@ def _interrupted() -> int:
 
 
 def build_parser(command: str = "") -> CommandLineParser:
-    """The grammar of all commands, or where `command` founds or runs a peer, of these alone: a daemon needs no others."""
+    """Return the grammar of all commands, or of those that found or run a peer if `command` is one: a daemon needs no others."""
     parser = CommandLineParser(
         prog="peer",
         description="Train one model together with people you do not trust: no server, every step decided by two thirds.",
@@ -143,7 +143,7 @@ def build_parser(command: str = "") -> CommandLineParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
-    parser.set_defaults(action=lambda options: parser.print_help())  # of `peer` alone
+    parser.set_defaults(action=lambda options: parser.print_help())  # `peer` without a command
     commands = parser.add_subparsers(dest="command", metavar="command")
 
     def add(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
@@ -218,7 +218,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Commands that ask the running peer; they are those of the prompt."""
+    """Add the commands that ask the running peer. The prompt has the same commands."""
     from peer.commands.definitions import all_commands
 
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
@@ -263,7 +263,7 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
     _add_place(config)
     _add_settings(config)
-    demo = import_object("demo.command_line")  # it stands above the peer, whose processes it starts
+    demo = import_object("demo.command_line")  # by name: the demo starts peers, so `peer` must not import it
     demo.add_arguments(command("demo", "a whole network on this machine: real processes, real votes, a real liar", demo.run_demo))
 
 
@@ -313,7 +313,7 @@ def _completion(options: argparse.Namespace) -> None:
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:
     from peer.api import control_socket
 
-    place = argparse.Namespace(data_directory=options.data_directory, config=options.config)  # a word's --name is no setting
+    place = argparse.Namespace(data_directory=options.data_directory, config=options.config)  # a command's --name is no setting
     config = settings_from_options(place).config
     return control_socket.make_client(config.data_directory, config.control_socket), config
 
@@ -337,14 +337,14 @@ def _console(options: argparse.Namespace) -> int:
         return trio.run(partial(console.execute_attached, client, command, make_printer()))
 
     async def attach() -> int:
-        await client.status()  # says at once if no peer runs here
+        await client.status()  # fails at once if no peer runs here
         return await console.run_console(client, attached=True, history=DataDirectory(config.data_directory).history)
 
     return trio.run(attach)
 
 
 def _place_taken(options: argparse.Namespace) -> list[str]:
-    """The words of a prompt's command, without `--data-dir` and `--config`, which may stand behind them too."""
+    """Move `--data-dir` and `--config` from the words of a console command into `options`, and return the other words."""
     place = CommandLineParser(prog="console", add_help=False)
     _add_place(place)
     return argparse.ArgumentParser.parse_known_args(place, options.line, options)[1]

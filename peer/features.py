@@ -1,6 +1,6 @@
-"""The features of this program. A feature is one folder and one line here; the order is that of its modules inside a block.
+"""The features of this program. A feature is one folder and one line of `FEATURES`, which orders the modules inside a block.
 
-The command line reads the list for words and is to answer at once, so that everything heavy is imported where it is used.
+The command line reads the list to build its grammar and must answer at once. Heavy modules are therefore imported at their use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.worker_protocol import WorkerRequestKind
 
 T = TypeVar("T")
-FULL_ROLE = "full"  # the role that is all others together
+FULL_ROLE = "full"  # the union of all other roles
 
 
 def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -60,7 +60,7 @@ FEATURES: list[Feature] = [
 
 
 def roles() -> dict[str, Role]:
-    """The roles of all features, and `full`."""
+    """Return the roles of all features and `full`, by name."""
     found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
     able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]
@@ -72,17 +72,17 @@ def roles() -> dict[str, Role]:
 
 
 def services() -> dict[str, str]:
-    """By name, what makes each service."""
+    """Return the factory of each service, as `module:name`."""
     return _by_name("service", (item for feature in FEATURES for item in feature.services.items()))
 
 
 def engines() -> dict[str, str]:
-    """By name, what makes the engines of each kind."""
+    """Return the backend of each engine, as `module:name`."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
 
 
 def worker_requests() -> dict[str, WorkerRequestKind[Any]]:
-    """By name, the requests that the worker process serves."""
+    """Return the requests that the worker process serves, by name."""
     kinds = [kind for feature in FEATURES if feature.worker_requests for kind in import_object(feature.worker_requests)]
     return _by_name("worker request", ((kind.request.TAG, kind) for kind in kinds))
 
@@ -100,9 +100,9 @@ def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def register_features() -> None:
-    """Registers the objectives and layers of all features in this process, and where engines find their implementations.
+    """Register the objectives, layers and engine implementations of all features in this process.
 
-    Each program does so before it reads any job.
+    Each program calls this before it reads a job.
     """
     from training import engine_implementations, transformer
     from training.objectives import registry
@@ -117,24 +117,24 @@ def register_features() -> None:
 
 
 def modules_of(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    """All modules in all their versions, in their order inside a block."""
+    """Return all versions of all modules, in their order inside a block."""
     return tuple(module for feature in FEATURES for module in feature.modules(job_rules))
 
 
 def founding_modules() -> tuple[ModuleVersion, ...]:
-    """The newest version of every module. A network is founded with these."""
+    """Return the newest version of each module, for a new network."""
     from ledger.ledger_state import newest_module_versions
 
     return newest_module_versions(known_modules())
 
 
 def known_modules() -> tuple[Module[Any], ...]:
-    """All modules in all their versions, for whoever looks at states and applies nothing."""
+    """Return all versions of all modules for a program that reads states and applies no block."""
     return modules_of(_NoJobs())
 
 
 def versions_of(feature: Feature) -> dict[str, tuple[int, ...]]:
-    """The versions that this program knows of each module of a feature."""
+    """Return the known versions of each module of a feature."""
     found: dict[str, tuple[int, ...]] = {}
     for module in feature.modules(_NoJobs()):
         found[module.name] = tuple(sorted((*found.get(module.name, ()), module.version)))
@@ -142,7 +142,7 @@ def versions_of(feature: Feature) -> dict[str, tuple[int, ...]]:
 
 
 class _NoJobs:
-    """For whoever asks only which modules there are."""
+    """Job rules for callers that only list modules: each method fails."""
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         raise AssertionError("no job is looked at")
@@ -155,7 +155,7 @@ class _NoJobs:
 
 
 def rules_of(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier | None = None) -> LedgerRules:
-    """The transition rules of a network, with the modules of all features."""
+    """Return the transition rules of a network, with the modules of all features."""
     from ledger.ledger_state import LedgerRules
     from protocol.identity import Ed25519Verifier
 

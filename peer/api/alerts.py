@@ -1,4 +1,4 @@
-"""What an operator should know: a pure function of what the peer says of itself; and since when each of it holds."""
+"""Alerts for the operator: a pure function of the peer's own views, and a tracker of their start times."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from protocol.api import AlertCause, AlertSeverity, AlertView, PeerState, Status
 
 DISK_WARNING_BYTES = 4 << 30
 DISK_CRITICAL_BYTES = 512 << 20  # a full disk ends the peer
-EXPULSION_ALERT_HEIGHTS = 1_000  # for how long an expelled liar is told: the membership keeps it for ever
-WORKER_START_SECONDS_MAX = 120.0  # until its first start is late: torch comes from a cold disk
-# Links come and go: these causes are told when they have held for so long.
-# A voter that is started again is away for a minute or less.
+EXPULSION_ALERT_HEIGHTS = 1_000  # an expulsion is shown this long; the member table keeps it forever
+WORKER_START_SECONDS_MAX = 120.0  # a first start may take as long: torch is read from a cold disk
+# Links come and go, so these causes are shown only after this time. A voter that restarts is away for a minute or less.
 HOLD_MS = {AlertCause.NO_QUORUM: 3_000, AlertCause.NO_SPARE: 60_000, AlertCause.STALLED: 3_000, AlertCause.BEHIND: 10_000}
-# As `StatusView.waiting` begins.
+# Prefixes of `StatusView.waiting` that mean a missing quorum.
 NO_QUORUM_PREFIXES = ("partition", "waiting for a quorum", "waiting for the voters", "waiting for a decision")
 SEVERITY_ORDER = list(AlertSeverity)
 
@@ -25,15 +24,15 @@ class AlertInputs:
     status: StatusView
     worker: str  # as in `StatsView`
     free_bytes: int
-    expelled: Mapping[str, int]  # peer id -> at which height
-    suspended: Mapping[str, str]  # peer id -> in which job
-    unheard: Collection[str] = ()  # peer ids of voters that this peer does not hear
+    expelled: Mapping[str, int]  # peer id -> height of the expulsion
+    suspended: Mapping[str, str]  # peer id -> name of the job
+    unheard: Collection[str] = ()  # peer ids of silent voters
     failed: Collection[str] = ()  # jobs and plans that failed, with reasons
-    without_progress: Collection[str] = ()  # jobs that ended because nothing was accepted any more
+    without_progress: Collection[str] = ()  # jobs that ended because no update was accepted
 
 
 def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
-    """Each cause once for whomever it is about; `since_ms` is not known here."""
+    """Yield each alert once for each cause and peer, without its `since_ms`."""
     status, unheard = look.status, look.unheard
     has_no_quorum = status.waiting.startswith(NO_QUORUM_PREFIXES)
     has_no_spare = not status.waiting and unheard and status.voter and status.voters - len(unheard) == status.quorum
@@ -93,13 +92,13 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
 
 
 class AlertTracker:
-    """Since when each alert holds. One that has ended is forgotten: it is a new one when it comes again."""
+    """Start times of the current alerts. An alert that ends and comes again counts as new."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], int] = {}
 
     def update_alerts(self, found: Iterable[AlertView], now_ms: int) -> tuple[AlertView, ...]:
-        """Those that have held for long enough, the gravest first."""
+        """Return the alerts that have lasted for the time in `HOLD_MS`, most severe first."""
         alerts = {(alert.cause, alert.about): alert for alert in found}
         self._since = {key: self._since.get(key, now_ms) for key in alerts}
         dated = (replace(alert, since_ms=self._since[key]) for key, alert in alerts.items())

@@ -1,9 +1,9 @@
 """The control socket: the `PeerApi` of a running daemon, for consoles and scripts on the same machine.
 
-One call per connection: a length-prefixed msgpack request `[version, method, arguments]`, one reply `["ok", value]` or
-`["error", text]`. An answer that comes in parts is any number of `["part", value]` before `["ok", null]`; the next part is made
-when the caller has taken the one before. Who may connect is the file system's business: the socket has mode 0600. A caller that
-goes away, or takes nothing for a while, cancels its call.
+A connection carries one call. The request is length-prefixed msgpack, `[version, method, arguments]`. The reply is
+`["ok", value]` or `["error", text]`. A streamed answer is any number of `["part", value]` before `["ok", null]`; the daemon makes
+a part after it has sent the one before. The file system controls access: the socket has mode 0600. A caller that disconnects
+or stops reading cancels its call.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 VERSION = "folkmoot-control/1"
 VERSION_MISMATCH_HINT = "if it was started before an update of the program, start it again"
-REQUEST_SECONDS_MAX = 10.0  # from connecting to a complete request; the caller is a program on this machine
-REPLY_SECONDS_MAX = 10.0  # for the caller to take its answer
-CALLS_MAX = 32  # at once; every console holds two at most
+REQUEST_SECONDS_MAX = 10.0  # from connection to complete request; callers are local programs
+REPLY_SECONDS_MAX = 10.0  # to send an answer or a part to a caller that reads slowly
+CALLS_MAX = 32  # concurrent calls; a console makes two at most
 SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Linux
-TEXT_SHOWN_MAX = 64  # characters of a text that is told
-SOCKET_PATH_FILE = "control.path"  # in the data directory: where the socket is, when its own path would be too long
+TEXT_SHOWN_MAX = 64  # characters of a text quoted in an error
+SOCKET_PATH_FILE = "control.path"  # in the data directory: holds the socket's path if the usual path is too long
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 async def _send(stream: trio.abc.SendStream, plain: Any) -> None:
     try:
         data: bytes = msgpack.packb(plain, use_bin_type=True)
-    except UnicodeEncodeError as error:  # bytes of a command line, which Python hands on as halves of surrogate pairs
+    except UnicodeEncodeError as error:  # Python decodes invalid bytes of a command line as lone surrogates
         raise UserError(f"{error.object[:TEXT_SHOWN_MAX]!r} is not UTF-8: type it in a UTF-8 terminal") from None
     await stream.send_all(len(data).to_bytes(4, "big") + data)
 
 
 async def _receive(stream: trio.abc.Stream) -> Any:
-    """One message. Raises `RemoteProtocolError` if it is oversized, cut short or malformed."""
+    """Return one message. Raises `RemoteProtocolError` if it is oversized, cut short or malformed."""
     size = int.from_bytes(await _receive_exactly(stream, 4), "big")
     if size > MESSAGE_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"{size} bytes")
@@ -71,11 +71,11 @@ async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
     return bytes(data)
 
 
-# Where the socket is -------------------------------------------------------------------------------------------------
+# Place of the socket -------------------------------------------------------------------------------------------------
 
 
 def socket_path(directory: Path, configured: str = "") -> Path:
-    """Where the daemon of this data directory listens, or would."""
+    """Return the path on which the daemon of this data directory listens, or would listen."""
     if configured:
         return Path(configured).expanduser().absolute()
     pointer = directory / SOCKET_PATH_FILE
@@ -85,7 +85,7 @@ def socket_path(directory: Path, configured: str = "") -> Path:
 
 
 def _place_for(directory: Path, configured: str) -> Path:
-    """Like `socket_path`, making a short directory where the path would not fit a socket address."""
+    """Return `socket_path`, or a path in a new temporary directory if that path does not fit into a socket address."""
     path = socket_path(directory, configured)
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX and path.parent.is_dir():
         return path
@@ -99,7 +99,7 @@ def _place_for(directory: Path, configured: str) -> Path:
 
 
 async def _bind(path: Path) -> trio.SocketListener:
-    # A socket nobody listens on is left from a killed daemon. Anything else is not ours to remove.
+    # A socket without a listener was left by a killed daemon and may be removed. Other files stay.
     if os.path.lexists(path):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
@@ -114,7 +114,7 @@ async def _bind(path: Path) -> trio.SocketListener:
     try:
         with storage_errors(path):
             await listening.bind(str(path))
-            path.chmod(0o600)  # before listen: nobody could connect so far
+            path.chmod(0o600)  # before `listen`, when no client can connect yet
         listening.listen(CALLS_MAX)
     except BaseException:
         listening.close()
@@ -132,9 +132,9 @@ async def serve_control_socket(
     *,
     task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves until cancelled, then removes the socket. Started with the path once consoles can connect.
+    """Serve until cancelled, then remove the socket. `task_status` gets the path when consoles can connect.
 
-    Raises `UserError` if the socket cannot be made. What callers do wrong costs them their connection only.
+    Raises `UserError` if the socket cannot be made. An error of a caller ends its connection only.
     """
     path = _place_for(directory, configured)
     listener = await _bind(path)
@@ -170,7 +170,7 @@ async def _answer(api: PeerApi, stream: trio.SocketStream) -> None:
 
 
 async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[], Awaitable[Any]]) -> Any:
-    """The result of `call`, or None if the caller closed its connection (or sent more than one request) meanwhile."""
+    """Return the result of `call`. Cancel it and return None if the caller disconnects or sends more than one request."""
     result = None
 
     async def watch(scope: trio.CancelScope) -> None:
@@ -188,7 +188,7 @@ async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[
 
 
 async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> list[Any] | None:
-    """None: the caller takes the parts of its answer too slowly, or not at all."""
+    """Return the final reply, or None if the caller reads the parts of its answer too slowly or has left."""
     if not isinstance(request, list) or len(request) != 3 or request[0] != VERSION:
         return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
     call = rpc_methods().get(request[1]) if isinstance(request[1], str) else None
@@ -216,7 +216,7 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
         logger.warning("control socket: %s failed: %s", request[1], error)
         way = "free some space, or check the disk and its permissions"
         return ["error", f"the peer failed at {request[1]!r}: {getattr(error, 'strerror', None) or error}; {way}"]
-    except Exception:  # one failed call must not stop the daemon
+    except Exception:  # a failed call must not stop the daemon
         logger.exception("control socket: %s failed", request[1])
         return ["error", f"the peer failed at {request[1]!r}; its log says why"]
 
@@ -225,7 +225,7 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
 
 
 def make_client(directory: Path, configured: str = "") -> PeerApi:
-    """The API of the daemon that works on `directory`, with the calls of its features as well."""
+    """Return a client of the daemon that runs on `directory`, with the calls of its features."""
     return typing.cast(PeerApi, _Client(directory, configured))
 
 
@@ -235,7 +235,7 @@ class _Client:
         self._configured = configured
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """The stub of a call: it takes and gives what the call's declaration says."""
+        """Return the stub of a call, with the arguments and the result of its declaration."""
         if name not in rpc_methods():
             raise AttributeError(f"no call {name!r} is declared")
         return partial(self._stream if rpc_methods()[name].is_streamed else self._call, rpc_methods()[name])
@@ -251,7 +251,7 @@ class _Client:
                     yield call.decode_result(value)
 
     async def _replies(self, call: RpcMethod, plain: list[Any]) -> AsyncGenerator[tuple[str, Any], None]:
-        """The parts, and `ok` at last. Raises `UserError`."""
+        """Yield the parts and the last reply, `ok`. Raises `UserError` if the peer reports an error, stops, or does not run."""
         stream = await self._connect()
         async with stream:
             kind = "part"
@@ -280,7 +280,7 @@ class _Client:
             raise NotRunningError(f"no peer runs on {self._directory}: {way}", self._directory) from None
 
     async def stop_peer(self) -> None:
-        """Returns once the peer has taken the order, also if it closes the connection while stopping."""
+        """Tell the peer to stop, and return when it has confirmed or has closed the connection."""
         stream = await self._connect()
         async with stream:
             try:

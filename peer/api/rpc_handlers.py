@@ -1,6 +1,6 @@
-"""What a running peer answers: every call of `PeerApi`, by a handler of its topic.
+"""The calls of `PeerApi`, each answered by the handler of its topic.
 
-A handler is imported when somebody asks for one of its calls: a voter that nobody asks needs few of them.
+A handler is imported at the first of its calls: a voter without users needs few handlers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from protocol.api import (
 if TYPE_CHECKING:
     from peer.api.running_peer import RunningPeer
 
-# Protocol -> `module:class` of the handler, as `Feature.rpc_handler`.
+# Protocol -> `module:class` of its handler, as in `Feature.rpc_handler`.
 HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
     BlockRpc: "peer.api.handlers.network_handler:BlockRpcHandler",
@@ -47,11 +47,11 @@ def rpc_methods() -> dict[str, RpcMethod]:
     return _declared(PeerApi, *(import_object(feature.rpc) for feature in FEATURES if feature.rpc))
 
 
-_declared = functools.cache(collect_methods)  # every request to the control socket looks a call up
+_declared = functools.cache(collect_methods)  # cached: each request to the control socket looks up its call
 
 
 def rpc_handlers() -> Iterator[tuple[type, str]]:
-    """The protocols of this peer and of its features, each with the place of its handler."""
+    """Yield the protocols of this peer and of its features, each with `module:class` of its handler."""
     yield from HANDLERS.items()
     for feature in FEATURES:
         if feature.rpc:

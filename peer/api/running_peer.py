@@ -1,4 +1,4 @@
-"""The running parts of the daemon, as the calls of the API find them, and as services see them."""
+"""The running parts of the daemon, for handlers of calls and for services."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from transport.swarm import Swarm
 if TYPE_CHECKING:
     from peer.worker.supervisor import WorkerSupervisor
 
-CONCURRENT_TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
+CONCURRENT_TEXTS_MAX: Final = 4  # concurrent generations: the worker keeps state of the model for each
 PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
 
 
 @dataclass
 class RunningPeer:
-    """Also a `training.api.training_peer.TrainingPeer`. `api` is set once, by whoever makes this."""
+    """The parts of a daemon. It implements `training.api.training_peer.TrainingPeer`. Its maker sets `api` once."""
 
     config: Config
     directory: DataDirectory
@@ -57,10 +57,10 @@ class RunningPeer:
     membership: Membership
     auditor: Auditor
     liveness_monitor: LivenessMonitor
-    addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
+    addresses: Callable[[], tuple[str, ...]]  # addresses at which others reach this peer, as far as it knows
     optional_services: Sequence[OptionalService] = ()
-    stopped: trio.Event = field(default_factory=trio.Event)  # somebody asked for the end
-    reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP, for services that read files again
+    stopped: trio.Event = field(default_factory=trio.Event)  # set when the peer is told to stop
+    reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP; services then reread files
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
     started: float = field(default_factory=time.monotonic)
@@ -81,7 +81,7 @@ class RunningPeer:
 
     @property
     def now_ms(self) -> int:
-        """The later one of this clock and the last block's: an idle network's time stands still."""
+        """The later of this machine's clock and the last block's time, which stands still in an idle network."""
         return max(time.time_ns() // 1_000_000, self.state.time_ms)
 
     @cached_property
@@ -93,7 +93,7 @@ class RunningPeer:
 
     @contextmanager
     def text_slot(self) -> Iterator[None]:
-        """`UserError` where too many texts are made already."""
+        """Hold a slot for a generated text. Raises `UserError` if all `CONCURRENT_TEXTS_MAX` slots are taken."""
         try:
             self.text_slots.acquire_nowait()
         except trio.WouldBlock:
@@ -127,7 +127,7 @@ class RunningServiceContext:
     """Implements `features.services.ServiceContext`."""
 
     def __init__(self, service_name: str, peer: RunningPeer) -> None:
-        """The name of the service is also that of its events and its folder."""
+        """`service_name` also names the service's events and its folder."""
         self._name, self._peer, self._driver = service_name, peer, peer.driver
         self.me, self.chain_id, self.network = peer.me, peer.genesis.chain_id, peer.genesis.network
         self.api, self.text_folder, self.unseal = peer.api, peer.directory.texts, peer.identity.unseal
@@ -171,7 +171,7 @@ class RunningServiceContext:
         return self._peer.config.feature_settings[name]
 
     def sign(self, statement: object) -> Signed:
-        tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
+        tag: str = getattr(statement, "TAG")  # noqa: B009 - each message has one
         assert tag not in PROTOCOL_TAGS, f"a service signs no {tag}"
         return sign_message(self._driver.signer, self.chain_id, statement)
 

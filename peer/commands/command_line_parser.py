@@ -1,4 +1,4 @@
-"""argparse whose complaints are `UserError`s: one line that names the value and the way out. Of the shell and of the prompt."""
+"""A parser for the command line and the prompt. Its errors are `UserError`s: one line with the wrong value and a remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CommandLineParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """A command sees its own unknown arguments here, where what it does know is at hand."""
+        """Parse, and reject unknown arguments here instead of in the parent parser: this parser knows the options to suggest."""
         words = sys.argv[1:] if args is None else list(args)
         option = words[0].partition("=")[0] if words else ""
         if self._subparsers and option.startswith("-") and option not in self.known_options():
@@ -37,7 +37,7 @@ class CommandLineParser(argparse.ArgumentParser):
         if self._is_mixing:
             return parsed, unknown
         if unknown and not unknown[0].startswith("-") and not self._subparsers:
-            # One that need not be there was taken to be missing before an option: `rlhf filter --blocklist FILE IN.jsonl`.
+            # argparse took an optional positional before an option as missing: `rlhf filter --blocklist FILE IN.jsonl`.
             self._is_mixing = True
             try:
                 parsed, unknown = super().parse_known_intermixed_args(args, namespace)
@@ -52,18 +52,18 @@ class CommandLineParser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def commands(self) -> dict[str, CommandLineParser]:
-        """By name, in their order."""
+        """Return the parsers of the subcommands by name, in their order."""
         return {name: command for action in self._commands_actions() for name, command in action.choices.items()}
 
     def command_help(self) -> dict[str, str]:
-        """What the help says of each command, in one line."""
+        """Return the one-line help of each subcommand."""
         return {choice.dest: choice.help or "" for action in self._commands_actions() for choice in action._choices_actions}
 
     def _commands_actions(self) -> list[argparse._SubParsersAction[CommandLineParser]]:
         return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse hides what comes of writing, such as that the disk is full."""
+        """Write the message. argparse would hide errors of the write, such as a full disk."""
         (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
@@ -74,7 +74,7 @@ class CommandLineParser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}{self._choices_in(message)}".removeprefix("peer: "))
 
     def _choices_in(self, message: str) -> str:
-        """Behind what argparse says of an argument: the nearest of its values, or all of them where one is missing."""
+        """Return a suffix for an error of argparse: the nearest valid value, or all values of a missing argument."""
         if found := re.match(r"argument (\S+): invalid choice: '(.*?)' \(", message):
             close = suggest_nearest(found[2], (str(value) for value in self._values_of(found[1])))
             return close if "did you mean" in close else ""  # argparse has listed all of them
@@ -84,13 +84,13 @@ class CommandLineParser(argparse.ArgumentParser):
         return ""
 
     def _values_of(self, name: str) -> list[str]:
-        """Of an argument, as argparse calls it in what it says; none, where it takes anything."""
+        """Return the allowed values of an argument, named as in argparse's messages. An argument of any value has none."""
         actions = [action for action in self._actions if name in (action.metavar, "/".join(action.option_strings))]
         return [str(value) for action in actions for value in action.choices or ()]
 
 
 def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
-    """The settings in force for this command line. Raises `UserError`."""
+    """Return the settings for this command line. Raises `UserError` if one is invalid."""
     flags = {name: getattr(options, name, None) for name in setting_descriptions()}
     return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
 
@@ -102,7 +102,7 @@ def make_command_parser(word: Command) -> CommandLineParser:
 
 
 def parse_line(words: Mapping[str, Command], line: str) -> argparse.Namespace | None:
-    """The command in a line, None for an empty one. Raises `UserError`."""
+    """Return the parsed command of a line, or None for an empty line. Raises `UserError` if it is not a valid command."""
     try:
         typed = shlex.split(line, comments=True)
     except ValueError as error:
@@ -112,7 +112,7 @@ def parse_line(words: Mapping[str, Command], line: str) -> argparse.Namespace | 
 
 def parse_tokens(words: Mapping[str, Command], typed: Sequence[str]) -> argparse.Namespace:
     for text in typed:
-        if any("\ud800" <= character <= "\udfff" for character in text):  # as Python reads bytes that are no characters
+        if any("\ud800" <= character <= "\udfff" for character in text):  # Python decodes invalid bytes as surrogates
             raise UserError(f"{text!r} is not UTF-8: type it in a UTF-8 terminal, or save the commands as UTF-8")
     meant = next((word.alias_target for word in words.values() if tuple(typed[:2]) == word.alias), typed[:2])
     name, *arguments = *meant, *typed[2:]
@@ -129,10 +129,10 @@ def find_command(words: Mapping[str, Command], name: str) -> Command:
 
 
 def option_names(word: Command) -> tuple[str, ...]:
-    """What its arguments may begin with, for completion."""
+    """Return the names of a command's options, for completion."""
     return tuple(name for name in make_command_parser(word).known_options() if name.startswith("--"))
 
 
 def help_text(words: Mapping[str, Command], name: str) -> str:
-    """One word with its arguments. Raises `UserError`."""
+    """Return the help of one command. Raises `UserError` if there is no such command."""
     return make_command_parser(find_command(words, name)).format_help().strip()

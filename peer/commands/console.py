@@ -1,4 +1,4 @@
-"""The prompt `peer>`: reads commands, asks a `PeerApi`, prints tables. Works inside the daemon and attached to one."""
+"""The prompt `peer>`, which reads commands, calls a `PeerApi` and prints tables. It runs inside a daemon or attached to one."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from protocol.api import EventView, PeerApi
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
-    from peer.commands.line_editor import LineEditor  # prompt_toolkit is slow to import, and a script needs none of it
+    from peer.commands.line_editor import LineEditor  # prompt_toolkit is slow to import, and scripts do not need it
 
 
 logger = logging.getLogger(__name__)
 
 PROMPT = "peer> "
-DECISION_NOTICE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
+DECISION_NOTICE_SECONDS = 3.0  # decisions take a fraction of a second; a longer wait is explained to the user
 
-# for a state, which a peer has in hundredths; one that applies a large model is busy for some seconds
+# A call of `status` takes hundredths of a second, but a peer that applies a large model is busy for some seconds.
 UNRESPONSIVE_NOTICE_SECONDS = 7.0
 
 Print = Callable[[Printable], None]
 T = TypeVar("T")
 
 
-# Saying a word --------------------------------------------------------------------------------------------------------
+# Executing a command --------------------------------------------------------------------------------------------------
 
 
 EVENT_KINDS = ("member", "job", "warning", "evidence")
-FIGURES_SECONDS = 60.0  # between two figures of loss, or of a round's responses
-LINES_A_MINUTE_MAX = 10  # a peer that misbehaves must not fill the screen that somebody types on
-WAIT_SECONDS = 30.0  # for the next event, in one question
+FIGURES_SECONDS = 60.0  # between two notices of loss, or of a round's responses
+LINES_A_MINUTE_MAX = 10  # a misbehaving peer must not flood the screen of the prompt
+WAIT_SECONDS = 30.0  # for the next event, in one call
 
 
 async def execute_command(api: PeerApi, options: argparse.Namespace, show: Print, at_prompt: UserInput | None = None) -> int:
-    """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
+    """Execute one parsed command and return the exit status of `peer COMMAND`. Raises `UserError` if the command fails."""
     known = all_commands()
     person, is_at_prompt = at_prompt or LineInput(), at_prompt is not None
     asked = CommandContext(
@@ -65,33 +65,33 @@ async def execute_command(api: PeerApi, options: argparse.Namespace, show: Print
 
 
 async def _with_names(api: PeerApi, text: str) -> str:
-    """A text of the peer, with names instead of ids."""
+    """Return a text of the peer with names instead of ids."""
     try:
         return (await load_peer_names(api)).replace_ids(text)
-    except UserError:  # it does not answer any more, and what it said counts
+    except UserError:  # the peer no longer answers, so its text is shown unchanged
         return text
 
 
 async def load_peer_names(api: PeerApi) -> PeerNames:
-    """The names that people are shown instead of peer ids."""
+    """Return the names that replace peer ids in output."""
     known = {view.peer: (view.name, view.departed) for view in await api.peers()}
     present = {peer: name for peer, (name, gone) in known.items() if not gone}
     return PeerNames(present, {peer: name for peer, (name, _) in known.items()})
 
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
-    """The answer to what the voters have to decide first. Whoever waits long is told for what."""
+    """Return the answer of a call that waits for a decision of the voters. After a while, show the reason of the wait."""
     return await _with_names(api, await _while(partial(_tell_why, api, show), call))
 
 
 async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T:
-    """What `call` gives or raises; `beside` runs as long as it does."""
+    """Return the result of `call` or raise its error, and run `beside` meanwhile."""
     answer: T | Exception
     async with trio.open_nursery() as nursery:
         nursery.start_soon(beside)
         try:
             answer = await call
-        except Exception as error:  # raised below, by itself
+        except Exception as error:  # raised below, outside the exception group of the nursery
             answer = error
         nursery.cancel_scope.cancel()
     if isinstance(answer, Exception):
@@ -101,14 +101,14 @@ async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
     await trio.sleep(DECISION_NOTICE_SECONDS)
-    with contextlib.suppress(UserError):  # then the call fails as well
+    with contextlib.suppress(UserError):  # then the main call fails as well
         status = await api.status()
         why = status.halted or status.waiting
         show(f"{why}; what you ask for may be decided even after you interrupt this" if why else "not decided yet")
 
 
 async def execute_attached(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
-    """`execute_command` for one command in a shell. Whoever waits for a peer that answers nothing is told so."""
+    """Execute one command of a shell. A notice on standard error tells the user that the peer does not answer."""
     return await _while(partial(_tell_of_silence, api), execute_command(api, options, show))
 
 
@@ -121,7 +121,7 @@ async def _tell_of_silence(api: PeerApi) -> None:
         seconds = DECISION_NOTICE_SECONDS + UNRESPONSIVE_NOTICE_SECONDS
         what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is too busy; `peer doctor` says more"
         print(f"{what}. This command waits on; Ctrl-C ends it", file=sys.stderr)
-    except UserError:  # then the call fails as well
+    except UserError:  # then the main call fails as well
         pass
 
 
@@ -129,7 +129,7 @@ async def _tell_of_silence(api: PeerApi) -> None:
 
 
 async def run_console(api: PeerApi, *, attached: bool, history: Path | None = None) -> int:
-    """Reads and executes commands until `quit` or the end of the input; `quit` stops the peer unless attached to it.
+    """Read and execute commands until `quit` or the end of the input. `quit` also stops the peer, unless `attached`.
 
     Returns the exit status: 1 if a command from a pipe failed.
     """
@@ -147,7 +147,7 @@ async def run_console(api: PeerApi, *, attached: bool, history: Path | None = No
 
 
 async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: str) -> None:
-    """Until `quit`, or what else ends the prompt."""
+    """Run the interactive prompt until `quit`, Ctrl-D or a second Ctrl-C."""
     status = await api.status()
     who = f"{status.name} ({view_tables.shorten_id(status.peer)})" if status.name else view_tables.shorten_id(status.peer)
     where, state = (
@@ -169,17 +169,17 @@ async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: s
 
 
 async def _announce(api: PeerApi, show: Print, chosen: NotificationFilter) -> None:
-    """Above the line that is being typed."""
+    """Show notifications above the line that the user types."""
     try:
         await print_notifications(api, lambda: load_peer_names(api), show, chosen)
     except UserError as error:
         show(f"error: {error}")
-    except Exception:  # what cannot be announced must not stop a peer that votes
+    except Exception:  # an error in a notification must not stop a peer that votes
         logger.exception("the prompt announces nothing any more")
 
 
 class _Interrupts:
-    """Ctrl-C is a key while the prompt waits for a line. While a command runs it is a signal, which ends that command alone."""
+    """Handling of Ctrl-C: a key while the prompt reads a line, and a signal that ends the command while one runs."""
 
     def __init__(self, show: Print, quitting: str) -> None:
         self._show, self._quitting = show, quitting
@@ -187,7 +187,7 @@ class _Interrupts:
         self._was_warned = False
 
     async def run(self, line: str, command: Callable[[], Awaitable[str]]) -> str:
-        """The command's name, or empty if it was interrupted."""
+        """Run the command and return its name, or an empty string if it was interrupted."""
         self._was_warned = False
         try:
             with trio.CancelScope() as self._running:
@@ -198,7 +198,7 @@ class _Interrupts:
         return ""
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        """A part of the command that runs: Ctrl-C ends that part alone."""
+        """Run a part of the running command. Ctrl-C ends only this part."""
         command = self._running
         try:
             with trio.CancelScope() as self._running:
@@ -207,7 +207,7 @@ class _Interrupts:
             self._running = command
 
     def dropped(self, typed: str) -> bool:
-        """Whether this Ctrl-C at the prompt ends it: the second one in a row with nothing typed."""
+        """Return True if this Ctrl-C ends the prompt: it is the second one in a row on an empty line."""
         if typed:
             self._was_warned = False
         elif self._was_warned:
@@ -223,7 +223,7 @@ class _Interrupts:
             async for _ in signals:
                 if self._running is not None:
                     self._running.cancel()
-                elif self.dropped(""):  # the command ended just before, or somebody signals this process
+                elif self.dropped(""):  # the command has just ended, or the signal came from outside
                     prompt.cancel()
 
 
@@ -235,7 +235,7 @@ class _AtPrompt:
     interrupts: _Interrupts
 
     async def read_line(self, prompt: str) -> str | None:
-        """None at Ctrl-D, and at Ctrl-C with nothing typed."""
+        """Return a line, or None at Ctrl-D and at Ctrl-C on an empty line."""
         return await self.prompt.read_line(lambda typed: not typed, prompt)
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
@@ -243,7 +243,7 @@ class _AtPrompt:
 
 
 async def _do(api: PeerApi, line: str, show: Print, person: UserInput) -> str:
-    """Executes a line and returns the command's name; `error` if it failed."""
+    """Execute a line and return the command's name, or `error` if it failed."""
     try:
         options = parse_line(all_commands(), line)
         if options is None:
@@ -272,20 +272,20 @@ async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
 
 
 class NotificationFilter:
-    """Chooses among events, by their own times. What a command at this prompt answers is no news there."""
+    """A choice of events for the prompt, by the events' own times. It drops events that an answer at this prompt shows."""
 
     def __init__(self, me: str = "") -> None:
         self._me = me
         self._met: set[str] = set()
-        self._figures_ms: dict[str, int] = {}  # by the kind of event: when the last ones were said
+        self._figures_ms: dict[str, int] = {}  # kind of event -> time of the last notice
         self._minute, self._lines = 0, 0
 
     def record_typed_line(self, line: str) -> None:
-        """Its answer says what becomes of the addresses in it."""
+        """Suppress later failures of the addresses in this line, which its answer reports."""
         self._met |= {f"cannot reach {word.rpartition('@')[2]}" for word in line.split()}
 
     def filter_event(self, event: EventView) -> EventView | None:
-        """What to show for this event."""
+        """Return the event to show, or None. The last event shown in a minute notes that more are hidden."""
         if not self._is_worth_it(event):
             return None
         minute = event.at_ms // 60_000
@@ -295,13 +295,13 @@ class NotificationFilter:
         return event if self._lines < LINES_A_MINUTE_MAX else None
 
     def _is_worth_it(self, event: EventView) -> bool:
-        if event.kind == "peer":  # once each: links come and go, and what cannot be reached is tried again and again
+        if event.kind == "peer":  # once each: links come and go, and failed dials are repeated
             what = event.text.split(": ")[0]
             is_new = what not in self._met and not what.startswith("lost")
             self._met.add(what)
             return is_new
         if event.kind == "warning" and self._me and event.fields.get("author") == self._me:
-            return False  # `train` has said it
+            return False  # the answer of `train` has shown it
         if event.fields.get("name") == "held_out_bits_per_byte" or event.kind == "figures":
             last = self._figures_ms.get(event.kind)
             is_due = last is None or event.at_ms - last >= 1_000 * FIGURES_SECONDS
@@ -313,7 +313,7 @@ class NotificationFilter:
 async def print_notifications(
     api: PeerApi, names: Callable[[], Awaitable[PeerNames]], show: Callable[[str], None], chosen: NotificationFilter
 ) -> None:
-    """Follows the events from now on, until cancelled. Raises `UserError` when the peer is gone."""
+    """Show new events until cancelled. Raises `UserError` when the peer is gone."""
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
     while True:
@@ -321,7 +321,7 @@ async def print_notifications(
             seen = event.number
             if (shown := chosen.filter_event(event)) is not None:
                 line = view_tables.event_line(shown, await names())
-                show(line.replace("`peer approve ", "`approve "))  # at the prompt it stands alone
+                show(line.replace("`peer approve ", "`approve "))  # at the prompt, commands have no `peer`
 
 
 class LineInput:
@@ -330,12 +330,12 @@ class LineInput:
     async def read_line(self, prompt: str) -> str | None:
         if sys.stdin.isatty() and sys.stdout.isatty():
             print(prompt, end="", flush=True)
-        # A thread waiting for a pipe that never speaks must not hold up the end of the program.
+        # A thread that waits for a silent pipe must not delay the end of the program.
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
         return line.rstrip("\n") if line else None
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Of a person alone: in a script Ctrl-C ends all of it."""
+        """Let Ctrl-C end only `do` on a terminal. In a script it ends the whole program."""
         if not sys.stdin.isatty():
             await do()
             return

@@ -1,4 +1,4 @@
-"""`peer watch`: a job as it goes. On a terminal a picture that fits it and is drawn anew; elsewhere a line for each round."""
+"""`peer watch`: the progress of a job, as a live panel that fits the terminal, or elsewhere as a line for each round."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from protocol.errors import UserError
 from protocol.units import display_round_number, format_round_progress
 from protocol.verdicts import ABSENT
 
-ROUNDS_KEPT = 2_000  # of the job, for its curve
-ROUNDS_ASKED = 20  # each time: the held-out loss of a round comes some time after its close
+ROUNDS_KEPT = 2_000  # of the job, for its loss curve
+ROUNDS_ASKED = 20  # at each refresh: the held-out loss of a round arrives after its close
 ROUNDS_SHOWN = 8
-PACE_ROUNDS = 10  # the last ones, whose time says how long the rest takes
-PAUSE_SECONDS = 0.5  # between two pictures
-WAIT_SECONDS = 2.0  # for the next event, in one question
-MEASURED_SECONDS = 5.0  # a closed round waits so long for its held-out loss before it gets its line
+PACE_ROUNDS = 10  # last rounds, from whose duration the remaining time is estimated
+PAUSE_SECONDS = 0.5  # between two refreshes
+WAIT_SECONDS = 2.0  # for the next event, in one call
+MEASURED_SECONDS = 5.0  # a closed round's line waits at most this long for the held-out loss
 CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # lines, columns
-FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and a blank at each side
-EVENT_KINDS_SHOWN = ("figures", "warning", "job")  # kinds of events of which the last one is shown
+FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border and padding of a panel
+EVENT_KINDS_SHOWN = ("figures", "warning", "job")  # the last event of these kinds is shown
 
-NameLookup = PeerNames | Mapping[str, str]  # by peer id
+NameLookup = PeerNames | Mapping[str, str]  # peer id -> name
 
 
 # Rounds, also in the demo ------------------------------------------------------------------------------------------------
@@ -83,16 +83,16 @@ def rounds_table(rounds: Sequence[RoundView], names: NameLookup) -> TextTable:
     return table
 
 
-# What is known of the job ------------------------------------------------------------------------------------------------
+# Progress of a job -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class JobProgress:
-    wanted: str  # a name, or the beginning of an id; empty: the job that runs
+    wanted: str  # a name, or the beginning of an id; empty: the running job
     job: JobView | None = None
     rounds: dict[int, RoundView] = field(default_factory=dict)
     open: RoundVotesView | None = None
-    last_event_text: str = ""  # by the last event that says how it goes
+    last_event_text: str = ""  # of the last event about the job's progress
 
     @property
     def is_over(self) -> bool:
@@ -107,7 +107,7 @@ class JobProgress:
         return [view.held_out_bits_per_byte for view in self.closed if view.held_out_bits_per_byte is not None]
 
     async def refresh(self, api: PeerApi) -> None:
-        """Asks for what is new. Raises `UserError` where there is no such job."""
+        """Fetch the current state of the job. Raises `UserError` if there is no such job."""
         self.job = choose_job(await api.jobs(), self.job.job if self.job else self.wanted)
         last = ROUNDS_ASKED if self.rounds else ROUNDS_KEPT
         self.rounds |= {view.round: view for view in await api.rounds(last) if view.job == self.job.job}
@@ -119,7 +119,7 @@ class JobProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last rounds."""
+        """Remaining seconds at the pace of the last rounds, or None if the job does not run or the pace is unknown."""
         took = [view.seconds for view in self.closed[-PACE_ROUNDS:] if view.seconds is not None]
         if self.job is None or self.job.state != "running" or not took:
             return None
@@ -127,7 +127,10 @@ class JobProgress:
 
 
 def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
-    """By name or id; of several the one that runs, else the newest. Raises `UserError`."""
+    """Return the job with this name or id. A running job is preferred, then a paused one, then the newest.
+
+    Raises `UserError` if there is none.
+    """
     fit = [job for job in jobs if job.name == wanted] or [job for job in jobs if job.job.startswith(wanted.lower())]
     if not fit:
         raise UserError(f"no job {wanted!r}; `jobs` lists them" if jobs else "no job yet; start one with `train --rounds 80`")
@@ -135,11 +138,11 @@ def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
     return (busy or fit)[-1]
 
 
-# Showing it --------------------------------------------------------------------------------------------------------------
+# Display -----------------------------------------------------------------------------------------------------------------
 
 
 async def watch_job(api: PeerApi, wanted: str, names: NameLookup, show: Callable[[str], None], on_screen: bool) -> JobView:
-    """Until the job is over. Raises `UserError`."""
+    """Show a job's progress until it ends, and return its last view. Raises `UserError` if there is no such job."""
     seen, of = JobProgress(wanted), _LiveProgress(names) if on_screen else _LineProgress(names, show)
     newest = await api.events(-1, 0.0)
     number = newest[-1].number if newest else 0
@@ -159,12 +162,12 @@ async def watch_job(api: PeerApi, wanted: str, names: NameLookup, show: Callable
 class _LineProgress:
     def __init__(self, names: NameLookup, show: Callable[[str], None]) -> None:
         self._names, self._show, self.screen = names, show, contextlib.nullcontext()
-        self._printed: int | None = None  # the last round of which there is a line
-        self._seen: dict[int, float] = {}  # by round, since when
+        self._printed: int | None = None  # the last round with a printed line
+        self._seen: dict[int, float] = {}  # round -> time of its first sight
         self._told = ""
 
     def update(self, of: JobProgress) -> None:
-        """Begins with the last rounds."""
+        """Print lines for new rounds and events. The first call prints only the last `ROUNDS_SHOWN` rounds."""
         closed = of.closed
         if self._printed is None:
             if not of.is_over:
@@ -176,7 +179,7 @@ class _LineProgress:
             if view.round <= self._printed:
                 continue
             if view.held_out_bits_per_byte is None and may_wait:
-                break  # later rounds wait with it: lines stand in the order of rounds
+                break  # later rounds wait too, because lines are printed in the order of rounds
             self._show(round_line(view, self._names, has_loss=bool(of.losses)))
             self._printed = view.round
         if of.last_event_text != self._told and not of.is_over:
@@ -208,7 +211,7 @@ def headline(of: JobProgress) -> str:
 
 
 def describe_open_round(of: JobProgress, names: NameLookup) -> str:
-    """What the open round waits for."""
+    """Return a text that describes the open round and its missing proposals."""
     if of.open is None:
         return {"running": "no round is open", "paused": "paused: `rlhf resume`"}.get(of.job.state if of.job else "", "")
     view = of.open
@@ -222,10 +225,10 @@ def describe_open_round(of: JobProgress, names: NameLookup) -> str:
 
 
 def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> RenderableType:
-    """Fits the terminal: trainers have all their reasons, then comes the curve, and rounds have what room is left."""
+    """Return a panel that fits the terminal. Trainers get their lines first, then the loss curve, then the rounds that fit."""
     assert of.job is not None
     width, height = console.size
-    room, left = width - FRAME_WIDTH, height - 1 - FRAME_HEIGHT  # beside the line of the cursor
+    room, left = width - FRAME_WIDTH, height - 1 - FRAME_HEIGHT  # without the cursor's line
 
     def lines_of(part: RenderableType) -> int:
         return len(console.render_lines(part, console.options.update(width=room, height=None), pad=False))
@@ -254,7 +257,7 @@ def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> Rend
 
 
 def _curve(losses: Sequence[float], room: int) -> Text:
-    """Under its title, with the highest and the lowest value beside it. A few bars are wider."""
+    """Return the loss curve with its title, its highest and its lowest value. Bars are wider if there are few."""
     labels = (f"{max(losses):.3f}", f"{min(losses):.3f}")
     margin = max(map(len, labels))
     width = min(CHART_WIDTH, room - margin - 2)

@@ -1,4 +1,4 @@
-"""A line editor at the bottom of the terminal. prompt_toolkit blocks, so it has a thread; cancelling ends the prompt."""
+"""A line editor at the bottom of the terminal. prompt_toolkit blocks, so it runs in a thread; cancellation ends the prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-END_SECONDS_MAX = 2.0  # to give the terminal back; where that is gone, prompt_toolkit may wait for it for ever
+END_SECONDS_MAX = 2.0  # to restore the terminal; if it is gone, prompt_toolkit may wait forever
 
 
 class CommandCompleter(Completer):
-    """The first word is a command, later ones may be its options."""
+    """Completion of a line: the first word is a command, later words may be its options."""
 
     def __init__(self, commands: Mapping[str, tuple[str, ...]]) -> None:
         self._commands = commands
@@ -36,7 +36,7 @@ class CommandCompleter(Completer):
 
 
 class LineEditor(io.TextIOBase):
-    """Also the stream to print to: what is written appears above the line that is being typed, and leaves it intact."""
+    """A line editor that is also an output stream. Written text appears above the typed line and leaves it intact."""
 
     def __init__(self, text: str, history: Path | None, completions: Mapping[str, tuple[str, ...]], **session: Any) -> None:
         self._session: PromptSession[str] = PromptSession(
@@ -46,14 +46,14 @@ class LineEditor(io.TextIOBase):
         )
         self._text, self._words, self._history = text, CommandCompleter(completions), self._session.default_buffer.history
         self._cancelled = False
-        self._is_reading = False  # the thread has the terminal: only its loop may write there
-        self._written: deque[str] = deque()  # while it was starting or busy
-        self._context: contextvars.Context | None = None  # in which prompt_toolkit finds the running application
+        self._is_reading = False  # the thread owns the terminal, so only its loop may write there
+        self._written: deque[str] = deque()  # text that waits for the thread
+        self._context: contextvars.Context | None = None  # the context in which prompt_toolkit finds the running application
 
     async def read_line(self, dropped: Callable[[str], bool], other: str = "") -> str | None:
-        """One line; None at Ctrl-D. Ctrl-C drops the line; `dropped`, which gets it, says whether it ends the prompt as well.
+        """Return one line, or None at Ctrl-D. Ctrl-C drops the typed line and passes it to `dropped`, which returns True to end.
 
-        Behind another prompt no command is typed: none is completed, and the line is not remembered.
+        `other` replaces the prompt for input that is no command: it has no completion and no history.
         """
         self._session.message, self._session.completer = other or self._text, None if other else self._words
         self._session.default_buffer.history = InMemoryHistory() if other else self._history
@@ -74,10 +74,10 @@ class LineEditor(io.TextIOBase):
                 return line
 
     def _read(self) -> tuple[str | None, str | None]:
-        """In the thread: a line, or None at Ctrl-D; and None, or what had been typed when Ctrl-C was pressed."""
+        """Read in the thread. Return (line, None), (None, None) at Ctrl-D, or (None, typed text) at Ctrl-C."""
         try:
             return self._session.prompt(pre_run=self._begin), None
-        except (EOFError, OSError):  # the latter: the terminal is gone
+        except (EOFError, OSError):  # OSError: the terminal is gone
             return None, None
         except KeyboardInterrupt:
             return None, self._session.default_buffer.text
@@ -92,16 +92,16 @@ class LineEditor(io.TextIOBase):
         try:
             await trio.sleep_forever()
         finally:
-            # The thread either runs the application by now, or looks at the flag before it waits for a key.
+            # Either the thread already runs the application, or it will check the flag before it waits for a key.
             self._cancelled = True
             self._soon(self._end_if_cancelled)
             reading.deadline = trio.current_time() + END_SECONDS_MAX
 
     def _soon(self, do: Callable[[], None]) -> None:
-        """In the thread, if it runs the application."""
+        """Schedule `do` in the thread, if it runs the application."""
         loop = self._session.app.loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the prompt has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed, as the prompt has ended
                 loop.call_soon_threadsafe(do, context=self._context)
 
     def _end_if_cancelled(self) -> None:
@@ -117,7 +117,7 @@ class LineEditor(io.TextIOBase):
     def write(self, text: str) -> int:
         self._written.append(text)
         if self._is_reading:
-            self._soon(self._write_above)  # or `_begin` does it, or the end of the line
+            self._soon(self._write_above)  # if the application does not run yet, `_begin` or the end of the line writes
         else:
             self._write_waiting()
         return len(text)
@@ -126,7 +126,7 @@ class LineEditor(io.TextIOBase):
         run_in_terminal(self._write_waiting)
 
     def _write_waiting(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone, which SIGHUP tells
+        with contextlib.suppress(OSError):  # the terminal is gone; SIGHUP is handled elsewhere
             while self._written:
                 sys.stdout.write(self._written.popleft())
             sys.stdout.flush()

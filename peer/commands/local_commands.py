@@ -1,4 +1,4 @@
-"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor` do; the lines of the log."""
+"""The commands `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor`, and the log."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def show_identity(options: argparse.Namespace) -> None:
 
 
 def rekey_peer(options: argparse.Namespace) -> None:
-    """Gives a stopped peer a new key. Where its vote log is lost, it begins the log anew, as only a new key may."""
+    """Give a stopped peer a new key. If its vote log is lost, begin a new log, which only a new key may do.
+
+    Raises `UserError` if the network could not decide the change of keys.
+    """
     config = _config(options)
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
@@ -72,7 +75,7 @@ def rekey_peer(options: argparse.Namespace) -> None:
             directory.begin_key_replacement()
             lost = directory.archive_state()
         else:
-            # The old key no longer gives its vote. After a crash the question was asked, and the log may be empty.
+            # The old key stops voting. If a rekey was interrupted, this check was made before, and the log may be empty.
             if not directory.next_key.exists() and old.public in voters and voters.quorum == len(voters):
                 raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
             directory.begin_key_replacement()
@@ -86,7 +89,7 @@ def rekey_peer(options: argparse.Namespace) -> None:
 
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
-    """Those of now, as far as this peer knows."""
+    """Return the present voters, as far as this peer knows."""
     from storage.ledger_store import LedgerStore
     from training.model_store import JobModelStore
 
@@ -96,7 +99,7 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
 
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
-    """`UserError` if the log is lost, the founders cannot decide without the old key, and no later member is known here."""
+    """Raise `UserError` if the founders cannot decide without the old key and this peer knows no later member."""
     founders = genesis.voters
     later = {peer_of_entry(line) for line in load_addresses(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
@@ -110,7 +113,7 @@ def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -
 
 
 def init_network(options: argparse.Namespace) -> None:
-    """Writes the genesis and, where there is none, an identity."""
+    """Found a network: write its genesis, and an identity if there is none. Raises `UserError` for invalid arguments."""
     config = _config(options)
     network = options.network.strip()
     if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
@@ -144,19 +147,19 @@ def init_network(options: argparse.Namespace) -> None:
 
 
 def _place(options: argparse.Namespace) -> str:
-    """What the next command must say, too, to mean the same peer."""
+    """Return the option with which the next command names the same peer."""
     return f" --data-dir {shlex.quote(options.data_directory)}" if options.data_directory else ""
 
 
 def join_network(options: argparse.Namespace) -> int:
-    """Takes an invitation, follows the log until the network has admitted this peer, and goes on as `peer run`."""
+    """Store an invitation and run the peer, which catches up and asks for admission. Raises `UserError` for a bad invitation."""
     config = _config(options)
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
-    with directory.lock():  # a peer that runs there keeps its own files
+    with directory.lock():  # a running peer keeps its files
         me = _identity(directory)
         genesis = codec.encode(invitation.genesis)
-        if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
+        if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the command may be repeated
             directory.write_genesis(genesis)
         with storage_errors(directory.path), durable_files.atomic_write(directory.path / "invitation", 0o600) as stream:
             stream.write(options.invite.strip().encode() + b"\n")
@@ -171,7 +174,7 @@ def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
 
 
 def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootstrap: tuple[str, ...]) -> None:
-    """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said. Other settings stay."""
+    """Store the command line's settings and the addresses to dial, for later `peer run`s. Other settings stay."""
     settings, file = settings_from_options(options), directory.settings_file
     said = _settings_from(settings, "command line")
     said.pop("data_directory", None)
@@ -218,7 +221,7 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
                     daemon.stopped.set()
 
                 nursery.start_soon(prompt)
-                await wait_for_stop(daemon, (signal.SIGTERM,), hung_up, ready)  # SIGINT is the prompt's
+                await wait_for_stop(daemon, (signal.SIGTERM,), hung_up, ready)  # the prompt handles SIGINT
                 nursery.cancel_scope.cancel()
         else:
             await wait_for_stop(daemon, (signal.SIGINT, signal.SIGTERM), hung_up, ready)
@@ -229,23 +232,23 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
 
 
 def _end_with_terminal(streams: tuple[int, ...]) -> bool:
-    """SIGHUP, where the prompt or the log is in front of a person: the peer ends as with `quit`."""
+    """Handle SIGHUP if the prompt or the log uses the terminal: the peer stops, as after `quit`."""
     detach_descriptors(streams)
     return False
 
 
 def _reopen_log() -> bool:
-    """SIGHUP for a daemon: the peer goes on. A log file that was moved away is made anew."""
+    """Handle SIGHUP of a daemon: the peer goes on, and a log file that was moved away is created again."""
     for lines in logging.getLogger().handlers:
         if isinstance(lines, WatchedFileHandler):
-            with contextlib.suppress(OSError):  # which the next line tells
+            with contextlib.suppress(OSError):  # the next line of the log reports it
                 lines.reopenIfNeeded()
     logging.getLogger("peer").info("SIGHUP: the log is reopened, the peer goes on")
     return True
 
 
 def _log_to(config: Config, file: Path | None) -> None:
-    """To the file of the settings, else to standard error, or into `file` while the prompt has the terminal."""
+    """Log to the file of the settings, else to `file` (while the prompt has the terminal), else to standard error."""
     file = Path(config.log_file).expanduser() if config.log_file else file
     with storage_errors(file or Path("standard error")):
         if file is not None:
@@ -319,9 +322,9 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 class LogStreamHandler(logging.StreamHandler):
-    """To standard error. A log that cannot be written must not stop a peer.
+    """A handler that logs to standard error. A failed write does not stop the peer.
 
-    It is told once, and again after something could be written.
+    The failure is reported once, and again only after a write has succeeded.
     """
 
     _fails = _is_told = False
@@ -334,14 +337,14 @@ class LogStreamHandler(logging.StreamHandler):
         self._fails = False
         try:
             super().emit(record)
-        except OSError:  # a file that was moved away cannot be made anew
+        except OSError:  # a file that was moved away cannot be created again
             self.handleError(record)
         self._is_told = self._fails
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            super().handleError(record)  # a line that cannot be formatted is a bug
+            super().handleError(record)  # an error of formatting is a bug
             return
         self._fails = True
         if not self._is_told:
@@ -351,14 +354,14 @@ class LogStreamHandler(logging.StreamHandler):
 
 
 class LogFileHandler(LogStreamHandler, WatchedFileHandler):
-    """To a file, which may be moved away meanwhile. Raises `OSError` where it cannot be opened."""
+    """A handler that logs to a file, which others may move away. Raises `OSError` if the file cannot be opened."""
 
     @property
     def place(self) -> str:
         return self.baseFilename
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what was told when it was written
+        with contextlib.suppress(OSError):  # the failed write has reported it
             super().close()
 
 
@@ -372,8 +375,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """`kind` and the further keys are those of the event (`peer.runtime.telemetry.event_log`); what is no event is of the kind
-    `log`.
+    """A formatter with one JSON object per line. `kind` and further keys come from the event
+    (`peer.runtime.telemetry.event_log`); other lines have the kind `log`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

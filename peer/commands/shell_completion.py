@@ -1,6 +1,6 @@
-"""Scripts that complete `peer` in a shell, made from the grammar of the command line.
+"""Completion scripts of `peer` for shells, generated from the grammar of the command line.
 
-`peer console WORD` completes as `peer WORD` does, since both have the same arguments.
+`peer console COMMAND` completes like `peer COMMAND`, since both have the same arguments.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from peer.commands.command_line_parser import CommandLineParser
 SHELLS = ("bash", "zsh", "fish")
 
 
-# Values that the shell itself completes.
+# Values that the shell completes itself.
 DIRECTORY, FILE = "directory", "file"
 PATH_METAVARS = {"DIR": DIRECTORY, "FILE": FILE, "PATH": FILE}
-COMMAND_METAVAR = "COMMAND"  # the metavar of what is itself the name of a command of `peer`
+COMMAND_METAVAR = "COMMAND"  # metavar of an argument that is the name of a command
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:
-    """The value of an option, or a command's first argument. Without choices and place it is any text."""
+    """The value of an option, or the first argument of a command. Without `choices` and `place` it is any text."""
 
     metavar: str
     choices: tuple[str, ...]
-    place: str | None  # one of `PATH_METAVARS`
-    is_line: bool = False  # the first of the words that somebody types at the prompt
+    place: str | None  # `DIRECTORY` or `FILE`
+    is_line: bool = False  # a command line of the prompt begins here
 
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
     names: tuple[str, ...]
     about: str
-    value: ValueSpec | None  # None: it takes none
+    value: ValueSpec | None  # None: a flag without a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class CommandSpec:
 
 
 def completion_script(shell: str, parser: CommandLineParser, words: Iterable[str]) -> str:
-    """`words` are those of the prompt."""
+    """Return the completion script for a shell. `words` are the commands of the prompt."""
     return "\n".join([*{"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](tuple(_commands(parser, tuple(words)))), ""])
 
 
-# What there is to complete -------------------------------------------------------------------------------------------
+# Grammar -------------------------------------------------------------------------------------------------------------
 
 
 def _commands(parser: CommandLineParser, words: tuple[str, ...]) -> Iterator[CommandSpec]:
@@ -188,5 +188,5 @@ def _fish_value(value: ValueSpec) -> str:
 
 
 def _fish_text(text: str) -> str:
-    """In fish a backslash quotes inside single quotes."""
+    """Quote a text for fish, where a backslash escapes inside single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

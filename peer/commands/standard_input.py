@@ -1,6 +1,6 @@
-"""Standard input in the place of a file: `-`. The command reads it, since the daemon's own standard input is another.
+"""Standard input as a file argument (`-`). The command reads it, since the daemon has another standard input.
 
-The invitation of `peer join` comes from there, or from an argument, a file, or the environment.
+`peer join` reads its invitation from standard input, an argument, a file or the environment.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from protocol.errors import UserError
 from storage.regular_files import open_regular
 
 STANDARD_INPUT = "-"
-SECONDS_MAX = 60.0  # without a byte: a pipe whose writer hangs must not hold a command for ever
+SECONDS_MAX = 60.0  # without a byte: a writer that hangs must not block the command forever
 READ_BYTES = 1 << 16
-BYTES_MAX = 16 << 30  # of the copy on disk; a text of a job may have 8 GiB
+BYTES_MAX = 16 << 30  # size of the copy on disk; the text of a job may have 8 GiB
 
-# Arguments of commands that name a file to read, with the ending of a copy that is no JSON.
+# Command -> its arguments that name a file to read, and the suffix of a copy that is not JSON.
 FILE_ARGUMENTS = {
     "train": (("data", "examples"), ".txt"),
     "tasks": (("what", "guidelines"), ".csv"),
     "rlhf": (("preferences", "blocklist"), ".txt"),
 }
 
-# Everybody on a machine can read the arguments of a process, and only its user the environment.
+# All users of a machine can read the arguments of a process, but only its own user can read the environment.
 INVITATION_VARIABLE = "PEER_INVITATION"
-FILE_PREFIX = "@"  # before the name of a file, as curl and argparse have it
+FILE_PREFIX = "@"  # before a file name, as in curl and argparse
 
 
 def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
-    """The bytes of standard input as they come. `UserError` after `seconds` without one; a person at a terminal may be slow."""
+    """Yield the bytes of standard input as they arrive.
+
+    Raises `UserError` after `seconds` without input, unless standard input is a terminal.
+    """
     number = sys.stdin.fileno()
     while True:
         if not os.isatty(number) and not select.select([number], [], [], seconds)[0]:
@@ -49,10 +52,10 @@ def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
 
 @contextmanager
 def standard_input_as_file(options: argparse.Namespace, data_directory: Path) -> Iterator[None]:
-    """Copies standard input into a file of this user while the block runs, if an argument that names a file is `-`."""
+    """Copy standard input into a temporary file while the block runs, if a file argument is `-`. Raises `UserError`."""
     names, ending = FILE_ARGUMENTS.get(options.command, ((), ""))
     asked = [name for name in names if getattr(options, name, None) == STANDARD_INPUT]
-    if not asked or not data_directory.is_dir():  # the command itself says that there is no peer
+    if not asked or not data_directory.is_dir():  # without a data directory the command fails by itself
         yield
         return
     if len(asked) > 1:
@@ -66,7 +69,7 @@ def standard_input_as_file(options: argparse.Namespace, data_directory: Path) ->
 
 
 def _copied(folder: Path, ending: str) -> Path:
-    """The ending says how the file is read, so it follows from the first character."""
+    """Copy standard input into the folder. The first character decides the suffix, and thus the format in which it is read."""
     part, size, first = folder / "part", 0, b""
     with part.open("wb") as stream:
         for piece in read_chunks():
@@ -80,9 +83,9 @@ def _copied(folder: Path, ending: str) -> Path:
 
 
 def hide_argument(secret: str) -> None:
-    """Starts this program again without the argument, which goes on in the environment.
+    """Restart this program without the secret argument and pass the secret in the environment.
 
-    Returns where the argument is no secret, or none of this process: a call inside another program.
+    Returns without a restart if the argument is not secret, or is not an argument of this process.
     """
     at = next((at for at, text in enumerate(sys.orig_argv) if at and text == secret), None)
     if not secret or secret == STANDARD_INPUT or secret.startswith(FILE_PREFIX) or at is None or not sys.executable:
@@ -92,11 +95,14 @@ def hide_argument(secret: str) -> None:
 
 
 def read_invitation(said: str) -> str:
-    """The text of an invitation. Raises `UserError`. No child of this process inherits the variable."""
-    from peer.settings.invitation import INVITATION_BYTES_MAX  # loads the ledger, which no other command here needs
+    """Return the text of an invitation and remove it from the environment, so that no child process inherits it.
+
+    Raises `UserError` if there is none, or it is too long.
+    """
+    from peer.settings.invitation import INVITATION_BYTES_MAX  # a slow import: it loads the ledger
 
     from_environment = os.environ.pop(INVITATION_VARIABLE, "")
-    size_max = 2 * INVITATION_BYTES_MAX  # base64, and line breaks of a mail program
+    size_max = 2 * INVITATION_BYTES_MAX  # for base64 and the line breaks of a mail program
     if said == STANDARD_INPUT:
         found, origin = b"", "standard input"
         for piece in read_chunks():

@@ -1,5 +1,6 @@
-"""Draws tables and text so that they fit the terminal: no word is ever broken. Where room is short, columns go first, then long
-cells end in `…`.
+"""Tables and text that fit the terminal without broken words.
+
+In a narrow terminal columns are left out first; then long cells are cut and end in `…`.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from rich.text import Text
 from features.text_tables import CONTROL_CHARACTERS, KeyValueTable, Printable, TextChunk, TextTable, Verbatim
 
 GAP = 2  # blanks between columns
-# characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
+# Characters. Before a wrapped cell gets narrower, other columns are left out: else rows grow too tall.
 WRAPPED_CELL_WIDTH_MIN = 36
 BARS = "▁▂▃▄▅▆▇█"
-CUT_MIN = 8  # characters that stay of a cell that may be cut
+CUT_MIN = 8  # least width of a cell that may be cut
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
 class TerminalOutput(Console):
-    """Raises `BrokenPipeError` where the library would end the program, inside whatever task prints."""
+    """A console that raises `BrokenPipeError` in the task that prints. The library would exit the program instead."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def make_printer(out: TextIO | None = None) -> Callable[[Printable], None]:
-    """Prints to this stream, else to standard output."""
+    """Return a function that prints to this stream, or to standard output."""
     out = out or sys.stdout
     console = TerminalOutput(
         file=out, width=None if out.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
@@ -63,7 +64,7 @@ def make_printer(out: TextIO | None = None) -> Callable[[Printable], None]:
 
 
 def to_renderable(what: Printable) -> RenderableType:
-    """For the library that writes to the terminal."""
+    """Return a renderable of rich for a table or a text."""
     return (
         _TableRenderable(what)
         if isinstance(what, TextTable)
@@ -74,12 +75,12 @@ def to_renderable(what: Printable) -> RenderableType:
 
 
 def truncate_text(text: str, width: int) -> str:
-    """The text, cut with `…` if it is wider."""
+    """Return the text, cut with `…` if it is wider than `width` columns."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
 
 
 def wrap_text(text: str, width: int) -> Iterator[str]:
-    """Lines that break between words. A wider word stays whole: the terminal breaks it, and it can be copied all the same."""
+    """Yield lines that break between words. A wider word stays whole, so that it can be copied from the terminal."""
     line = ""
     for blanks, word in re.findall(r"(\s*)(\S+)", text):
         if line and cell_len(line) + cell_len(blanks) + cell_len(word) > width:
@@ -91,7 +92,10 @@ def wrap_text(text: str, width: int) -> Iterator[str]:
 
 
 def bar_chart(values: Sequence[float], width: int, height: int) -> list[str]:
-    """Bars, the newest at the right, as lines from the top. The lowest value has an eighth of a line, the highest all of them."""
+    """Return a bar chart as lines from the top, with the newest value at the right.
+
+    The lowest value has an eighth of a line, the highest value the full height. Values are skipped if there are too many.
+    """
     if not values or width < 1:
         return [""] * height
     picked = values[:: -max(1, -(-len(values) // width))][::-1]
@@ -122,7 +126,7 @@ class _TableRenderable:
         return Text(truncate_text(text, width) if column.truncates else text, column.style)
 
     def _widths(self, room: int) -> dict[int, int]:
-        """The width of each shown column, by the column's place."""
+        """Return the width of each shown column by its index."""
         natural, whole, narrow, readable = {}, {}, {}, {}
         for at, column in enumerate(self._fitted.columns):
             cells, title = [row[at] for row in self._fitted.rows], max(map(cell_len, column.title.split()))
@@ -140,7 +144,7 @@ class _TableRenderable:
             at = by_spare.pop(0)[1]
             del wanted[at], narrow[at], readable[at]
         widths = dict(readable if _width(readable) <= room else narrow)
-        for aim in (whole, natural):  # first the cells, then the titles on one line
+        for aim in (whole, natural):  # widen first for whole cells, then for titles on one line
             left = room - _width(widths)
             while left > 0 and (wanting := [at for at in widths if widths[at] < aim[at]]):
                 for at in wanting[:left]:

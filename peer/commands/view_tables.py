@@ -1,4 +1,4 @@
-"""What a peer says of itself, as tables for people."""
+"""The views of a peer as tables for people."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 REACH_SIGNS = "a row says whom a voter hears: +, or for how long it was silent; ?: nobody here can say, or never heard"
 NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
-REACHABILITY_TEXTS = {  # by `StatusView.reachable`
+REACHABILITY_TEXTS = {  # by `StatusView.reachability`
     "direct": "others have dialed this peer",
     "relayed": "others cannot dial this peer, and reach it over members that it has dialed",
     "unknown": "too few have said whether they can dial this peer",
 }
-ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # of a vouch; all other verdicts reject
-NEUTRAL_REASONS = ("absent", "unjudged")  # says nothing against the trainer's work
+ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # verdicts of a vouch; all others reject
+NEUTRAL_REASONS = ("absent", "unjudged")  # no evidence against the trainer
 
 V = TypeVar("V")
 
 
 def show_table(table: Callable[[V], Printable], empty: str = "") -> Callable[[CommandContext[Any], V], Awaitable[None]]:
-    """For a command that lists: shows the table of its answer, or `empty` where nothing is in it."""
+    """Return a function that shows the answer of a listing command as a table, or `empty` for an empty answer."""
 
     async def show(asked: CommandContext[Any], answer: V) -> None:
         asked.show(table(answer) if answer or not empty else empty)
@@ -63,7 +63,7 @@ def show_table(table: Callable[[V], Printable], empty: str = "") -> Callable[[Co
 def show_named_table(
     table: Callable[[V, PeerNames], Printable], empty: str = ""
 ) -> Callable[[CommandContext[Any], V], Awaitable[None]]:
-    """The same, of a table with names of peers."""
+    """Like `show_table`, for a table with names of peers."""
 
     async def show(asked: CommandContext[Any], answer: V) -> None:
         asked.show(table(answer, await asked.load_names()) if answer or not empty else empty)
@@ -158,7 +158,7 @@ def _duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """As a person would say it."""
+    """Return a duration in its largest suitable unit."""
     for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * unit or (seconds >= unit and name != "days"):
             return f"{int(seconds // unit)} {name}"
@@ -279,7 +279,7 @@ def votes(found: Iterable[RoundVotesView], names: PeerNames) -> TextTable:
 
 
 def _vouches(verdicts: Mapping[str, str], names: PeerNames) -> Iterator[str]:
-    """`vouches for anna, ben`, `rejects liar (replay)`, `unsure of cora`: the verdicts of one re-executor."""
+    """Yield the verdicts of one re-executor: `vouches for anna, ben`, `rejects liar (replay)`, `unsure of cora`."""
     accepted = [names[who] for who, verdict in verdicts.items() if verdict == ACCEPT]
     unsure = [names[who] for who, verdict in verdicts.items() if verdict == UNSURE]
     rejected = [f"{names[who]} ({verdict})" for who, verdict in verdicts.items() if verdict not in (ACCEPT, UNSURE)]
@@ -293,7 +293,7 @@ def _mebibytes(count: int) -> str:
 
 
 def _moment(ms: int) -> str:
-    """A time that somebody else wrote: it may be none that a calendar has."""
+    """Return a local time. Another peer wrote the value, which may be outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
@@ -301,7 +301,7 @@ def _moment(ms: int) -> str:
 
 
 def _row(found: RowVerdict) -> str:
-    """No character of a stranger's moves the cursor: what cannot be printed is escaped."""
+    """Return the row as text with escaped control characters, because a stranger may have written it."""
     if found.record is None:
         return f"0x{found.value} (this program does not know its type)"
     record: Any = found.record
@@ -309,7 +309,7 @@ def _row(found: RowVerdict) -> str:
 
 
 def _bytes(hex: str) -> str:
-    """As text too, if it is any."""
+    """Return the bytes in hex, followed by their text if they are printable UTF-8."""
     text = bytes.fromhex(hex).decode(errors="replace")
     return f"0x{hex} ({text!r})" if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else f"0x{hex}"
 
@@ -409,7 +409,7 @@ def _way(link: LinkView, names: Mapping[str, str]) -> str:
 
 
 def reachability(found: LivenessMatrix, names: PeerNames, me: str) -> TextTable:
-    found = {me: found[me], **found}  # this peer's own row first
+    found = {me: found[me], **found}  # this peer's row comes first
     numbers = {peer: str(number) for number, peer in enumerate(found, 1)}
     heard = sorted({peer for row in found.values() for peer in row}, key=list(found).index)
     columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
@@ -488,7 +488,7 @@ def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: PeerNames, belon
     return [f"{names[peer]} ({_counts(reasons)})" for peer, reasons in chosen.items() if reasons]
 
 
-PLAIN_MEAN = " (plain mean)"  # no statistic stood against an update that lies: re-execution alone did
+PLAIN_MEAN = " (plain mean)"  # the round had no robust aggregation, so only re-execution could catch a false update
 
 
 def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
@@ -512,7 +512,7 @@ def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
 
 
 def format_verdicts(view: RoundView, names: PeerNames) -> str:
-    """`accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
+    """Return a text such as `accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
     by_verdict: dict[str, list[str]] = {}
     for peer, verdict in view.verdicts.items():
         voters = view.vouchers.get(peer, ())
@@ -522,6 +522,6 @@ def format_verdicts(view: RoundView, names: PeerNames) -> str:
 
 
 def event_line(view: EventView, names: PeerNames) -> str:
-    # Local time, because that is what the reader's clock shows.
+    # The reader's clock shows local time.
     time = datetime.fromtimestamp(view.at_ms / 1000).astimezone()
     return f"{time:%H:%M:%S} {view.kind:<9} {names.replace_ids(view.text)}"

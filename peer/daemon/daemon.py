@@ -1,8 +1,8 @@
-"""One running peer: its parts, started inner ones first and stopped in the opposite order.
+"""One running peer. Each part uses the parts to its right:
 
     control socket and services of the role  →  driver and membership  →  worker  →  network  →  store
 
-People are turned away first, then agreement stops, then what it stands on.
+Parts start from right to left and stop from left to right, so that users are disconnected before agreement stops.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peer")
 
-ALERT_SECONDS = 1.0  # between looks at what the operator should know
-STOP_SECONDS = 5.0  # for the parts to end after they were asked to
+ALERT_SECONDS = 1.0  # between two checks for alerts
+STOP_SECONDS = 5.0  # for the parts to end after a request to stop
 
-RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
+RETRY_SECONDS: Final = 5.0  # until a failed task runs again: a shortage of descriptors often lasts only seconds
 SYSTEM_FAULTS: Final = (OSError, StorageError, sqlite3.Error)
 
 
 @dataclass(frozen=True, slots=True)
 class ParticipantContext:
-    """What the part of a peer that takes part in rounds may need."""
+    """The dependencies of a round participant."""
 
     config: Config
     worker: WorkerSupervisor | None
@@ -88,7 +88,7 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
 
     local = Path(context.config.local_data).expanduser() if context.config.local_data else None
     if local is not None:
-        next(read_text(local))  # what cannot be read is told now, not when the others wait for it
+        next(read_text(local))  # an unreadable file fails now, not in the middle of a round
     return Trainer(context.worker, context.text_folder, local, context.config.evaluate)
 
 
@@ -96,7 +96,10 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
 async def running_daemon(
     config: Config, make_participant: MakeParticipant = make_honest_participant
 ) -> AsyncIterator[RunningPeer]:
-    """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
+    """Run a peer while the block runs. It has restored its state from disk and listens.
+
+    Raises `UserError` if the peer cannot start.
+    """
     raise_descriptor_limit()
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
@@ -114,7 +117,7 @@ async def running_daemon(
 def _assemble_peer(
     config: Config, directory: DataDirectory, genesis: Genesis, store: LedgerStore, make_participant: MakeParticipant
 ) -> RunningPeer:
-    """All parts, from the disk upwards. Nothing runs yet."""
+    """Make all parts of the peer, without starting a task. Raises `UserError` if the disk or the settings do not allow it."""
     identity, events = directory.load_identity(), EventLog()
     models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
     rules = features.rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
@@ -239,17 +242,17 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
 
 
 async def _watch_alerts(api: PeerApi) -> None:
-    """So that an alert is dated when it comes, whoever asks for it and whenever."""
+    """Update the alerts regularly, so that their start times do not depend on requests."""
     while True:
         await api.alerts()
         await trio.sleep(ALERT_SECONDS)
 
 
 def tune_garbage_collector() -> None:
-    """For a process that is one peer, once it runs. Its code and what it has read are no garbage: nobody looks at them again.
+    """Exempt all present objects from garbage collection and collect less often. Call it once the process runs its only peer.
 
-    A block with 512 statements makes some 20,000 objects, hardly any of them in a cycle. By default a fifth of the block's time
-    goes into looking for cycles, and now and then a tenth of a second at once.
+    A block with 512 statements makes about 20,000 objects, hardly any of them in a cycle. With Python's defaults the search
+    for cycles takes a fifth of the block's time, and sometimes pauses the peer for 0.1 seconds.
     """
     gc.collect()
     gc.freeze()
@@ -259,9 +262,9 @@ def tune_garbage_collector() -> None:
 async def wait_for_stop(
     peer: RunningPeer, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool], ready: Callable[[], None]
 ) -> None:
-    """Returns when the peer was asked to stop: by a person, by one of the signals `ending`, or by SIGHUP.
+    """Wait until a user, one of the signals `ending`, or SIGHUP stops the peer.
 
-    `ready` is called as soon as signals are heard. `hung_up` is called at SIGHUP and says whether the peer goes on.
+    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP; it returns True if the peer goes on.
     """
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, peer, ending, hung_up)
@@ -286,7 +289,7 @@ async def _stop_on_signal(
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
             if peer.stopped.is_set():
-                os._exit(128 + number)  # asked twice: everything that matters is on disk already
+                os._exit(128 + number)  # second signal: all essential data is on disk already
             peer.stopped.set()
             break
 
@@ -294,9 +297,10 @@ async def _stop_on_signal(
 async def restart_on_fault(
     what: str, run: Callable[[], Awaitable[None]], tell: Callable[[str], None], faults: Callable[[Exception], bool] | None = None
 ) -> None:
-    """Runs this task, and runs it again after a fault of the system. `tell` gets a line for the operator at the first of several.
+    """Run a task, and restart it after a system fault. `tell` gets a line for the operator whenever the reason changes.
 
-    Any other exception is a fault of ours and passes on. `faults` names the faults; without it these are all of `SYSTEM_FAULTS`.
+    Other exceptions are our own bugs and propagate. `faults` decides which exceptions are system faults; by default these
+    are `SYSTEM_FAULTS` without `LostVotesError`.
     """
     is_endured = faults or _is_of_the_system
     told = ""
@@ -314,14 +318,14 @@ async def restart_on_fault(
 
 
 def lacks_descriptors(error: Exception) -> bool:
-    """True for a shortage of descriptors, or a group of nothing else. A full disk ends a task that agreement needs."""
+    """Return True for a shortage of descriptors or a group of such errors. Other faults, such as a full disk, end the peer."""
     if isinstance(error, ExceptionGroup):
         return all(map(lacks_descriptors, error.exceptions))
     return is_descriptor_shortage(error)
 
 
 def _is_of_the_system(error: Exception) -> bool:
-    """True for a fault of the system, or a group of nothing else. Lost votes are more than that."""
+    """Return True for a system fault or a group of such faults. `LostVotesError` is not one, because the peer must stop."""
     if isinstance(error, ExceptionGroup):
         return all(map(_is_of_the_system, error.exceptions))
     return isinstance(error, SYSTEM_FAULTS) and not isinstance(error, LostVotesError)

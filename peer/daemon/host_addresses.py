@@ -1,4 +1,4 @@
-"""Where others can reach this peer, as far as this machine can tell."""
+"""The addresses at which others can reach this peer, as far as this machine knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
 def make_optional_services(config: Config, chain_id: bytes, network: Swarm, tell: Callable[[str], None]) -> list[OptionalService]:
-    """What the settings ask for to be found."""
+    """Return the discovery services that the settings enable."""
     found = list[OptionalService]()
     if config.upnp:
         from transport.discovery.upnp import Upnp
@@ -36,19 +36,17 @@ def make_optional_services(config: Config, chain_id: bytes, network: Swarm, tell
 
 
 def own_addresses(listening: Sequence[str], advertised: Sequence[str], outside: str | None = None) -> tuple[str, ...]:
-    """`advertised` if that names any; else where this peer listens, with the hosts of this machine for wildcards.
+    """Return the addresses that this peer announces, at most `ADVERTISED_MAX`.
 
-    First of all where a router forwards to it.
-
-    The host with the default route comes first. Loopback is among them only if it is all that this peer listens on; none at all
-    where a wildcard leads to nothing else.
+    `outside`, the address of a forwarding router, comes first. Then come the `advertised` addresses or, if there are none, the
+    listening ones. A wildcard stands for the hosts of this machine without loopback, and for none if there is only loopback.
     """
     own = advertised or expand_wildcards(listening, host_addresses())
     return tuple(dict.fromkeys([*([outside] if outside else []), *own]))[:ADVERTISED_MAX]
 
 
 def host_addresses() -> tuple[str, ...]:
-    """Of this machine, for others: without loopback. None where the system cannot be asked, for lack of descriptors."""
+    """Return the hosts of this machine without loopback, the one of the default route first. A system error gives none."""
     try:
         found = dict.fromkeys([*_routed(), *_of_interfaces(), *_of_interfaces_v6()])
     except OSError as error:
@@ -58,10 +56,10 @@ def host_addresses() -> tuple[str, ...]:
 
 
 def _routed() -> Iterator[str]:
-    """The host that the default route leaves from."""
+    """Yield the source address of the default route, if there is one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address: choosing the route sends nothing
+            probe.connect(("192.0.2.1", 9))  # a documentation address; connecting UDP sends nothing
             yield str(probe.getsockname()[0])
         except OSError:
             return
@@ -72,13 +70,13 @@ def _of_interfaces() -> Iterator[str]:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asking.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none, or this is another system, where the route alone tells
+            except OSError:  # no address, or not Linux: then only the route gives an address
                 continue
             yield socket.inet_ntoa(answer[20:24])
 
 
 def _of_interfaces_v6() -> Iterator[str]:
-    """Global ones: what is local to a link means something only together with the interface."""
+    """Yield the IPv6 addresses of the interfaces. Link-local ones are skipped, as they need the interface's name."""
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
         address = ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))

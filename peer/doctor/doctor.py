@@ -1,4 +1,4 @@
-"""All that `peer doctor` looks at, of a peer that runs or does not."""
+"""All checks of `peer doctor`, for a running or a stopped peer."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from protocol.prometheus_metrics import why_unhealthy
 from storage.ledger_store import ReadOnlyStore
 from transport.discovery.reachability import ReachabilityState
 
-ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
+ANSWER_SECONDS: Final = 10.0  # for all calls to the running peer: each takes some hundredths of a second
 LOG_ADVICE = "`peer log` says what came before"
 DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it dials only")
-ADVICE = {  # by the cause of an alert
+ADVICE = {  # by cause of an alert
     AlertCause.HALTED: f"{LOG_ADVICE}; the guide has a section for each halt",
     AlertCause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
     AlertCause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
@@ -67,7 +67,7 @@ NO_PEER_ADVICE = "make a peer there with `peer init` or `peer join`, or name ano
 
 
 async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFinding]:
-    """Raises nothing that a person can mend: that is a finding."""
+    """Run all checks and return their findings. An error that the user can fix becomes a finding."""
     try:
         settings = load()
     except UserError as error:
@@ -84,7 +84,7 @@ async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFindi
 
 
 async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirectory) -> tuple[list[DoctorFinding], int | None]:
-    """All about this peer and its network, and its process if it runs; 0 for one that does not say which it is."""
+    """Return the findings on the peer and its network, and its process id: None if it does not run, 0 if unknown."""
     config = settings.config
     if unusable := why_unusable(directory.path):
         return [unusable], None
@@ -107,7 +107,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
         return [*found, fault("peer", text, "ask with the program that it runs, or start it again with this one")], 0
     except UserError as error:
         return [*found, fault_of_error("peer", error)], 0
-    if genesis is None:  # that is told already
+    if genesis is None:  # a finding of `check_network` reports it
         return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.replace_ids(finding.text)) for finding in found]
@@ -130,7 +130,7 @@ async def _of_stopped(
     try:
         with directory.lock():
             last_ms, damaged = last_block_ms(directory, genesis)
-    except UserError as error:  # a daemon that answers nobody
+    except UserError as error:  # a daemon holds the lock but does not answer
         return [fault_of_error("peer", error, "kill that process, and start the peer again")]
     others = await check_other_peers(
         _known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key}
@@ -141,9 +141,9 @@ async def _of_stopped(
 async def _of_running(
     settings: ResolvedSettings, directory: DataDirectory, genesis: Genesis, status: StatusView
 ) -> list[DoctorFinding]:
-    """What answers at its addresses, and at those of others. Which ones it has, and which role, it says itself."""
+    """Check the running peer's addresses, services and peers. Its addresses and its role come from its own status."""
     config, key, chain_id = settings.config, parse_peer_id(status.peer), genesis.chain_id
-    # A peer may have been started with `--listen`; where nobody says it again there is nothing to compare.
+    # The peer may have been started with `--listen`. Without the same option here there is nothing to compare.
     own = (
         check_listen_settings(parse_listen_addresses(config.listen), status.listen_addresses)
         if settings.origins["listen"] != "default"
@@ -152,7 +152,7 @@ async def _of_running(
     own += check_reachability(status.reachability) if status.listen_addresses else [DIALS_ONLY]
     for address in status.listen_addresses:
         own += await check_own_port(address, chain_id, key)
-    # their host may be wrong although others dial back
+    # The host of these may be wrong even if others reach the peer.
     own += await check_advertised_addresses(config.advertise, chain_id, key, are_reached=False)
     found = [address for address in status.announced_addresses if address not in (*status.listen_addresses, *config.advertise)]
     own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachability == ReachabilityState.DIRECT)
@@ -167,7 +167,7 @@ async def _of_running(
 
 
 def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[DoctorFinding]:
-    """What the peer says of itself. The disk is looked at anyway."""
+    """Yield findings from the peer's status and alerts, without those on the disk, which has its own check."""
     if status.version != (here := metadata.version("folkmoot")):
         yield warning("version", f"{status.version} runs, and this program is {here}", "start the peer again")
     told = [alert for alert in alerts if alert.severity != AlertSeverity.INFO and alert.cause != AlertCause.DISK_LOW]
@@ -181,7 +181,7 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Doct
 
 
 def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
-    """Where others may be dialed: the addresses of the settings first."""
+    """Return the known addresses of other peers, those of the settings first."""
     return dial_candidates(config.bootstrap, load_addresses(directory.path / "addresses"))
 
 
@@ -193,7 +193,7 @@ def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:
 
 
 def check_key(directory: DataDirectory) -> tuple[bytes | None, list[DoctorFinding]]:
-    """The peer's public key, if the peer can sign and nobody else as it."""
+    """Return the peer's public key and the findings on it. The key is None if it is missing, damaged or readable by others."""
     path = directory.identity_key
     if not path.exists():
         return None, [fault("key", f"{path} is not there", NO_PEER_ADVICE)]
@@ -214,7 +214,7 @@ def check_key(directory: DataDirectory) -> tuple[bytes | None, list[DoctorFindin
 
 
 def why_unusable(path: Path) -> DoctorFinding | None:
-    """Why nothing can be looked at in this place."""
+    """Return a fault if the data directory cannot be examined."""
     if not path.is_dir():
         return fault("data", f"{path} is not there", NO_PEER_ADVICE)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -228,7 +228,7 @@ def check_folder(path: Path) -> Iterator[DoctorFinding]:
 
 
 def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[DoctorFinding]]:
-    """The network that the peer belongs to."""
+    """Return the genesis of the peer's network, or None, and the findings on it."""
     if not directory.genesis.exists():
         text = f"{directory.path} belongs to no network yet"
         return None, [fault("data", text, "found one with `peer init`, or `peer join INVITATION`")]
@@ -240,12 +240,12 @@ def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[Doctor
 
 
 def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | None, list[DoctorFinding]]:
-    """The time in the last block that a stopped peer holds, and what is to be said of its database, which stays as it is.
+    """Return the time of the last block of a stopped peer, or None, and the findings on its database, which is not changed.
 
     The caller holds the directory's lock.
     """
     if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
-        return None, []  # it has never run
+        return None, []  # the peer has never run
     try:
         with contextlib.closing(ReadOnlyStore(directory.ledger, genesis.chain_id)) as store:
             if store.is_older:

@@ -1,4 +1,4 @@
-"""What `peer doctor` says: a finding for each thing that it looked at."""
+"""The findings of `peer doctor`: one or more for each check."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 
 class FindingLevel(enum.StrEnum):
-    """The gravest last."""
+    """Levels of findings, the most severe last."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and will not for ever
-    FAULT = "fault"  # the peer cannot run, or takes no part
+    WARNING = "warning"  # it works now, but not forever
+    FAULT = "fault"  # the peer cannot run or cannot take part
 
 
-# The exit status of `peer doctor`, like those of `peer status`; 2 is a command line that cannot be read.
+# The exit status of `peer doctor`, as of `peer status`. 2 is an invalid command line.
 EXIT_STATUS = {FindingLevel.OK: 0, FindingLevel.WARNING: 3, FindingLevel.FAULT: 4}
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    check: str  # what was looked at, in a word
-    level: str  # of `FindingLevel`
-    text: str  # what was found
-    advice: str = ""  # what to do; empty where nothing is wrong
+    check: str  # subject, in a word
+    level: str  # a `FindingLevel`
+    text: str  # the observation
+    advice: str = ""  # the remedy; empty if nothing is wrong
 
 
 def ok(check: str, text: str) -> DoctorFinding:
@@ -40,7 +40,7 @@ def fault(check: str, text: str, advice: str) -> DoctorFinding:
 
 
 def fault_of_error(check: str, error: Exception, advice: str = "mend that, and ask again") -> DoctorFinding:
-    """Of an error whose line says what happened and then, behind `; `, what to do."""
+    """Return a fault for an error whose message is `what happened; what to do`. `advice` replaces a missing remedy."""
     text, _, way_out = str(error).partition("; ")
     return fault(check, text, way_out or advice)
 

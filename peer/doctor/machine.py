@@ -1,4 +1,4 @@
-"""What the machine gives a peer: disk, memory, files that may be open, programs, and a clock that is right."""
+"""Checks of the machine: program versions, disk, memory, open files and clock."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEED
 from protocol.api import PeerApi
 from protocol.limits import CLOCK_AHEAD_SECONDS
 
-MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: what `scenarios.idle` allows
-WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in all
-RUNNING_BYTES_MIN = 64_000_000  # for a peer that runs: it has its own already
-INODES_MIN = 10_000  # a blob is a file; a round leaves a dozen
+MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: the bound of `scenarios.idle`
+WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in total
+RUNNING_BYTES_MIN = 64_000_000  # reserve of a running peer, which already has its memory
+INODES_MIN = 10_000  # each blob is a file, and a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
-TIMEX_BYTES = 512  # struct timex has 208; the kernel writes no more than that
+TIMEX_BYTES = 512  # more than the 208 bytes of struct timex that the kernel writes
 
-EVENTS_READ: Final = 500  # the last ones; decisions are among them
-BLOCKS_READ: Final = 32  # of the last decisions: each voter's turn to lead comes, in most networks
+EVENTS_READ: Final = 500  # last events; decisions are among them
+BLOCKS_READ: Final = 32  # of the last decisions; in most networks each voter leads one of them
 CLOCK_ADVICE = "set it by the network's time (timedatectl set-ntp true, or chrony), then start the peer again"
 
 
 def check_version(role: Role) -> Iterator[DoctorFinding]:
-    """Whether this program has what its role needs."""
+    """Yield findings on the packages that the role needs and on the program's version."""
     if role.needs_worker:
         yield from _torch()
     for part in features.roles().values():
@@ -64,7 +64,7 @@ def _torch() -> Iterator[DoctorFinding]:
 
 
 def check_disk(folder: Path) -> Iterator[DoctorFinding]:
-    """Of a data directory that need not be there yet."""
+    """Yield findings on the disk of a data directory, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     usage, inodes = shutil.disk_usage(folder), _free_inodes(folder)
@@ -85,7 +85,7 @@ def _size(count: int) -> str:
 
 
 def _free_inodes(folder: Path) -> int | None:
-    """None where the file system makes them as they are needed."""
+    """Return the number of free inodes, or None if the file system creates them on demand."""
     counted = os.statvfs(folder)
     return counted.f_favail if counted.f_files else None
 
@@ -113,7 +113,7 @@ def check_memory(config: Config, role: Role, *, runs: bool) -> Iterator[DoctorFi
 
 
 def available_bytes() -> tuple[int | None, str]:
-    """What this process could still take, and which bound says so; None where the system does not tell."""
+    """Return the memory that this process can still allocate, in bytes, and the limit that applies. None means unknown."""
     bounds = {"machine": _meminfo().get("MemAvailable"), "control group": _left_in_group(), "ulimit -v": _address_space()}
     known = {name: left for name, left in bounds.items() if left is not None}
     name = min(known, key=known.__getitem__, default="")
@@ -129,12 +129,12 @@ def _meminfo() -> dict[str, int]:
 
 
 def _left_in_group() -> int | None:
-    """Of a container or service that bounds its memory: version 2 of control groups."""
+    """Return the free memory of this process's control group (version 2), in bytes, or None without a limit."""
     try:
         group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         folder = Path("/sys/fs/cgroup", group.lstrip("/"))
         return max(0, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
-    except (OSError, StopIteration, ValueError):  # the last: `max`, which is no bound
+    except (OSError, StopIteration, ValueError):  # ValueError: `max`, which means no limit
         return None
 
 
@@ -144,14 +144,15 @@ def _address_space() -> int | None:
 
 
 def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFinding]:
-    """Of a process that serves the web port or not; 0 is this one, whose limits a peer would have that is started here.
+    """Yield a finding on the file descriptors of a process. `served` adds those of the web port.
 
-    The daemon raises its soft limit to the hard one, so that the hard one counts.
+    `process` 0 means this process, whose limits a peer started here would inherit. The hard limit counts, because the daemon
+    raises its soft limit to it.
     """
     needed = DESCRIPTORS_NEEDED if served else DESCRIPTORS_NEEDED_WITHOUT_WEB
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if process:
-        with contextlib.suppress(AttributeError, OSError):  # not Linux, or another user's process
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or a process of another user
             soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
         yield ok("files", f"a process may open as many as a peer with all its connections needs: {needed}")
@@ -169,7 +170,7 @@ def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFi
 
 
 def is_clock_synchronized() -> bool | None:
-    """Whether the kernel says that something keeps its clock right; None where it does not tell."""
+    """Return True if the kernel calls its clock synchronized, False if not, and None if it cannot be asked."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -178,7 +179,10 @@ def is_clock_synchronized() -> bool | None:
 
 
 def check_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int) -> DoctorFinding:
-    """`ahead`: seconds before the clocks of the others, where they tell; `last_block_ms`: of the last block that is here."""
+    """Return the finding on the clock. `ahead` is its offset from the other leaders' clocks, in seconds, or None if unknown.
+
+    Without an offset, the clock must not be behind the last stored block or the genesis.
+    """
     late = max(last_block_ms or 0, genesis_ms) / 1_000 - time.time()
     if ahead is not None and ahead > CLOCK_AHEAD_SECONDS:
         return fault("clock", f"it is {ahead:.0f} s ahead of the others: they refuse what this peer proposes", CLOCK_ADVICE)
@@ -198,11 +202,11 @@ def check_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int)
 
 
 async def clock_offset(api: PeerApi, me: str) -> float | None:
-    """Seconds by which this clock is before those of the other leaders of the last blocks; None if there was none.
+    """Return the offset of this clock from the clocks of other recent leaders, in seconds, or None without such leaders.
 
-    A block has the time at which its leader began it, by the leader's clock; its decision has that of this machine, and comes
-    some hundredths of a second later, so the quickest one says most. The median of the leaders bears some whose clocks are wrong.
-    Decisions that were made while this peer was away say nothing.
+    A block carries the time at which its leader began it, by the leader's clock. Its decision has this machine's time and comes
+    some hundredths of a second later, so the smallest difference of each leader is the most accurate. The median over leaders
+    tolerates some wrong clocks. Decisions that this peer did not see as they were made are ignored.
     """
     events = await api.events(-EVENTS_READ, 0.0)
     decided = [event for event in events if event.kind == "decided" and event.fields.get("seen") == str(True)]

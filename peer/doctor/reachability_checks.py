@@ -1,7 +1,7 @@
-"""Whether this peer can be reached, and reaches others; and what it serves beside its links.
+"""Checks of reachability in both directions, and of the peer's optional services and HTTP endpoints.
 
-A dial is one as a peer makes it, up to the proof of who answers there, and hangs up. It calls with a key of its own that nobody
-knows: with the peer's own key a second link would take the place of the first.
+A test dial is a peer's handshake up to the proof of the remote key, then it disconnects. It uses a new random key, because a
+second link with the peer's own key would replace the first.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from transport.wire.framing import Message
 from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 from web import metrics_endpoint
 
-DIALS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
+DIALS_MAX: Final = 16  # addresses dialed, those of the settings first; the address book holds 64
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard -> loopback
 
-DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
-READ_BYTES: Final = 4_096  # a handshake has a tenth of that
+DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake; a slower link is too slow for votes, too
+READ_BYTES: Final = 4_096  # a handshake needs a tenth of that
 
 FIREWALL_ADVICE = "let its operator start it, and open that port in firewalls and routers on the way"
 NETWORK_ADVICE = "this machine has no way there: look at its network, its routes and its firewall"
 BUSY_PEER_ADVICE = "that peer may be full, or have banned this machine: wait a minute"
-ADVICE = {  # by reason of the handshake
+ADVICE = {  # by reason of the failed handshake
     "not-folkmoot": "something else than a peer has that port: correct the address",
     "wrong-version": "one of the two programs is too old: update it",
     "wrong-chain": "that peer belongs to another network: correct the address, or take an invitation of yours",
@@ -49,18 +49,18 @@ ADVICE = {  # by reason of the handshake
 }
 
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
-ROUTER_SECONDS_MAX: Final = 15.0  # for a router to answer: the library waits some seconds for each of its steps
+ROUTER_SECONDS_MAX: Final = 15.0  # for the router's answer: the library waits some seconds in each step
 SERVICE_ADVICE: Final = {
     "upnp": "switch UPnP on in the router; or forward the port by hand, and name it with --advertise",
     "mdns": "name a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
 }
 
-HTTP_SECONDS_MAX: Final = 5.0  # as long as a peer waits for its monitor
-ANSWER_BYTES_MAX: Final = 1 << 20  # a network of 10,000 members gives some kilobytes
+HTTP_SECONDS_MAX: Final = 5.0  # the same bound as `web.metrics_endpoint.REQUEST_SECONDS_MAX`
+ANSWER_BYTES_MAX: Final = 1 << 20  # a network of 10,000 members has some kilobytes of metrics
 
 
 async def check_free_port(check: str, address: str, setting: str) -> DoctorFinding:
-    """Whether a peer that is started now could listen there."""
+    """Check that a peer started now could listen on this address. `setting` is the option that changes it."""
     host, port = parse_address(address)
     try:
         for listener in await trio.open_tcp_listeners(port, host=host):
@@ -72,7 +72,7 @@ async def check_free_port(check: str, address: str, setting: str) -> DoctorFindi
 
 
 async def check_own_port(address: str, chain_id: bytes, me: bytes) -> list[DoctorFinding]:
-    """Whether the running peer answers where it listens."""
+    """Check that the running peer answers on a listening address."""
     host, port = parse_address(address)
     here = await dial_peer(format_address(LOOPBACK.get(host, host), port), chain_id, me)
     if here.peer is None:
@@ -81,7 +81,7 @@ async def check_own_port(address: str, chain_id: bytes, me: bytes) -> list[Docto
 
 
 def check_listen_settings(wanted: Sequence[str], listening: Sequence[str]) -> list[DoctorFinding]:
-    """Whether the running peer listens where the settings say now. At port 0 the system has chosen one."""
+    """Warn if the running peer does not listen on the addresses of the settings. Port 0 matches any port."""
     left = list(listening)
     for address in wanted:
         host, port = parse_address(address)
@@ -101,7 +101,10 @@ def check_listen_settings(wanted: Sequence[str], listening: Sequence[str]) -> li
 async def check_advertised_addresses(
     told: Sequence[str], chain_id: bytes, me: bytes, *, are_reached: bool
 ) -> list[DoctorFinding]:
-    """Whether the running peer answers where others are told to dial it. `are_reached`: they say that they reach it."""
+    """Check that the running peer answers on its announced addresses.
+
+    With `are_reached` other peers have reached it, so an address that does not answer from inside is no problem.
+    """
     found = []
     for answer in await _called(told[:DIALS_MAX], chain_id):
         if answer.peer is None and are_reached:
@@ -124,7 +127,7 @@ async def check_advertised_addresses(
 
 
 def check_reachability(said: str) -> list[DoctorFinding]:
-    """What other peers have found who dialed back. Too few have, at first."""
+    """Return the finding of other peers that dialed back, if enough of them have."""
     if said == ReachabilityState.DIRECT:
         return [ok("port", "others reach this peer, as they say")]
     if said == ReachabilityState.RELAYED:
@@ -141,9 +144,9 @@ def check_reachability(said: str) -> list[DoctorFinding]:
 async def check_other_peers(
     addresses: Sequence[str], chain_id: bytes, me: bytes | None, *, links: int | None, alone: bool
 ) -> list[DoctorFinding]:
-    """Whether those answer whom this peer dials first.
+    """Check that other peers answer at the first `DIALS_MAX` addresses.
 
-    `links`: that it has; None: it does not run. `alone`: it is the only voter, and needs nobody.
+    `links` is the peer's number of links, or None if it does not run. `alone` means the only voter, which needs no other peer.
     """
     answers = await _called(addresses[:DIALS_MAX], chain_id)
     if links is None and (copies := [answer.address for answer in answers if answer.peer is not None and answer.peer == me]):
@@ -164,13 +167,13 @@ async def check_other_peers(
     if reached:
         return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
     none, advice = f"none of {len(others)} addresses answers", "mend what the next lines say"
-    if links:  # those peers have dialed this one
+    if links:  # the linked peers have dialed this one
         return [warning("peers", f"{none}; the peer has {pluralize(links, 'link')} all the same", advice), *lost]
     return [fault("peers", none, advice), *lost]
 
 
 async def _called(addresses: Iterable[str], chain_id: bytes) -> list[DialResult]:
-    """All at once."""
+    """Dial all addresses at once and return the results in their order."""
     answers: dict[str, DialResult] = {}
 
     async def dial(text: str) -> None:
@@ -193,7 +196,7 @@ async def _called(addresses: Iterable[str], chain_id: bytes) -> list[DialResult]
 
 
 def dial_candidates(bootstrap: Iterable[str], remembered: Iterable[str]) -> tuple[str, ...]:
-    """Each place once, the named ones first."""
+    """Return each address once, those of the settings first."""
     places: dict[str, str] = {}
     for text in (*bootstrap, *remembered):
         places.setdefault(text.rpartition("@")[2], text)
@@ -203,13 +206,13 @@ def dial_candidates(bootstrap: Iterable[str], remembered: Iterable[str]) -> tupl
 @dataclass(frozen=True, slots=True)
 class DialResult:
     address: str
-    peer: bytes | None  # whoever proved its key there
-    why: str = ""  # nobody did
+    peer: bytes | None  # the key that the remote peer proved; None: the dial failed
+    why: str = ""  # reason of the failure
     advice: str = ""
 
 
 async def dial_peer(address: str, chain_id: bytes, expected: bytes | None = None) -> DialResult:
-    """Who answers at HOST:PORT in this network. `expected`: anybody else counts as nobody."""
+    """Dial HOST:PORT and return the key of the peer there, or the reason of the failure. Any key but `expected` is a failure."""
     host, port = parse_address(address)
     try:
         with trio.fail_after(DIAL_SECONDS_MAX):
@@ -235,13 +238,13 @@ async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | 
         if not (data := await stream.receive_some(READ_BYTES)):
             raise trio.BrokenResourceError("closed by the peer")
         events = session.receive(data)
-    await stream.send_all(session.data_to_send())  # the proof of our key: without it the peer would tell of a broken handshake
+    await stream.send_all(session.data_to_send())  # the proof of our key; without it the peer would log a failed handshake
     assert isinstance(events[0], PeerAuthenticated)
     return events[0].peer
 
 
 def _of_error(error: OSError | ValueError) -> tuple[str, str]:
-    """Trio tries all addresses of a name and hangs their errors behind its own."""
+    """Return reason and advice for a failed connection. Trio attaches the errors of all addresses of a name as the cause."""
     if isinstance(error, (socket.gaierror, ValueError)):
         return "no such name", "correct the address, or mend this machine's name service"
     group = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else (error,)
@@ -255,7 +258,7 @@ def check_running_services(asides: Iterable[OptionalServiceView]) -> list[Doctor
 
 
 async def check_stopped_services(config: Config, make_router: Callable[[], Gateway] = Gateway) -> list[DoctorFinding]:
-    """Whether the packages are there, and a router. Nothing is asked of it but its address."""
+    """Check the packages of enabled services, and the router. The check only asks the router for its external address."""
     found = []
     for name, package in PACKAGES.items():
         if getattr(config, name) and not _is_there(package):
@@ -290,7 +293,7 @@ def _advice(name: str) -> str:
 
 
 async def check_free_ports(config: Config, role: Role) -> list[DoctorFinding]:
-    """Of a peer that does not run. It goes on without these ports."""
+    """Check the HTTP ports of a stopped peer. A taken port is only a warning, because the peer runs without it."""
     wanted = {"metrics": config.feature_settings["metrics"]}
     if "serve" in role.services:
         wanted["web"] = config.feature_settings["web_listen"]
@@ -300,10 +303,10 @@ async def check_free_ports(config: Config, role: Role) -> list[DoctorFinding]:
 
 
 async def check_served_endpoints(config: Config, role: Role, parts: Path, me: str) -> list[DoctorFinding]:
-    """Of a peer that runs."""
+    """Check the metrics and the web pages of a running peer."""
     found = []
     listen, written = config.feature_settings["metrics"], parts / "metrics" / metrics_endpoint.ADDRESS_FILE
-    if listen or written.exists():  # the peer may have been started with other settings than these
+    if listen or written.exists():  # the peer may run with other settings
         found.append(await _of_metrics(listen, written, me))
     if "serve" in role.services:
         written = parts / "serve" / "address"
@@ -325,7 +328,7 @@ async def _of_metrics(listen: str, written: Path, me: str) -> DoctorFinding:
 
 
 async def _get(address: str, path: str) -> bytes:
-    """The whole answer; what came until it broke off or took too long."""
+    """Return the whole HTTP answer, or its beginning if the connection breaks or is too slow."""
     host, port = parse_address(address)
     answer = b""
     try:

@@ -1,4 +1,4 @@
-"""Checks an export offline: replays it from the genesis and says what it proves, or names the first file that is wrong."""
+"""The offline audit of an export: a replay from the genesis, which returns a verdict or names the first wrong file."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
 @dataclass(slots=True)
 class VouchCounts:
-    """Accepted updates of one job that were re-executed before the vote, as far as voters signed that."""
+    """Accepted updates of one job with vouches: voters signed that they re-executed them before the vote."""
 
     updates: int = 0
-    vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> updates it vouches for
+    vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> number of updates that it vouched for
 
 
 @dataclass(frozen=True, slots=True)
 class ExportVerdict:
-    """What the export proves."""
+    """The facts that an export proves."""
 
     network: str
     chain_id: str
@@ -73,19 +73,22 @@ class ExportVerdict:
     signatures: int
     rounds: int
     proposals: int
-    state_root: str  # certified, and reproduced
+    state_root: str  # certified and reproduced
     models: dict[str, str]  # job -> model root, reproduced
-    names: dict[str, str]  # of these jobs
-    # job that names parameters by their digest -> job and round of the model that has them
+    names: dict[str, str]  # job -> its name
+    # job with an initial model -> job and round that produced it
     initial_models: dict[str, tuple[str, int]]
-    vouch_counts: dict[str, VouchCounts]  # by job that had updates re-executed before the vote
+    vouch_counts: dict[str, VouchCounts]  # job with vouches -> their counts
     members: dict[str, str]  # peer id -> name
 
 
 def audit_export(
     folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[StateTransition], None] = lambda transition: None
 ) -> ExportVerdict:
-    """Raises `UserError` naming the first file that is missing, changed or does not belong. `seen` is told of each block."""
+    """Replay an export and return its verdict. `seen` is called with each block's transition.
+
+    Raises `UserError` with the first file that is missing, changed or foreign.
+    """
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
     try:
@@ -96,7 +99,7 @@ def audit_export(
 
 
 def _readable_format(folder: Path) -> int:
-    """The export's. Raises `UserError` for one that this program does not read. What is no manifest is told later."""
+    """Return the export's format. Raises `UserError` if this program does not read it. A damaged manifest fails later."""
     try:
         format = json.loads(read_regular(folder / MANIFEST))["format"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -111,9 +114,9 @@ def _readable_format(folder: Path) -> int:
 
 
 def _first_wrong_file(folder: Path, found: str) -> str:
-    """The file to blame for what the replay stumbled over in `found`: whichever the manifest itself knows to be another.
+    """Return the file to blame for an error in `found`: a file whose digest differs from the manifest's, if there is one.
 
-    A changed genesis, say, shows first in the block after it. The manifest proves nothing, it only helps to say where to look.
+    For example, a changed genesis shows first as an error in block 1. The manifest proves nothing, but helps to find the cause.
     """
     if found == MANIFEST:
         return found
@@ -142,13 +145,13 @@ class _ExportReplay:
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
         blobs = (folder / payload_path(bytes(32))).parent
-        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # a model that a job starts from is one of these files
-        self._models: dict[bytes, tuple[str, int]] = {}  # by the digest of the parameters: the job, and the round
+        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # also of initial models
+        self._models: dict[bytes, tuple[str, int]] = {}  # digest of parameters -> job and round
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
 
     def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
-        # What lies behind a gap does not belong to the export.
+        # Blocks after a gap do not belong to the export.
         total = next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
         if not total:
             raise _BadFile(block_path(1), "the export holds no first block")
@@ -181,7 +184,7 @@ class _ExportReplay:
             raise UserError("its height or time does not follow the block before it")
         self._check_parent_certificate(block)
         for digest in initial_model_digests(block.body):
-            if (self._folder / payload_path(digest)).is_file():  # else its job never began, or that is told where it begins
+            if (self._folder / payload_path(digest)).is_file():  # else the job never began, or its start fails
                 self._check_start(digest)
         self._signatures += len(decision.certificate.signatures)
         self._parent = vote.block
@@ -202,7 +205,7 @@ class _ExportReplay:
         for job in transition.started_jobs:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
-            # An export may lack both.
+            # An export may lack the data set and the tokenizer.
             if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
                 for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
                     self._blob(set_path(shard), shard)
@@ -221,7 +224,7 @@ class _ExportReplay:
                     vouched = self._vouched[closed.job.hex()]
                     vouched.updates += 1
                     vouched.vouchers.update(map(peer_id, vouchers))
-            if closed.job in transition.rolled_back:  # its step is undone, and its payloads belong to the export all the same
+            if closed.job in transition.rolled_back:  # the step is undone, but its payloads belong to the export
                 for signed in closed.proposals:
                     self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
         for closed in transition.model_steps:
@@ -231,14 +234,14 @@ class _ExportReplay:
         for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
             spec = JobSpec.decode(state.spec)
-            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:  # a later job may start from it
+            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:  # a candidate
                 digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, state.round))).digest()
                 self._models.setdefault(digest, (job.hex(), state.round))
             self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
         return roots
 
     def _check_start(self, digest: bytes) -> None:
-        """It may be large: it is read in pieces."""
+        """Check the digest of an initial model. It may be large, so it is read in pieces."""
         name = payload_path(digest)
         self._expected.add(name)
         hasher = BlobHasher()
@@ -265,7 +268,7 @@ class _ExportReplay:
         return data
 
     def _conclude(self, last: Block) -> ExportVerdict:
-        """Everything else in the folder follows from the replay, byte for byte."""
+        """Compare the models, the list of files and the manifest with those of the replay, and return the verdict."""
         state = self._state
         closings = decode_body(last.body).round_certificates if last.state_root != state.state_root else ()
         rounds = certified_rounds(state, {closing.job for closing in closings})
@@ -299,7 +302,7 @@ class _ExportReplay:
         )
 
     def _check_manifest(self, summary: ExportSummary) -> None:
-        """Written again from what was found, it must have the same bytes."""
+        """Check that a manifest written anew for the found files has the same bytes."""
         text = self._read(MANIFEST)
         made = self._scratch / "manifest"
         made.mkdir()
@@ -311,7 +314,7 @@ class _ExportReplay:
             raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
 
     def _missing(self, manifest: bytes) -> str | None:
-        """A file that the manifest lists beside all that are there: the manifest is whole, and the file was taken away."""
+        """Return a file that was removed, or None. The manifest must list it and all files that are here."""
         try:
             listed = set(json.loads(manifest)["files"])
         except (ValueError, KeyError, TypeError):
@@ -328,7 +331,7 @@ class _ExportReplay:
 
     @contextmanager
     def _blaming(self, name: str) -> Iterator[None]:
-        """Whatever is wrong in here is wrong with this file, unless the error names another."""
+        """Attribute errors raised in this context to a file, unless they name another one."""
         try:
             yield
         except (_BadFile, StorageError):
@@ -338,7 +341,7 @@ class _ExportReplay:
 
 
 class _BadFile(FolkmootError):
-    """Something is wrong, and this is the file in which the replay met it."""
+    """An error in the export, with the file in which the replay found it."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -359,7 +362,7 @@ class ExportedSetFiles:
 
 
 def ask_export(folder: Path, query: ExportQuery) -> Any:
-    """Raises `UserError` as `audit_export` does."""
+    """Audit an export and return the query's answer. Raises `UserError` as `audit_export` does."""
     audit_export(folder, seen=query.observe_block)
     return query.answer(ExportedSetFiles(folder))
 

@@ -1,4 +1,4 @@
-"""A model as files that other programs open: those of `transformers`, or GGUF, with a card that says where it comes from."""
+"""A model as files for other programs (`transformers` or GGUF), with a model card that names its origin."""
 
 from __future__ import annotations
 
@@ -50,13 +50,19 @@ _LLAMA_CPP: Final = """    llama-cli --model model.gguf --prompt "The " --n-pred
 def export_model(
     source: Callable[[Path, str], ExportableModel], place: Path, job: str, folder: Path, format: str
 ) -> ModelFilesView:
-    """Where no running peer is asked: `model_from_data_directory` or `model_from_export`, as `source`, finds the model."""
+    """Write a model without a running peer. `source` is `model_from_data_directory` or `model_from_export`.
+
+    Raises `UserError` as `source` and `write_model_files` do.
+    """
     require_new_folder(folder)
     return write_model_files(source(place, job), folder, format)
 
 
 def write_model_files(found: ExportableModel, folder: Path, format: str) -> ModelFilesView:
-    """Into a folder beside it, which then gets its name. `folder` is new or empty. Raises `UserError`."""
+    """Write the files of a model atomically, by renaming a temporary folder beside `folder`.
+
+    Raises `UserError` if `folder` is not new or empty, cannot be written, or the format does not fit the model.
+    """
     require_new_folder(folder)
     vocabulary, own = _vocabulary(found, format), found.spec.resolved_objective.makes_text
     part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
@@ -72,7 +78,7 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
             _put(part / huggingface_model.SUMS, huggingface_model.sha256_sums(part).encode())
             sizes = [path.stat().st_size for path in part.iterdir()]
             sync_directory(part)
-            part.rename(folder)  # over an empty folder, too
+            part.rename(folder)  # also replaces an empty folder
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -109,7 +115,7 @@ def _left_out(found: ExportableModel, keeps_score: bool) -> tuple[str, ...]:
 
 
 def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
-    """Those of the transformer, without what an objective has added."""
+    """Return the tensors of the transformer, without those that the objective added."""
     views = layout_of(found.spec).tensor_views(found.parameters)
     return {name: views[name] for name, _ in tensor_shapes(found.spec.model)}
 
@@ -121,7 +127,7 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     stop = stop_token(spec, vocabulary)
     config = huggingface_model.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:
-        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}  # a score, of the last token's features
+        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}  # a score from the last token's features
         tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )
@@ -158,7 +164,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def model_card(found: ExportableModel, vocabulary: BpeVocabulary, format: str, left_out: tuple[str, ...]) -> str:
-    """In Markdown. `left_out` are the job's vectors that the files do not have."""
+    """Return the model card in Markdown. `left_out` names the job's tensors that the files lack."""
     spec = found.spec
     rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
     how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.resolved_objective.makes_text else _SCORING
@@ -216,7 +222,7 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
-    """The token that ends a text: that of the job, or else that of its tokenizer."""
+    """Return the token that ends a text: the job's, or else the tokenizer's, or None."""
     stop = spec.resolved_objective.stop_token(spec)
     return vocabulary.end_of_text if stop is None else stop
 
@@ -249,5 +255,5 @@ def _audit(spec: JobSpec) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line of Markdown: names may hold what means something there."""
+    """Return the text as one line of Markdown, with its special characters escaped."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

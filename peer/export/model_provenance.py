@@ -1,5 +1,6 @@
-"""A model to take home, and what is known of it: from a running peer, from the data directory of one that is stopped, or from an
-export. numpy only.
+"""A model and its provenance, from a running peer, from a stopped peer's data directory, or from an export.
+
+It uses numpy and never torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ReadTokenizer = Callable[[bytes], bytes]  # by digest
 
 @dataclass(frozen=True)
 class ExportableModel:
-    """A model, and what is known of it."""
+    """A model and its provenance."""
 
     network: str
     chain_id: str
@@ -45,19 +46,19 @@ class ExportableModel:
     parameters: Float32Array
     tokenizer: bytes | None
     source_text: str  # for the card
-    data_origin: str = ""  # of the data, in words
-    accepted: int | None = None  # proposals; None: not known
+    data_origin: str = ""  # origin of the data, in words
+    accepted: int | None = None  # proposals; None: unknown
     rejected: int | None = None
-    absent: int | None = None  # updates that did not come, or came too late
+    absent: int | None = None  # updates that were missing or late
     figures: Mapping[str, float] = field(default_factory=dict)
-    rounds_in_model: int | None = None  # rounds in the model, without those that were undone; None: not known
-    newer_round: int = 0  # rounds applied to the newest model, if audits may still undo that
+    rounds_in_model: int | None = None  # rounds in the model, without undone ones; None: unknown
+    newer_round: int = 0  # rounds applied to the newest model, if audits may still undo it; else 0
 
 
 def model_from_state(
     state: LedgerState, genesis: Genesis, store: LedgerStore, host: JobModelStore, read_tokenizer: ReadTokenizer, text: str
 ) -> ExportableModel:
-    """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
+    """Return the model that `text` names (see `choose_model`) from a peer's disk. Raises `UserError` if it is not there."""
     key, number, newer = choose_model(state, host, text)
     job = state.jobs.jobs[key]
     spec, model = JobSpec.decode(job.spec), host.open_decided_model(store, key, job, number)
@@ -85,8 +86,16 @@ def model_from_state(
 
 
 def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[bytes, int, int]:
-    """The job that JOB, JOB@ROUND or JOB@newest names, and the round whose model is meant, which is here. Without a round it is
-    the newest final one, and a newer one's round comes with it, or 0. Empty: the newest job that makes text. Raises `UserError`.
+    """Return the job and the round that `text` names, and the round of a newer model that is not final yet, or 0.
+
+    | text | model |
+    |---|---|
+    | JOB | the job's newest final model |
+    | JOB@ROUND | the model at this round |
+    | JOB@newest | the newest model |
+    | without JOB | the newest job of text |
+
+    Raises `UserError` if there is no such job or this peer lacks the model.
     """
     jobs = state.jobs.jobs
     is_newest = text.endswith(NEWEST)
@@ -102,7 +111,7 @@ def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[by
 
 
 def model_from_data_directory(folder: Path, text: str) -> ExportableModel:
-    """From the data directory of a peer that does not run."""
+    """Return a model from the data directory of a stopped peer. Raises `UserError`, also if the peer runs."""
     directory = DataDirectory(folder)
     genesis = Genesis.decode(directory.read_genesis())
     host = JobModelStore(directory.models)
@@ -121,8 +130,8 @@ def model_from_data_directory(folder: Path, text: str) -> ExportableModel:
 
 
 def model_from_export(folder: Path, text: str) -> ExportableModel:
-    """From what `peer export` wrote. It is read as it is: `peer audit` checks it."""
-    register_features()  # objectives of features
+    """Return a model from an export, without a check of the export, which `peer audit` makes. Raises `UserError`."""
+    register_features()  # specifications name objectives of features
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}
@@ -158,7 +167,7 @@ def _exported_tokenizer(folder: Path, digest: bytes) -> bytes:
 
 
 def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
-    """The job and the round that `JOB@ROUND` means; a job may be called like that."""
+    """Return the job and the round of `JOB@ROUND`, or the whole text if a job has this name."""
     job, at, number = text.rpartition("@")
     if text in names or not at:
         return text, None

@@ -1,4 +1,4 @@
-"""The file that shows one row of a table: written by a peer, checked by anybody, without a peer or a network."""
+"""The file that proves one row of a table. A peer writes it, and anybody can check it without a peer or a network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from storage.regular_files import open_regular
 def write_row_proof(
     genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], table: str, key: bytes, path: Path
 ) -> RowProofView:
-    """Writes a new file, whose content this peer has checked itself. Raises `UserError`."""
+    """Write a proof to a new file, after a check of its content.
+
+    Raises `UserError` if the table or the key is invalid, or the file cannot be written.
+    """
     if table not in state.tables:
         known = f"it has {', '.join(state.tables)}" if state.tables else "none of its modules holds one"
         raise UserError(f"this network has no table {table!r}: {known}")
@@ -54,32 +57,32 @@ def _write(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RowVerdict:
-    """All that a file proves, for people and programs. Bytes are in hex."""
+    """The facts that a file proves, for people and programs. Bytes are in hex."""
 
     network: str
     chain_id: str
-    trust: str  # where the chain id comes from, in words
-    height: int  # the row is that of the state after it
+    trust: str  # origin of the trusted chain id, in words
+    height: int  # the row is in the state after this height
     state_root: str
     certified_by: int  # height of the block that names this root
-    certified_ms: int  # the time in that block
+    certified_ms: int  # time in that block
     signatures: int
     voters: int
-    links: int  # changes of the voters between the genesis and that block
+    links: int  # changes of the voter set between the genesis and that block
     table: str
-    is_table: bool  # False: this program does not know the module, so that the file alone says that the field is a table
+    is_table: bool  # False: this program does not know the module, so only the file claims that the field is a table
     rows: int
     key: str
     has_row: bool
-    value: str  # empty where there is no row
-    record: Any  # the value as the fields of its type; None where there is no row, or this program does not know the type
+    value: str  # empty without a row
+    record: Any  # the value as fields of its type; None without a row or if this program does not know the type
 
 
 def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_module: bool = False) -> RowVerdict:
-    """Checks a file. Raises `UserError`, which names what does not fit.
+    """Check a file and return its facts. Raises `UserError` with the reason if it proves nothing.
 
-    `trusted` is the chain id that the caller knows, in hex; `genesis` is a file that has it. Both may be missing. With
-    `unknown_module` the caller takes the file's word that a field is a table, where this program does not know the module.
+    `trusted` is the known chain id in hex, and `genesis` is a file with the known genesis. Both are optional. With
+    `unknown_module` the caller trusts the file's claim that a field is a table, if this program does not know the module.
     """
     data = _read(path, PROOF_FILE_BYTES_MAX)
     chain_id, trust = _chain_of(data, str(path)), ""

@@ -1,12 +1,14 @@
-"""A run as a folder that anybody can check offline: genesis, every decided block with its certificate, payloads, models.
+"""A run as a folder that anybody can check offline: genesis, decided blocks with certificates, payloads, models.
 
-manifest.json            what the folder holds, each file with its SHA-256
-genesis.msgpack          the founding block; its hash is the chain id
-blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
-payloads/<sha256>        the accepted updates, and the parameters that jobs start from
-sets/<sha256>            of jobs whose draws can be traced, what their data is: a manifest and its shards
-tokenizers/<sha256>      of jobs whose tokens are not the bytes
-<job>.safetensors        parameters under the last certified state root
+| file | content |
+|---|---|
+| manifest.json | format, network, state root, models, and the SHA-256 of each file |
+| genesis.msgpack | the genesis, whose hash is the chain id |
+| blocks/00000001.msgpack | `Decision`: the block and the quorum's signatures on it |
+| payloads/<sha256> | accepted updates, and initial models of jobs |
+| sets/<sha256> | manifests and shards of data, for jobs whose draws are traceable |
+| tokenizers/<sha256> | tokenizers of jobs whose tokens are not bytes |
+| <job>.safetensors | parameters under the last certified state root |
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ from training.replicated.replicated_model import ReplicatedModel
 Models = dict[str, dict[str, str | int]]
 
 EXPORT_FORMAT = 5
-EXPORT_FORMAT_MIN = 5  # from release 0.3.0 on, all are read; tests/releases keeps one of each release
-FOUNDERS_NAMED_MAX = 4  # in an error message
-COPIED_BYTES = 1 << 20  # at once
+EXPORT_FORMAT_MIN = 5  # all formats since release 0.3.0 are readable; tests/releases keeps one export of each release
+FOUNDERS_NAMED_MAX = 4  # founders named in an error message
+COPIED_BYTES = 1 << 20  # bytes copied at once
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
 BLOCKS, PAYLOADS, SETS, TOKENIZERS = "blocks", "payloads", "sets", "tokenizers"
@@ -54,7 +56,7 @@ BLOCKS, PAYLOADS, SETS, TOKENIZERS = "blocks", "payloads", "sets", "tokenizers"
 
 @dataclass(frozen=True, slots=True)
 class ExportSummary:
-    """What a folder is about; the manifest says it in JSON. Certified is the last state whose root a decided block names."""
+    """The head of the manifest. The certified state is the last one whose root a decided block contains."""
 
     network: str
     chain_id: str
@@ -89,7 +91,7 @@ def require_new_folder(folder: Path) -> None:
 
 
 def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
-    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
+    """Return the state after the last applied block. Raises `UserError` if `folder` is not empty or blocks are missing."""
     require_new_folder(folder)
     state = _newest_state(store, host, genesis)
     if store.get_decision(FIRST_HEIGHT) is None:
@@ -106,11 +108,14 @@ def _newest_state(store: LedgerStore, host: JobModelStore, genesis: Genesis) -> 
 
 
 def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, genesis: Genesis, folder: Path) -> RunExportView:
-    """Writes everything up to the last applied block into a new folder."""
+    """Write everything up to the last applied block into a new folder.
+
+    Raises `UserError` if blocks or updates are missing, or the folder cannot be written.
+    """
     state, existed = state_to_export(store, host, genesis, folder), folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / BLOCKS).mkdir()  # one export at a time
+        (folder / BLOCKS).mkdir()  # fails if another export writes here
         try:
             state, models = _newest_models(store, host, genesis, state, folder)
             return _write(store, blobs, genesis, state, models, folder)
@@ -122,7 +127,7 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
 
 
 def _clear(folder: Path, existed: bool) -> None:
-    """Of what `export_run` makes nothing is left that would look like an export."""
+    """Remove all files of a failed export, so that none of them looks like an export."""
     for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -149,8 +154,9 @@ def _who_holds_all(state: LedgerState) -> str:
 def _newest_models(
     store: LedgerStore, host: JobModelStore, genesis: Genesis, state: LedgerState, folder: Path
 ) -> tuple[LedgerState, Models]:
-    """The state to export, and its models in the folder. The peer goes on meanwhile, and deletes models of earlier rounds: then
-    the state that it has reached is exported.
+    """Write the models of the state and return both. The running peer may delete models of old rounds meanwhile.
+
+    In this case the newer state is exported.
     """
     while True:
         closings = (
@@ -191,7 +197,7 @@ def _write(
         for digest in (*accepted_payloads(body), *initial_model_digests(body)):
             size = blobs.size(digest)
             if size is None and digest in initial_model_digests(body) and digest not in begun:
-                continue  # of a job that never began, or that is forgotten
+                continue  # its job never began, or the ledger has dropped it
             if size is None:
                 text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
@@ -210,7 +216,7 @@ def _write(
 
 
 def _write_sets(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
-    """Those that this peer has, whole."""
+    """Write the data sets that this peer has with all their shards."""
     for job in state.jobs.jobs.values():
         spec = JobSpec.decode(job.spec)
         data = (
@@ -229,7 +235,7 @@ def _write_sets(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
 
 
 def _write_tokenizers(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
-    """Those that this peer has: without them nobody can say what text the tokens of a model are."""
+    """Write the tokenizers that this peer has. Without them a model's tokens cannot be turned into text."""
     for job in state.jobs.jobs.values():
         digest = JobSpec.decode(job.spec).tokenizer
         if digest is not None and blobs.size(digest) is not None:
@@ -238,14 +244,14 @@ def _write_tokenizers(blobs: DiskBlobStore, state: LedgerState, folder: Path) ->
 
 
 def accepted_payloads(body: bytes) -> dict[bytes, int]:
-    """Digests and lengths of the payloads that a block's closings accept."""
+    """Return digests and lengths of the payloads that the round certificates of a block accept."""
     closings = decode_body(body).round_certificates
     proposals = [codec.decode_message(signed.body, (Proposal,)) for closing in closings for signed in closing.proposals]
     return {proposal.payload: proposal.payload_bytes for proposal in proposals}
 
 
 def initial_model_digests(body: bytes) -> dict[bytes, int]:
-    """Digests and lengths of the parameters that jobs of a block's transactions start from, if they ever begin."""
+    """Return digests and lengths of the initial models of jobs in a block's transactions. Such a job may never begin."""
     transactions = [codec.decode_message(signed.body, (Transaction,)) for signed in decode_body(body).transactions]
     started = [codec.decode(StartJob, said.content) for said in transactions if said.kind == "job/start"]
     specs = [JobSpec.decode(start.spec) for start in started]
@@ -253,7 +259,7 @@ def initial_model_digests(body: bytes) -> dict[bytes, int]:
 
 
 def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, int]:
-    """Of all blocks that are here: what a snapshot that was restored over them spared this peer, with lengths."""
+    """Return digests and lengths of missing payloads of all stored blocks. A peer that restored a snapshot skipped them."""
     missing: dict[bytes, int] = {}
     for height in range(FIRST_HEIGHT, store.decided_height + 1):
         if (decided := store.get_decision(height)) is not None:
@@ -264,18 +270,21 @@ def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, in
 
 
 def certified_rounds(state: LedgerState, closed_by_last: set[bytes]) -> dict[bytes, int]:
-    """Rounds applied of each job's model under the last certified root; the last block's own effect is not certified yet."""
+    """Return the number of applied rounds of each job's model under the last certified root.
+
+    The last block's own effect is usually not certified yet. `closed_by_last` names the jobs whose rounds it closed.
+    """
     is_certified = _certified(state) == state.state_root
     rounds = {job: item.round - (job in closed_by_last) for job, item in state.jobs.jobs.items()}
     for job, item in state.jobs.jobs.items() if not is_certified else ():
         if item.undone_rounds and item.undone_rounds[-1].height == state.height:
             rounds[job] = item.undone_rounds[-1].last
-    started = {job: item.started_height for job, item in state.jobs.jobs.items()}  # by the last block: no certified root knows it
+    started = {job: item.started_height for job, item in state.jobs.jobs.items()}  # the last block's are not certified
     return {job: number for job, number in sorted(rounds.items()) if is_certified or started[job] != state.height}
 
 
 def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: dict[bytes, int]) -> Models:
-    """A safetensors file for each model that workers train; says which round and root they are of."""
+    """Write a safetensors file for each model that workers train, and return the rounds and model roots."""
     models: Models = {}
     for job, number in rounds.items():
         spec = JobSpec.decode(state.jobs.jobs[job].spec)

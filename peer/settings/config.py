@@ -1,4 +1,4 @@
-"""Settings of one peer. Each comes from the last of these that names it: default, TOML file, environment, command line."""
+"""Settings of one peer. Sources, with later ones taking precedence: default, TOML file, environment, command line."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, Keepa
 
 FILE_NAME = "peer.toml"
 ENVIRONMENT_PREFIX = "PEER_"
-PING_SECONDS_MAX = 25  # below the 30 seconds after which the first routers forget a quiet connection
-SUSPECT_SECONDS_MAX = 600  # whoever waits longer asks in vain what `peer reach` is for
-PINGS_SUSPECTED_MIN = 3  # that went unanswered: one or two are lost on any link
+PING_SECONDS_MAX = 25  # some routers forget a quiet connection after 30 seconds
+SUSPECT_SECONDS_MAX = 600  # a longer silence would make `peer reach` useless
+PINGS_SUSPECTED_MIN = 3  # unanswered pings: any link loses one or two
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
-MEMORY_MB_MAX = 100_000_000  # 100 TB, more than any machine we know of has
+THREADS_MAX = 256  # more than any known machine gives one process; more is a typing error
+MEMORY_MB_MAX = 100_000_000  # 100 TB, more than any known machine has
 APPROVALS_MAX = 10_000  # equals the largest member table
-PAYLOADS_GB_MAX = 1_000_000  # a petabyte; a typing error is likelier
-RETIRE_DAYS_MAX = 3_650  # ten years; a typing error is likelier
+PAYLOADS_GB_MAX = 1_000_000  # a petabyte; more is a typing error
+RETIRE_DAYS_MAX = 3_650  # ten years; more is a typing error
 
 
 def default_data_directory(environment: Mapping[str, str]) -> Path:
@@ -53,7 +53,7 @@ class Config:
     listen: str = _about("where this peer accepts connections, or none: it dials only; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
-    relay: RelayMode = _about(  # noqa: RUF009 - a field, as the others are
+    relay: RelayMode = _about(  # noqa: RUF009 - a field like the others
         "forward, sealed, between members that cannot dial one another: on, off, or auto: while others can dial this peer",
         RelayMode.AUTO,
     )
@@ -87,7 +87,7 @@ class Config:
     log_format: str = _about("text, or json: one object a line", "text")
     log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
-    feature_settings: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
+    feature_settings: Mapping[str, Any] = field(default_factory=dict, metadata={})  # settings of features, by name
 
     @property
     def keepalive(self) -> KeepaliveConfig:
@@ -99,13 +99,13 @@ class Config:
         return EngineResources(**said | {"parallel": ParallelMode(self.parallel)})
 
 
-RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings by the same names
+RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings with the same names
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "feature_settings"}
 _ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
 
 
 def setting_descriptions() -> dict[str, str]:
-    """What each setting is about, those of features last."""
+    """Return the description of each setting, those of features last."""
     of_features = {name: setting.about for name, setting in features.feature_settings().items()}
     assert not of_features.keys() & _ABOUT.keys(), "a feature calls a setting as the peer's own is called"
     return _ABOUT | of_features
@@ -120,14 +120,17 @@ def _kind(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """The configuration and, for each setting, where its value came from."""
+    """The configuration and the origin of each setting's value."""
 
     config: Config
     origins: dict[str, str]
 
 
 def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> ResolvedSettings:
-    """Merges all layers. `flags` holds typed or textual values; None means not given. Raises `UserError`."""
+    """Merge all layers of settings. Values in `flags` are typed or text; None means not given.
+
+    Raises `UserError` for an unknown setting, an invalid value, or an unreadable file.
+    """
     from_flags = {name: value for name, value in flags.items() if value is not None}
     from_environment = _environment(environment)
     from_file, file = _file_layer(file, {**from_environment, **from_flags}, environment)
@@ -150,7 +153,10 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Others use the prefix, too (Kubernetes: PEER_SERVICE_HOST, of a service called `peer`): only a near miss is an error."""
+    """Return the settings in the environment. Only a near miss is an error, because others use the prefix as well.
+
+    For example, Kubernetes sets PEER_SERVICE_HOST for a service named `peer`.
+    """
     named = {key.removeprefix(ENVIRONMENT_PREFIX).lower(): key for key in environment if key.startswith(ENVIRONMENT_PREFIX)}
     for name, key in named.items():
         meant = FLAG_ALIASES.get(name) or next((known for known in setting_descriptions() if _is_slip(name, known)), None)
@@ -161,13 +167,13 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[key] for name, key in named.items() if name in setting_descriptions()}
 
 
-FLAG_ALIASES = {"data_dir": "data_directory"}  # called otherwise on the command line
-# letters of a setting's name: of short ones many are one letter away from other words, of long ones none
+FLAG_ALIASES = {"data_dir": "data_directory"}  # name on the command line -> setting
+# Letters of a setting's name. Many short names differ from other words in one letter; long names do not.
 SHORT_NAME_MAX, LONG_NAME_MIN = 5, 12
 
 
 def _is_slip(typed: str, name: str) -> bool:
-    """Whether somebody who typed this meant the setting. Of a short name only a swap or a missing letter counts."""
+    """Return True if `typed` is probably a misspelled `name`. A short name allows only a swap or a missing letter."""
     slips = _slips(typed, name)
     if len(name) <= SHORT_NAME_MAX:
         return slips == 1 and (len(typed) < len(name) or sorted(typed) == sorted(name))
@@ -175,7 +181,7 @@ def _is_slip(typed: str, name: str) -> bool:
 
 
 def _slips(typed: str, name: str) -> int:
-    """How many letters are missing, too many, wrong, or swapped with the next one (optimal string alignment)."""
+    """Return the edit distance with transpositions of adjacent letters (optimal string alignment)."""
     rows = [list(range(len(name) + 1))]
     for i, letter in enumerate(typed, 1):
         rows.append([i])
@@ -188,7 +194,7 @@ def _slips(typed: str, name: str) -> int:
 
 
 def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
-    """The values of the file that was named, else of `peer.toml` in the data directory if there is one."""
+    """Return the values and the path of the named file, else of `peer.toml` in the data directory."""
     if file is not None:
         return _read(file), file
     file = Path(later.get("data_directory") or default_data_directory(environment)).expanduser() / FILE_NAME
@@ -201,7 +207,7 @@ def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mappin
 
 
 def _read(file: Path) -> dict[str, Any]:
-    import tomllib  # most peers have no file of settings
+    import tomllib  # imported late: most peers have no file of settings
 
     try:
         values = tomllib.loads(read_regular(file).decode())
@@ -216,13 +222,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:
-    """A file must use TOML's types; environment and flags may give text."""
+    """Return the value in the type of its setting. A file must use TOML's types; other layers may use text."""
     kind = _kind(name)
     try:
-        if name == "listen" and isinstance(value, list):  # in a file lists are lists, as with `advertise`
+        if name == "listen" and isinstance(value, list):  # a file writes lists as TOML lists
             value = ",".join(_texts(value, typed))
         return _READERS[kind](value, typed)
-    except (ValueError, TypeError, RuntimeError):  # the last: `~somebody` who has no home here
+    except (ValueError, TypeError, RuntimeError):  # RuntimeError: `~name` of an unknown user
         raise UserError(f"{name} = {value!r} ({origin}) is not {_KINDS[kind]}") from None
 
 
@@ -314,7 +320,7 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
 
 
 def _problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Each with the name of the setting that has it."""
+    """Yield the name of each invalid setting and its problem."""
     choices = (
         ("role", features.roles(), f"is no role; there are {', '.join(features.roles())}"),
         (
@@ -352,7 +358,7 @@ def _check_bootstrap(text: str, where: str) -> None:
     peer, at, address = text.rpartition("@")
     check_dialable_address(address, where)
     if at:
-        from protocol.identity import parse_peer_id  # loads a library: `--help` answers without it
+        from protocol.identity import parse_peer_id  # a slow import that `--help` does not need
 
         try:
             parse_peer_id(peer)
@@ -361,7 +367,7 @@ def _check_bootstrap(text: str, where: str) -> None:
 
 
 def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
-    """Why this peer would never have a link, and behind `; ` what to do; empty if it may. `remembered`: by its address book."""
+    """Return why this peer can never have a link, with a remedy after `; `, or "". `remembered` is its address book."""
     if config.listen != NO_LISTEN_ADDRESS or config.bootstrap or config.mdns or any(remembered):
         return ""
     way = "name a member with --bootstrap HOST:PORT, look for one on the local network with --mdns, or accept connections"
@@ -373,10 +379,10 @@ def setting_value(config: Config, name: str) -> Any:
 
 
 def format_settings(settings: ResolvedSettings) -> str:
-    """Every value with its meaning and where it came from, as TOML that a configuration file may hold."""
+    """Return all settings as a TOML file, with descriptions and origins as comments."""
     lines = ["# Settings of this peer. Stronger last: default, file, environment (PEER_…), command line."]
     for name, about in setting_descriptions().items():
-        comment = "# " if name == "data_directory" else ""  # the data directory's own file may not set it
+        comment = "# " if name == "data_directory" else ""  # `peer.toml` in the data directory must not set it
         lines += [
             "",
             f"# {about}",
@@ -392,5 +398,5 @@ def format_toml_value(value: Any) -> str:
         return str(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(format_toml_value(item) for item in value) + "]"
-    # JSON's escapes are TOML's, save that TOML also wants DEL escaped.
+    # TOML has the escapes of JSON and, in addition, requires that DEL is escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,12 +1,18 @@
-"""The data directory: everything of one peer, and the only place it writes to.
+"""The data directory of a peer, which holds all its data. The peer writes nowhere else.
 
-identity.key    secret Ed25519 seed, mode 0600          ledger.sqlite   blocks, certificates, own votes
-identity.old    the seed before it, until the network knows the new one
-identity.next   the seed to come, while `peer rekey` works: nobody signs with any as long as it is there
-genesis         founding block of the network           blobs/          payloads and data, by digest
-peer.toml       settings                                models/         parameters, memory-mapped
-peer.lock       held by the running daemon              control.sock    where consoles attach
-services/       what services keep, such as open answers
+| file | content |
+|---|---|
+| identity.key | secret Ed25519 seed, mode 0600 |
+| identity.old | the seed before it, until the network knows the new one |
+| identity.next | the next seed during `peer rekey`; while it exists, the peer signs with no key |
+| genesis | the network's genesis |
+| ledger.sqlite | blocks, certificates, own votes |
+| blobs/ | payloads and data, by digest |
+| models/ | memory-mapped parameters |
+| services/ | data of services, such as open answers |
+| peer.toml | settings |
+| peer.lock | lock of the running daemon |
+| control.sock | socket for consoles |
 """
 
 from __future__ import annotations
@@ -33,14 +39,14 @@ from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, lock_file, sync_directory
 
 if TYPE_CHECKING:
-    from ledger.ledger_state import CurrentState  # commands that ask a peer read no ledger
+    from ledger.ledger_state import CurrentState  # commands that call a peer do not load the ledger
 
-SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
+SEED_CHARACTERS = 64  # 32 bytes in hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
-OTHERS_ACCESS_BITS = 0o077  # access of everybody but the owner: keys, accounts and answers of people are inside
-ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
-SAVE_SECONDS = 10.0  # between looks whether there is something new
-PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
+OTHERS_ACCESS_BITS = 0o077  # access of other users: the directory holds keys, accounts and answers
+ADDRESSES_KEPT = 64  # the next start dials all of them; they include a quorum of a large network
+SAVE_SECONDS = 10.0  # between two checks for changes
+PID_CHARACTERS_MAX = 32  # in the lock file; the largest process id on Linux has seven digits
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space and start again",
@@ -55,7 +61,7 @@ _REASONS = {
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turns what the operating system says about `path` into a line for a person."""
+    """Turn errors of the operating system into `StorageError`s, whose text names the path and a remedy."""
     try:
         yield
     except OSError as error:
@@ -64,7 +70,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _require_private(path: Path) -> None:
-    """Takes the access of others away, and says so. `UserError` for a directory of another user, and `OSError`."""
+    """Remove the access of other users and print a notice. Raises `UserError` if the directory belongs to another user."""
     found = path.stat()
     if found.st_uid != os.geteuid():
         way = "run as that user, or choose another --data-dir"
@@ -92,7 +98,7 @@ class DataDirectory:
         self.blobs = path / "blobs"
         self.buffers = path / "buffers"
         self.models = path / "models"
-        self.texts = path / "texts"  # of jobs, put together from their shards
+        self.texts = path / "texts"  # texts of jobs, joined from their shards
         self.control_socket = path / "control.sock"
         self.lock_file = path / "peer.lock"
         self.settings_file = path / "peer.toml"
@@ -100,7 +106,7 @@ class DataDirectory:
 
     @classmethod
     def create(cls, path: Path) -> DataDirectory:
-        """Makes the directory and its folders where they are missing; what is there stays."""
+        """Make the directory and its missing folders. Existing files stay. Raises `UserError` or `StorageError`."""
         directory = cls(path)
         with storage_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,7 +118,7 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: Path) -> DataDirectory:
-        """The directory of a peer that exists already, or `UserError`."""
+        """Open the directory of an existing peer. Raises `UserError` if there is none or it cannot be written."""
         if not path.is_dir():
             raise UserError(f"no data directory at {path}: make one with `peer init` or `peer join`, or name it with --data-dir")
         if not os.access(path, os.W_OK | os.X_OK):
@@ -122,7 +128,7 @@ class DataDirectory:
         return cls.create(path)
 
     def create_identity(self) -> Identity:
-        """Makes the peer's key. Raises `UserError` if there is one."""
+        """Make the peer's key. Raises `UserError` if there is one."""
         identity = Identity.generate()
         self.write_identity(identity)
         return identity
@@ -134,8 +140,11 @@ class DataDirectory:
             raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
 
     def begin_key_replacement(self) -> None:
-        """Makes a new key and a second name for the old one. From here until `replace_identity`, `load_identity` refuses, also
-        after a crash: what the old key signed may go meanwhile. After a crash, the same calls go on with the same new key."""
+        """Make a new key, and keep the old one under a second name.
+
+        Until `replace_identity`, `load_identity` fails, even after a crash, because the old key's votes may be removed
+        meanwhile. After a crash the same calls continue with the same new key.
+        """
         if not self.next_key.exists():
             self._create(self.next_key, Identity.generate().seed.hex().encode() + b"\n", 0o600)
         if not self.former_key.exists():
@@ -144,14 +153,14 @@ class DataDirectory:
                 sync_directory(self.path)
 
     def replace_identity(self) -> Identity:
-        """Puts the new key in its place; returns it."""
+        """Replace the old key by the new one and return it."""
         with storage_errors(self.identity_key):
             os.replace(self.next_key, self.identity_key)
             sync_directory(self.path)
         return self.load_identity()
 
     def load_former_identity(self) -> Identity | None:
-        """The key before this one, as long as the network may not know the new one."""
+        """Return the previous key, or None once the network has decided the change."""
         return self._load_key(self.former_key) if self.former_key.exists() else None
 
     def forget_former_identity(self) -> None:
@@ -159,10 +168,10 @@ class DataDirectory:
             self.former_key.unlink(missing_ok=True)
 
     def archive_state(self) -> Path:
-        """Moves what the peer knew into a folder of its own, which is returned: its next key begins anew, with its blobs.
+        """Move models and ledger into a new folder and return it. The next key starts without them, but keeps the blobs.
 
-        Between `begin_key_replacement` and `replace_identity` only. After a crash on the way, the same call goes on: the mark
-        that votes were cast goes last, so that the store refuses until then.
+        Call it only between `begin_key_replacement` and `replace_identity`. After a crash the same call continues: the
+        count of committed transactions is moved last, and with it alone the store refuses to open.
         """
         assert self.next_key.exists()
         number = next(n for n in itertools.count() if not (self.path / f"lost-{n}").exists())
@@ -176,15 +185,15 @@ class DataDirectory:
         return folder
 
     def load_identity(self) -> Identity:
-        """The peer's key. Raises `UserError` if it is missing, damaged, readable by others, or about to be replaced."""
+        """Return the peer's key. Raises `UserError` if it is missing, damaged, readable by others, or being replaced."""
         if self.next_key.exists():
             raise UserError(f"{self.next_key}: a change of this peer's key was cut off; give `peer rekey` again, which goes on")
         return self._load_key(self.identity_key)
 
     def load_identity_to_replace(self) -> Identity:
-        """The peer's key, also where a crash cut off its replacement.
+        """Return the peer's key, even if a crash interrupted its replacement.
 
-        Raises `UserError` while the network has not decided about the replacement before.
+        Raises `UserError` while the network has not decided an earlier replacement.
         """
         present, former = self._load_key(self.identity_key), self.load_former_identity()
         if former is not None and former.seed != present.seed:
@@ -212,7 +221,7 @@ class DataDirectory:
         return Identity(seed)
 
     def write_genesis(self, data: bytes) -> None:
-        """Raises `UserError` if this peer belongs to a network already."""
+        """Store the network's genesis. Raises `UserError` if this peer already belongs to a network."""
         try:
             self._create(self.genesis, data, 0o644)
         except FileExistsError:
@@ -225,7 +234,7 @@ class DataDirectory:
             return self.genesis.read_bytes()
 
     def _create(self, path: Path, data: bytes, mode: int) -> None:
-        """Writes a new file so that after a crash it is there whole or not at all. Raises `FileExistsError`."""
+        """Create a file atomically: after a crash it is complete or absent. Raises `FileExistsError`."""
         draft = path.with_name(f"{path.name}.{os.getpid()}.new")
         with storage_errors(path), crash_points(path.name):
             draft.unlink(missing_ok=True)
@@ -248,10 +257,10 @@ class DataDirectory:
             raise FileExistsError(path)
 
     def starting_process(self) -> int | None:
-        """The process that has begun with this directory in the last minutes, and lives. For one that cannot be asked yet."""
+        """Return the id of a live process that locked this directory recently. It may not answer calls yet."""
         try:
             if time.time() - self.lock_file.stat().st_mtime > STARTING_SECONDS_MAX:
-                return None  # its number may be another process's by now
+                return None  # another process may have its number by now
             process = int(self.lock_file.read_text())
             os.kill(process, 0)
         except (OSError, ValueError):
@@ -260,7 +269,10 @@ class DataDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Held as long as a daemon works on this directory; the operating system drops it with the process."""
+        """Hold the lock of a daemon on this directory. The operating system releases it when the process ends.
+
+        Raises `UserError` if another process holds it.
+        """
         with storage_errors(self.lock_file):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -281,7 +293,7 @@ class DataDirectory:
 
 
 def load_addresses(file: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[str, ...]:
-    """As `peer id@host:port`; nothing if the file is not there. What is no such line is told, and passed over."""
+    """Return the entries of the address book, `PEER@HOST:PORT`. Invalid lines are skipped and reported to `tell`."""
     with storage_errors(file):
         lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     readable = tuple(line for line in lines if _is_readable(line))
@@ -305,15 +317,15 @@ def _is_readable(line: str) -> bool:
 
 
 async def save_addresses_periodically(file: Path, reached: Callable[[], Mapping[bytes, str]], applied: CurrentState) -> None:
-    """Writes down where members were reached last, newest first, as `reached` says, whenever that has changed.
+    """Store the last addresses of members, newest first, whenever `reached` returns new ones. Departed members are removed.
 
-    Who has gone is left out. So a network that was stopped as a whole finds itself again without its first peer.
+    With this address book a network that was stopped as a whole can restart without its first peer.
     """
     while True:
         before, members = load_addresses(file), applied.current.members
         has_gone = members.is_departed_key
         now = {peer_id(peer): address for peer, address in reached().items() if peer in members.members and not has_gone(peer)}
-        replaced = {*now, *now.values()}  # who moved, and who answered there before
+        replaced = {*now, *now.values()}  # old entries of moved peers, and of peers that had these addresses
         kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(peer_of_entry(entry))]
         entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]
         if set(entries) != set(before):

@@ -1,6 +1,6 @@
-"""The one string that lets somebody join: the genesis, where to dial, and a permission that works once.
+"""The invitation string: the genesis, addresses to dial, and a permission that admits one member.
 
-A peer keeps a list of those that it made, to show them and to take one back. No secret is in that list.
+A peer keeps a list of its invitations, without their secrets, to show and to revoke them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INVITATION_PREFIX = "folkmoot1:"
 DAY_MS = 86_400_000
 INVITATION_BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
 
-INVITATIONS_KEPT = 1_024  # the newest: more than one voter's share of the members of all but the smallest networks
+INVITATIONS_KEPT = 1_024  # the newest; in all but the smallest networks a voter invites fewer members
 OPEN_STATUS = "open"
 
 
@@ -40,10 +40,8 @@ class InvitationString:
     genesis: Genesis
     addresses: Annotated[tuple[Address, ...], Length(1, ADVERTISED_MAX)]
     invitation: Signed
-    token_seed: Annotated[bytes, Length(32, 32)]  # whoever holds it can join, so it is as secret as the string
-    anchor: (
-        TrustedBlock | None
-    )  # the last block that the inviter had applied: whoever trusts the invitation takes no history without it
+    token_seed: Annotated[bytes, Length(32, 32)]  # its holder can join, so it is as secret as the string
+    anchor: TrustedBlock | None  # the last block that the inviter had applied; the joining peer accepts no history without it
 
 
 def make_invitation(
@@ -55,7 +53,7 @@ def make_invitation(
 
 
 def invitation_text(invitation: InvitationString) -> str:
-    """What people pass on."""
+    """Return the invitation as a string for people."""
     return _text(zlib.compress(codec.encode(invitation), 9))
 
 
@@ -64,20 +62,20 @@ def _text(packed: bytes) -> str:
 
 
 def parse_invitation(text: str) -> InvitationString:
-    """`UserError` for text that is no whole invitation."""
+    """Return the invitation in a text. Raises `UserError` if the text is not a complete invitation."""
     text = "".join(text.split())
     try:
         if not text.startswith(INVITATION_PREFIX):
             raise ValueError("prefix")
         packed = base64.urlsafe_b64decode(text.removeprefix(INVITATION_PREFIX) + "===")
-        if _text(packed) != text.rstrip("="):  # decoding skips what is not base64
+        if _text(packed) != text.rstrip("="):  # decoding skips characters outside base64
             raise ValueError("base64")
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, INVITATION_BYTES_MAX)
         if unpacker.unconsumed_tail or unpacker.unused_data or not unpacker.eof:
             raise ValueError("length")
         invitation = codec.decode(InvitationString, data)
-        Genesis.decode(codec.encode(invitation.genesis))  # which also checks what types do not say
+        Genesis.decode(codec.encode(invitation.genesis))  # also checks rules that the types do not express
         for address in invitation.addresses:
             check_dialable_address(address, "the invitation")
         return invitation
@@ -87,7 +85,7 @@ def parse_invitation(text: str) -> InvitationString:
 
 
 def make_admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
-    """What the newcomer puts on the log. It registers its roles when it first runs with them."""
+    """Return the newcomer's transaction that admits it. Its roles are registered later, by its first run with them."""
     token = Identity(invitation.token_seed)
     return AdmitMember(invitation.invitation, token.sign(token_preimage(invitation.genesis.chain_id, newcomer)), name, ())
 
@@ -104,11 +102,11 @@ class IssuedInvitation:
 
     @property
     def token(self) -> str:
-        """How people call it: the public half of what the invitation's string keeps secret."""
+        """Name of the invitation for people: the public key of the secret in its string."""
         return peer_id(self.invitation.token)
 
     def outcome(self, state: LedgerState) -> str:
-        """What has become of it, by the state alone: that forgets who was admitted or refused when the invitation expires."""
+        """Return the invitation's outcome in a word or a phrase. The state forgets used and revoked invitations at expiry."""
         members, invitation = state.members, self.invitation
         if invitation.expires < state.time_ms:
             return "expired"
@@ -124,7 +122,7 @@ _KEPT: Any = Annotated[tuple[IssuedInvitation, ...], Length(0, INVITATIONS_KEPT)
 
 
 class InvitationBook:
-    """What a data directory remembers. Raises `StorageError` where the file cannot be read or written."""
+    """The file of issued invitations in a data directory. Raises `StorageError` if it cannot be read or written."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, trio.Lock()
@@ -135,7 +133,7 @@ class InvitationBook:
             data = self._file.read_bytes() if self._file.exists() else codec.encode(())
         try:
             made: tuple[IssuedInvitation, ...] = codec.decode(_KEPT, data)
-            assert all(item.invitation.expires >= 0 for item in made)  # what was signed can be read, too
+            assert all(item.invitation.expires >= 0 for item in made)  # signed bodies are readable as well
             return made
         except RemoteProtocolError as error:
             raise StorageError(
@@ -143,7 +141,7 @@ class InvitationBook:
             ) from None
 
     async def add_invitation(self, made: IssuedInvitation) -> None:
-        """Returns when it is durable."""
+        """Add an invitation and return when it is durable. The oldest beyond `INVITATIONS_KEPT` are dropped."""
         async with self._lock:
             kept = (*self.issued, made)[-INVITATIONS_KEPT:]
             await trio.to_thread.run_sync(self._save, kept)
@@ -154,7 +152,7 @@ class InvitationBook:
             stream.write(codec.encode(made))
 
     def find_invitation(self, text: str) -> IssuedInvitation:
-        """By the token, of which the first characters are enough. Raises `UserError`."""
+        """Return the invitation whose token begins with `text`. Raises `UserError` unless exactly one does."""
         found = [made for made in self.issued if text.strip() and made.token.startswith(text.strip().lower())]
         if not found:
             raise UserError(f"no invitation that this peer made begins with {text!r}; `invitations` lists them")

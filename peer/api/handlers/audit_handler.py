@@ -68,21 +68,22 @@ class AuditRpcHandler(AuditRpc):
         return _told(entry, self.peer.driver.state)
 
     async def _volunteer(self, due: AuditDuty) -> None:
-        """For the proposal's round, unless this peer has to report on it anyway."""
+        """Volunteer to audit the proposal's round, unless this peer must report on it already."""
         place, applied = (due.job, due.proposal_key), self.peer.driver.block_applied
         if place in self._awaited():
             return
         try:
             await self.peer.submitter.submit(VOLUNTEER_KIND, AuditVolunteering(due.job, due.round), math.inf)
         except UserError:
-            await applied.wait()  # this peer may have volunteered for another person, or by itself
+            await applied.wait()  # another request or the auditor itself may have volunteered meanwhile
             if place not in self._awaited() and self._reported(due) is None:
                 raise
 
     async def _to_audit(self, trainer: bytes, round: int | None) -> AuditDuty:
-        """The newest proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
+        """Return the newest proposal of this trainer that this peer has reported on, must report on, or may volunteer for.
 
-        This waits while reports of an earlier volunteering are missing: the ledger takes no new one before them.
+        `round` limits the choice to one round. The call waits while this peer owes reports from an earlier volunteering, because
+        the ledger accepts no new one before them. Raises `UserError` if there is no such proposal.
         """
         me = self.peer.me
         while True:
@@ -106,7 +107,7 @@ class AuditRpcHandler(AuditRpc):
             await applied.wait()
 
     def _why_not(self, trainer: bytes, round: int | None) -> str:
-        """The reason for a person. `round` None: any."""
+        """Return the reason, for people, why no proposal can be re-executed. `round` None means any round."""
         state, which = self.peer.driver.state, "" if round is None else f" in round {display_round_number(round)}"
         what = f"{short_id(trainer)} proposed{which}"
         if trainer == self.peer.me:
@@ -123,7 +124,7 @@ class AuditRpcHandler(AuditRpc):
         return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
 
     def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
-        """Job and place of the proposals on which this peer has to report, and its key of that round."""
+        """Return the reports that this peer owes: job and proposal key -> this peer's public key in that round."""
         return {
             (due.job, due.proposal_key): due.auditor
             for due in audit_duties(self.peer.me, self.peer.driver.state)
@@ -131,7 +132,7 @@ class AuditRpcHandler(AuditRpc):
         }
 
     def _reported(self, due: AuditDuty) -> AuditLogEntry | None:
-        """This peer's last report on that proposal; None where the log has none, or has lost it."""
+        """Return this peer's last report on the proposal, or None if the bounded log has none."""
         current, results = (
             self.peer.driver.state.members.current_key,
             (AuditResult.PASSED, AuditResult.CHALLENGED, AuditResult.LAPSED),
@@ -152,20 +153,20 @@ def _told(entry: AuditLogEntry, state: LedgerState) -> str:
         )
         if meaning is not None:
             said = f"{said}: {meaning}"
-        elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # it was replayed
+        elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # the auditor re-executed it
             error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
             said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length, up to {100 * most:.2g} % pass"
     return f"{said}; the others judge that, `audits` shows what they find" if entry.result is AuditResult.CHALLENGED else said
 
 
 def list_suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
-    """Who may not train in running jobs, and why, however much was logged since."""
+    """Return all suspensions in running jobs with their causes, even if the log of audits has dropped the cause."""
     found = []
     for key, job in state.jobs.running().items():
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                # a lazy auditor is suspended as a trainer, too
+                # a lazy auditor, too, is suspended as a trainer
                 cause = replace(audits.suspension_causes[trainer], trainer=trainer)
                 found.append(SuspensionView(until, _audit(cause, state)))
     return tuple(found)

@@ -44,8 +44,8 @@ from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 
 ROUNDS_SHOWN_MAX = 10_000
-JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
-VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
+JOBS_WITH_FINDINGS_MAX = 16  # the jobs that this peer started last; their findings stay in memory
+VOTES_SHOWN_MAX = 100  # rounds; each is read from the block that closed it
 
 BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
 
@@ -53,10 +53,10 @@ BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such
 @dataclass(frozen=True)
 class JobRpcHandler(JobRpc):
     peer: RunningPeer
-    findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job -> notes on the text files that it was made of
+    findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job -> notes on its text files
 
     async def jobs(self) -> tuple[JobView, ...]:
-        """The jobs that wait stand behind the others, in the order of the line."""
+        """Return started jobs, then queued jobs in the order of the queue."""
         state = self.peer.driver.state
         jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started_height)
         started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer) for key, job in jobs]
@@ -102,7 +102,7 @@ class JobRpcHandler(JobRpc):
         return (*filter(None, closed), *map(self._open_votes, self.peer.driver.node.rounds.books.values()))
 
     def _closed_votes(self, item: StoredRound) -> RoundVotesView | None:
-        """From the block that closed the round; None where this peer has not that block."""
+        """Return the votes in the block that closed the round, or None if this peer lacks that block."""
         decided = self.peer.driver.store.get_decision(item.height)
         if decided is None:
             return None
@@ -146,7 +146,7 @@ class JobRpcHandler(JobRpc):
         )
 
     def _said(self, job: bytes, messages: Iterable[tuple[bytes, Ballot | Vouch]]) -> dict[str, dict[str, str]]:
-        """By voter and trainer, the labels of the verdicts in these messages. Of two on one trainer the first counts."""
+        """Return the verdict labels by voter and trainer. A voter's first verdict on a trainer counts."""
         known = self.peer.driver.state.jobs.jobs.get(job)
         own = JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
         said: dict[str, dict[str, str]] = {}
@@ -163,7 +163,7 @@ class JobRpcHandler(JobRpc):
                 spec = await trio.to_thread.run_sync(build_example_job, self.peer, request)
             else:
                 spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
-        except OSError as error:  # of the text that was named
+        except OSError as error:  # the text file cannot be read
             raise UserError(
                 f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
             ) from None
@@ -211,7 +211,7 @@ class JobRpcHandler(JobRpc):
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
-    """Each with its signer; their signatures were verified."""
+    """Return the vouches with their signers. The signatures were verified before."""
     return [(signed.signer, codec.decode_message(signed.body, (Vouch,))) for signed in vouches]
 
 
@@ -300,9 +300,9 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
 
 
 def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
-    """For people: the share of own steps, and the network's samples beside those of one machine in the same time.
+    """Return, for people, the share of own steps in a machine's computing and the network's speedup over one machine.
 
-    Empty if one machine trains alone, or without a worker.
+    The text is empty for a single trainer and for an objective that needs no worker.
     """
     trainers = len(job.trainers)
     if trainers < 2 or not spec.resolved_objective.needs_worker:
@@ -318,7 +318,7 @@ def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
-    """Updates that a machine with a worker re-executes in a round on average over the job, while nobody lies."""
+    """Return the mean number of updates that a worker re-executes in a round, over the whole job and without liars."""
     terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
     vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
     if spec.audit is not AuditMode.SAMPLED:

@@ -1,4 +1,4 @@
-"""Calls about this peer itself: its state, what it counts, what happened, and its end."""
+"""Calls about this peer itself: its state, statistics, events, alerts, disk and engines, and its shutdown."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
             peer=peer_id(driver.signer.public),
-            name=self.peer.config.name or (member.name if member else ""),  # as its operator, or else the network, calls it
+            name=self.peer.config.name or (member.name if member else ""),  # the setting, else the member table
             network=self.peer.genesis.network,
             chain_id=driver.chain_id.hex(),
             role=self.peer.config.role,
@@ -111,7 +111,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         return waiting or "; ".join(filter(None, (stalled, gaps)))
 
     async def _seconds_since_decision(self) -> float | None:
-        """Seconds since the last decision; after a restart since the time in its block."""
+        """Return the seconds since the last decision, or None. Before the first decision after a start, it is the block's age."""
         driver, at = self.peer.driver, self.peer.driver.observer.last_decision_at
         if at is None:
             last = await trio.to_thread.run_sync(driver.store.get_decision, driver.state.height)
@@ -190,25 +190,25 @@ class LocalPeerRpcHandler(LocalPeerRpc):
 
 
 def describe_own_limits(me: bytes, jobs: JobsState) -> str:
-    """The running jobs in which this peer is not asked to re-execute, or is asked last; empty if there are none."""
+    """Return a text on the running jobs in which this peer is not asked to re-execute, or is asked last. It may be empty."""
     texts = ((job.name, limited_reexecutors(job).get(peer_id(me))) for job in jobs.running().values())
     return "; ".join(f"in {name} this peer {text}" for name, text in texts if text)
 
 
 def unaudited_jobs(state: LedgerState) -> tuple[str, ...]:
-    """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
+    """Return the names of running jobs without full or sampled audits."""
     return tuple(job.name for key, job in state.jobs.running().items() if not job.fully_audited and key not in state.audits.jobs)
 
 
 def _suspended(state: LedgerState) -> dict[str, str]:
-    """By trainer, a running job in which it may not train for now."""
+    """Return, for each suspended trainer, the name of one running job from which it is suspended."""
     audits = state.audits.jobs
     running = ((job, audits.get(key, JobAudits())) for key, job in state.jobs.running().items())
     return {peer_id(who): job.name for job, of_job in running for who in suspended_trainers(job, of_job)}
 
 
 def _used_bytes(folder: Path) -> int:
-    """Files come and go meanwhile."""
+    """Return the size of all files below the folder, in bytes. Files that vanish meanwhile are skipped."""
     used = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -234,7 +234,7 @@ def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str
 
 
 def _percentile(seconds: Sequence[float], percent: int) -> float | None:
-    """In milliseconds; the nearest rank."""
+    """Return the percentile in milliseconds (nearest rank), or None without values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -242,7 +242,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float | None:
 
 
 def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
-    """By member, the first round in which it trains again."""
+    """Return, for each suspended trainer, the first round in which it trains again."""
     after_audits = {trainer: until for trainer, until in audits.suspended.items() if until > job.round}
     before_votes = job.suspended_trainers
     both = sorted(after_audits.keys() | before_votes.keys())
@@ -250,7 +250,7 @@ def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
 
 
 def limited_reexecutors(job: Job) -> dict[str, str]:
-    """The re-executors that are not asked in the open round, or are asked last: until when, and why."""
+    """Return, for each re-executor that is not asked in the open round or is asked last, a text with duration and reason."""
     limits = {peer_id(key): _limit(record, job.round) for key, record in sorted(job.vouch_records.items())}
     return {peer: text for peer, text in limits.items() if text}
 

@@ -1,4 +1,4 @@
-"""Calls about what was trained: text from a model, and everything decided as files."""
+"""Calls about trained models: generated text, exports of a run, and model files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from protocol.sampling import SamplingOptions
 from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
 
-EXPORT_FETCH_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
-UPDATE_FETCH_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
+EXPORT_FETCH_SECONDS_MAX = 600.0  # for all missing updates; after that the export fails and names a block
+UPDATE_FETCH_SECONDS_MAX = 20.0  # for one update, which perhaps no peer holds any more
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ModelRpcHandler(ModelRpc):
         return tuple(SampleView(job, round, text) for job, round, text in kept)
 
     async def export_run(self, path: str) -> RunExportView:
-        """What others hold of the updates that this peer lacks is fetched first, one by one: votes come before."""
+        """Fetch missing updates from other peers, then export. They are fetched one by one, to leave the links to votes."""
         driver, folder = self.peer.driver, Path(path)
         await trio.to_thread.run_sync(state_to_export, driver.store, driver.host, self.peer.genesis, folder)
         missing = await trio.to_thread.run_sync(missing_payloads, driver.store, driver.blobs)

@@ -1,4 +1,4 @@
-"""Calls about the network: its members and newcomers, its blocks and rows, what it runs, and how it moves on."""
+"""Calls about the network: members, invitations, blocks, proofs of rows, module upgrades and limits."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ from protocol.messages import Commit
 from transport.connections.peer_link import PeerLink
 from transport.wire.link_measurements import MINUTE_SECONDS, MinuteStats
 
-UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minutes of a network that trains
+UPGRADE_HEIGHTS = 100  # default delay of an upgrade: minutes in a network that trains
 
-RETIREMENT_VOTE_DAYS = 7  # how long a wish to retire somebody counts: whoever came back since is not retired by surprise
+RETIREMENT_VOTE_DAYS = 7  # days that a vote to retire a member counts; an old vote must not retire a member that came back
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class NetworkRpcHandler(NetworkRpc):
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:
-    """By module: the feature of this program that brings it, and the versions that it knows."""
+    """Return, for each module, the feature that brings it and its known versions."""
     return {
         name: (feature, versions) for feature in features.FEATURES for name, versions in features.versions_of(feature).items()
     }
@@ -174,7 +174,7 @@ class BlockRpcHandler(BlockRpc):
         )
 
     def _sets(self, state: LedgerState) -> Iterator[VoterSet]:
-        """All sets of voters that this peer knows, the newest first as far as that is cheap."""
+        """Yield all voter sets that this peer knows. Those of the state come first, because they are new and cheap to read."""
         yield from map(VoterSet, (state.members.voters, state.members.previous, state.members.upcoming))
         yield from (
             VoterSet(link.next_voters) for link in self.peer.driver.store.light_blocks(0, state.height) if link.next_voters
@@ -246,7 +246,7 @@ class MemberRpcHandler(MemberRpc):
             "member/retire", RetireMember(subject, lower_tolerance, self.peer.now_ms + RETIREMENT_VOTE_DAYS * DAY_MS)
         )
         members = self.peer.driver.state.members
-        if self.peer.me not in members.retirement_votes:  # they go when they have acted
+        if self.peer.me not in members.retirement_votes:  # the ledger drops the votes once a member is retired
             text = f"{short_id(subject)} is retired: it loses its vote and roles, nothing waits for it, and it stays a member"
             return f"{text}. Should it come back, it trains at once, and votes when people have approved it anew"
         wanted = f"{retirement_vote_count(members, subject)} of the {VoterSet(members.voters).quorum} voters needed want"
@@ -257,7 +257,7 @@ class MemberRpcHandler(MemberRpc):
 
     async def resign_as_voter(self) -> str:
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
-        self.peer.membership.wants_to_vote = False  # first: the peer must not ask for its vote again as soon as it is without
+        self.peer.membership.wants_to_vote = False  # before the request: else the peer would ask for its vote again at once
         try:
             await self.peer.submitter.submit("member/resign", ResignAsVoter())
         except UserError:
@@ -328,7 +328,7 @@ class JoinRpcHandler(InvitationRpc):
         now_ms = self.peer.now_ms
         expires_ms = now_ms + days * DAY_MS
         made = make_invitation(self.peer.driver.signer, self.peer.genesis, expires_ms, self._addresses(addresses), anchor)
-        # first: what was handed out can be taken back
+        # before the string is handed out, so that the operator can always revoke it
         await self.peer.invitations.add_invitation(IssuedInvitation(made.invitation, now_ms, made.addresses))
         return invitation_text(made)
 
@@ -349,7 +349,7 @@ class JoinRpcHandler(InvitationRpc):
         return f"connected to {short_id(await self.peer.network.connect(address))} at {address}"
 
     def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
-        """For an invitation: what the operator names, else where this peer is reached, and others that it has reached itself."""
+        """Return the addresses for an invitation: those in `said`, else this peer's own, then peers that it has dialed."""
         if len(said) > ADVERTISED_MAX:
             raise UserError(f"--address: {len(said)} addresses are too many, an invitation holds {ADVERTISED_MAX}")
         for address in said:
@@ -359,7 +359,7 @@ class JoinRpcHandler(InvitationRpc):
         if not mine and (self.peer.config.listen != NO_LISTEN_ADDRESS or not others):
             known = f"this peer listens on {self.peer.config.listen}, and knows no address of this machine but loopback"
             raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
-        if not all(_is_local(address) for address in mine):  # whoever joins is on another machine, then
+        if not all(_is_local(address) for address in mine):  # then newcomers are on other machines
             others = [address for address in others if not _is_local(address)]
         return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]
 

@@ -13,12 +13,12 @@ from peer.commands.definitions import (
 )
 from peer.features import FEATURES
 
-# in the order in which the help lists them
+# in the order of the help
 COMMAND_MODULES = (status_commands, job_commands, member_commands, model_commands, network_commands)
 
 
 def all_commands() -> dict[str, Command]:
-    """All words, by name; last those that are about the prompt itself."""
+    """Return all commands by name. Commands that exist only at the prompt come last."""
     found: dict[str, Command] = {}
     of_features = (import_object(feature.commands) for feature in FEATURES if feature.commands)
     for topic in (*COMMAND_MODULES, *of_features):

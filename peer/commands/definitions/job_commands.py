@@ -1,4 +1,4 @@
-"""Commands about jobs, their rounds, and audits of them; and the fields of a job, as a person says them."""
+"""Commands about jobs, rounds and audits, and the fields of a job as users type them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from protocol.api import AuditsView, EventView, JobView, PeerApi, RoundView, Rou
 from protocol.errors import UserError
 from protocol.units import display_round_number, format_bytes
 
-TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
+TEST_SECONDS_MAX = 180.0  # bound of a scratch round: the slowest timers of a round
 
 ROUNDS = Argument("--rounds", type=parse_integer_in(1), default=0, metavar="N", help="how many rounds to train")
 DATA = Argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
@@ -58,7 +58,7 @@ ROUND = Argument(
     help="which of its proposals (default: the newest that can be re-executed)",
 )
 
-# Of `training.job_spec`, which is imported only where they are used: name -> what for.
+# Presets of `training.job_spec`, which is imported only at their use: name -> purpose.
 PRESETS = {
     "local": "one bit of every element after ten steps of one's own; for most links, from 30 rounds on (default)",
     "per-step": "four bits of every gradient; most progress a sample, for fast links, from 300 rounds on",
@@ -71,11 +71,11 @@ PRESET = Argument(
 )
 SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
 
-DERIVED_FIELDS_OF_PRESETS = ("warmup_rounds", "rule")  # the first from how many rounds there are, the second from who re-executes
-# Fields of a job that `train` or `peer demo` have an argument for.
+DERIVED_FIELDS_OF_PRESETS = ("warmup_rounds", "rule")  # derived from the number of rounds and from the audit mode
+# Argument of `train` or `peer demo` -> field of a job.
 ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
 
-# A field, the field that decides whether it counts, and with which of its values.
+# A field, the field that it depends on, and that field's values with which it has an effect.
 USED_ONLY_WITH = (
     ("outer_rate", "outer", ("nesterov", "sgd", "sign")),
     ("outer_momentum", "outer", ("nesterov", "sign")),
@@ -86,7 +86,7 @@ USED_ONLY_WITH = (
     ("final_full_audit_rounds", "audit", ("sampled",)),
 )
 
-RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
+RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # the other rules do not use the number
 
 
 @command(
@@ -140,7 +140,7 @@ async def test(asked: CommandContext[PeerApi]) -> None:
 
 
 async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView, None]:
-    """The job's own events, and the deciding and applying of the block that closes its round."""
+    """Yield the job's events, and the events that decide and apply the block that closes its round."""
     decided: dict[str, EventView] = {}
     closing: str | None = None
     while True:
@@ -159,9 +159,9 @@ async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView
 
 
 def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: str) -> str:
-    """Says of every model that is still there whether the scratch round touched it; its own rounds may have gone on meanwhile."""
+    """Return a line for each model: unchanged by the scratch round, or moved on by its own rounds meanwhile."""
     now = {job.job: job for job in after}
-    objective = now[test].objective if test in now else ""  # earlier tests trained no model either
+    objective = now[test].objective if test in now else ""  # jobs of earlier tests trained no model
     models = [job for job in before if job.objective != objective and job.job in now]
     if not models:
         return "no model is being trained, so there is none that the test could have touched"
@@ -281,7 +281,7 @@ def build_train_request(options: argparse.Namespace) -> TrainRequest:
         raise UserError("--data '' names no text: give a file or folder, or leave --data out for the built-in text")
     data = options.data or ""
     if data not in ("", "local"):
-        data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
+        data = str(Path(data).expanduser().absolute())  # the daemon's working directory may differ
     examples = str(Path(options.examples).expanduser().absolute()) if options.examples else ""
     said_of_text = options.name, data, options.rounds, options.vocabulary, overrides
     if (options.skip_bad or options.truncate) and not examples:
@@ -293,16 +293,15 @@ def build_train_request(options: argparse.Namespace) -> TrainRequest:
 
 
 def _folder(base: str) -> str:
-    """What is typed with a slash is a path; any other text may also be the name of a folder that is here."""
+    """Return the folder that `--from` names, or "". Text with a slash is a path; other text is one if such a folder exists."""
     path = Path(base).expanduser().absolute()
     return str(path) if "/" in base or (base and path.is_dir()) else ""
 
 
 def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:
-    """A preset's fields as a person would type them, but for those that follow from other fields
-    (`training.job_spec.complete_fields`).
+    """Return a preset's fields as text, without fields that follow from others (`training.job_spec.complete_fields`).
 
-    Beside `memory=estimates` that are bits, momentum and rates as well: those of the preset were not measured with it.
+    With `memory=estimates`, bits, momentum and rates follow as well: the preset's values were not measured with it.
     """
     from training.job_spec import PRESETS, fields_set_by_estimates
 
@@ -314,7 +313,7 @@ def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, s
 
 
 def job_overrides(options: argparse.Namespace) -> dict[str, str]:
-    """The values that `--set` gives, by field. Raises `UserError`, too, where another argument contradicts."""
+    """Return the values of `--set` by field. Raises `UserError` if one is malformed or contradicts another argument."""
     said = parse_set_options(options.set)
     for argument, name in ARGUMENTS.items():
         value = getattr(options, argument, None)
@@ -324,7 +323,7 @@ def job_overrides(options: argparse.Namespace) -> dict[str, str]:
 
 
 def aggregation_rule(overrides: Mapping[str, str]) -> str:
-    """The rule that a job with these fields has."""
+    """Return the aggregation rule of a job with these fields."""
     from training.job_spec import JobSpec, complete_fields
 
     named = {name: overrides[name] for name in ("outer", "audit", "memory", "rule") if name in overrides}
@@ -332,8 +331,9 @@ def aggregation_rule(overrides: Mapping[str, str]) -> str:
 
 
 def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
-    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset;
-    `audit` is the job's audit mode.
+    """Yield warnings about valid but unlikely settings.
+
+    `said` holds the fields that the user typed, without a preset's. `audit` is the job's audit mode.
     """
     overrides, local = {"outer": "nesterov", **request.overrides, "audit": audit}, request.data == "local"
     for name, other, users in USED_ONLY_WITH:
@@ -352,7 +352,7 @@ def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str)
         yield SAMPLED_AUDITS_RISK
         if overrides.get("byzantine_max") == "0":
             yield SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK
-    if audit == "off" and overrides.get("byzantine_max", "0") == "0":  # any other is refused
+    if audit == "off" and overrides.get("byzantine_max", "0") == "0":  # any other value is refused
         yield NO_AUDITS_WITHOUT_TOLERANCE_RISK
     if overrides.get("outer") != "adamw":
         return

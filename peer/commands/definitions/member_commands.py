@@ -1,4 +1,4 @@
-"""Commands about members: who takes part, who votes, who is gone, who is invited."""
+"""Commands about members, voters and invitations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def resign(asked: CommandContext[PeerApi]) -> None:
     Argument("addresses", nargs="+", metavar="ADDRESS", help="HOST:PORT, or PEER-ID@HOST:PORT"),
 )
 async def connect(asked: CommandContext[PeerApi]) -> None:
-    """All at once. `UserError` with every reason if one of them is not reached."""
+    """Dial all addresses at once. Raises `UserError` with all reasons if a dial fails."""
     import trio
 
     failed: list[str] = []
@@ -92,7 +92,7 @@ async def invite(asked: CommandContext[PeerApi]) -> None:
     if sys.stdout.isatty():
         asked.show(note)
     else:
-        print(note, file=sys.stderr)  # standard output is for what reads the invitation
+        print(note, file=sys.stderr)  # standard output carries only the invitation, for scripts
 
 
 @listing_command(

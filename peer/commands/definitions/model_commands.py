@@ -1,4 +1,4 @@
-"""Commands about what was trained and decided: texts of a model, a chat, models and exports as files, proofs of rows."""
+"""Commands about trained models and decided blocks: text, chat, model files, exports, proofs of rows."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from protocol.sampling import (
 )
 from protocol.units import display_round_number
 
-EVALUATED_TOKENS = 65_536  # some seconds with the default model
-MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # of `peer.export.model_export`, which is imported only where it is used
+EVALUATED_TOKENS = 65_536  # takes some seconds with the default model
+MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # formats of `peer.export.model_export`, which is imported at its use
 
 TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
-TEMPLATE_SLOT: Final = "{}"  # of a template: where what is typed goes
+TEMPLATE_SLOT: Final = "{}"  # replaced in a template by the user's text
 CHAT_PROMPT: Final = "you> "
-CHAT_CHARACTERS_MAX: Final = 64 << 10  # of turns that go along with the next one; few models see that far
+CHAT_CHARACTERS_MAX: Final = 64 << 10  # of earlier turns sent with the next one; few models have a longer context
 BLOCKLIST_NOTICE: Final = "this job names words that block a text, so the text is shown when all of it was checked"
 
 HEX = "0x"
 
 
 def _text(typed: str) -> str:
-    r"""A type for argparse: `\n`, `\t` and `\\` stand for what they stand for elsewhere."""
+    r"""Return the text with `\n`, `\t` and `\\` unescaped (a type for argparse)."""
     text = re.sub(r"\\([nt\\])", lambda found: ESCAPED[found[1]], typed)
     if not text:
         raise argparse.ArgumentTypeError("the text is empty")
@@ -55,7 +55,7 @@ def _text(typed: str) -> str:
 
 
 def _probability(text: str) -> float:
-    """A type for argparse."""
+    """Return a probability above 0 and at most 1 (a type for argparse)."""
     value = parse_non_negative(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no probability above 0 and at most 1")
@@ -87,18 +87,18 @@ SAMPLING_ARGUMENTS = (JOB, NEWEST_MODEL, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP
 
 
 def model_argument(options: argparse.Namespace) -> str:
-    """The job as the peer is asked for its model."""
+    """Return the argument that names a job's model in a call."""
     return options.job + NEWEST * options.newest
 
 
 def describe_final_round(round: int, newer: int, way: str = "--newest") -> str:
-    """`way`: how a person gets the newer one."""
+    """Return a note that a newer model is not final yet. `way` is the argument that chooses the newer one."""
     undo = f"audits may still undo the newer one at round {newer}, which {way} takes"
     return f"the model at round {round} is the newest final one: {undo}"
 
 
 def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
-    """Raises `UserError`."""
+    """Return the sampling options of a command. Raises `UserError` if they are invalid."""
     if len(options.stop) > STOPS_MAX:
         raise UserError(f"--stop: {len(options.stop)} texts are more than {STOPS_MAX}")
     temperature = options.temperature
@@ -141,7 +141,7 @@ async def _stream(
     turns: tuple[str, ...] | None = None,
     said: list[str] | None = None,
 ) -> None:
-    """`said` gets what was shown; of a text that is withheld it stays empty."""
+    """Generate a text and show it piece by piece. `said` receives the shown pieces, none of a withheld text."""
     is_shown = False
     try:
         async with aclosing(asked.api.sample_text(prompt, how, model_argument(asked.options), turns)) as pieces:
@@ -183,7 +183,7 @@ async def chat(asked: CommandContext[PeerApi]) -> None:
             continue
         prompt, said = options.template.replace(TEMPLATE_SLOT, line), list[str]()
         await asked.user.run_interruptible(partial(_stream, asked, prompt, how, tuple(turns), said))
-        if said:  # a turn that is withheld would withhold all that follow it
+        if said:  # a withheld turn would cause all later turns to be withheld
             turns.append(prompt + "".join(said))
         while len(turns) > TURNS_MAX or sum(map(len, turns)) > CHAT_CHARACTERS_MAX:
             del turns[0]
@@ -298,9 +298,9 @@ async def model(asked: CommandContext[PeerApi]) -> None:
 
 
 async def run_module(module: str, *arguments: str) -> str:
-    """What `python -m MODULE …` prints. `UserError` with the last line of its complaints if it fails.
+    """Run `python -m MODULE …` and return its output. Raises `UserError` with the last line of standard error if it fails.
 
-    No daemon imports torch, and at the prompt commands run in the daemon.
+    A process of its own is needed because commands of the prompt run in the daemon, which must not import torch.
     """
     import trio
 
@@ -313,7 +313,7 @@ async def run_module(module: str, *arguments: str) -> str:
 
 
 def row_key(text: str) -> bytes:
-    """A type for argparse."""
+    """Return the bytes of a key typed as text, or as hex after `0x` (a type for argparse)."""
     if not text.startswith(HEX):
         return text.encode()
     try:

@@ -1,4 +1,4 @@
-"""Commands about the network itself: what it runs, and how it moves on."""
+"""Commands about the network itself: liveness, modules, upgrades and limits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Commands about this peer itself, and about the prompt.
 
-On the command line `peer help` lists the commands, and there is nothing to quit.
+The commands `help` and `quit` exist only at the prompt; the command line has its own `peer help`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from peer.commands import view_tables
 from peer.commands.command_line_parser import help_text
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
-# The exit status of `peer status`; 2 is an error, such as that no peer runs there.
+# The exit status of `peer status`. 2 is an error, such as no running peer.
 EXIT_STATUS = {
     PeerState.WORKING: 0,
     PeerState.SUSPENDED: 0,
@@ -97,4 +97,4 @@ async def help(asked: CommandContext[PeerApi]) -> None:
 
 @command("stop the peer; in an attached console: leave it running", only_at_prompt=True)
 async def quit(asked: CommandContext[PeerApi]) -> None:
-    """Done by the reader of the lines, which knows what quitting means here."""
+    """Do nothing: the reader of the lines acts on `quit`, because it knows whether the console is attached."""
