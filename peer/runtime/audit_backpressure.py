@@ -122,8 +122,8 @@ class AuditBackpressure:
         return self._network.audit_bytes_sent_by_peer(), awaited
 
     async def wait_to_propose(self, spec: JobSpec, served_seconds: float) -> None:
-        """Wait until this trainer may propose: usually not at all, at most `2 * served_seconds`, when its present audits are over."""
-        least = spec.uplink_mbit_min * 1_000_000 / 16  # audits get half of it; in bytes
+        """Wait until this trainer may propose, at most `2 * served_seconds`, when all present audits are over."""
+        least = spec.uplink_mbit_min * 1_000_000 / 16  # half is for audits; bytes
         with trio.move_on_after(2 * served_seconds):
             while self._seconds_owed(least) > BACKLOG_SHARE_MAX * served_seconds or self._is_full(spec):  # noqa: ASYNC110 - links count
                 await trio.sleep(POLL_SECONDS)
@@ -133,6 +133,6 @@ class AuditBackpressure:
         return self._uplink.backlog_seconds(least)
 
     def _is_full(self, spec: JobSpec) -> bool:
-        """Return whether the disk lacks room for the buffers of another round."""
+        """Return whether the buffers of another round would exceed AUDIT_BYTES_MAX."""
         of_round = spec.audit_bytes // (spec.rounds_audited + 1)
         return (len(proposals_to_serve(self._me, self._applied.current)) + 1) * of_round > AUDIT_BYTES_MAX

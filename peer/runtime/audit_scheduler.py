@@ -26,8 +26,8 @@ from transport.blobs.blob_exchange import AUDIT_TRANSFERS_MAX
 
 AuditKey = tuple[bytes, int, bytes, bool]
 
-# Audits that fetch concurrently, one blob each. Those of one job are of different trainers, so that a slow trainer delays only its
-# own audits, and its uplink serves each auditor's audits one by one.
+# Audits that fetch concurrently, one blob each. Those of one job are of different trainers, so that a slow trainer delays only
+# its own audits, and its uplink serves each auditor's audits one by one.
 FETCHING_AUDITS_MAX = 16
 
 assert FETCHING_AUDITS_MAX < AUDIT_TRANSFERS_MAX  # otherwise slow trainers would delay the transfers of others

@@ -43,7 +43,7 @@ STOP_SECONDS = 4.0  # for the process to end by itself
 BACKOFF_SECONDS_MAX = 60.0
 STARTS_MAX = 3  # failures in a row before the first success, after which it will never start
 QUEUE_MAX = 1_024  # a round needs one proposal and at most TRAINERS_MAX audits
-JOBS_MAX = 8  # jobs to reopen after a restart, as many as the worker keeps
+JOBS_MAX = 8  # jobs to reopen after a restart, equal to the worker's own limit
 STDERR_LINES = 20  # kept as the reason of the worker's death
 STDERR_LINE_BYTES_MAX = 4_096
 # The machine has no resources for a process now. Later starts may succeed, other than with a missing program.
