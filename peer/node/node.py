@@ -106,7 +106,7 @@ class RoundOpened:
 
     key: RoundKey
     job: Job
-    has_proposed: bool  # before a restart
+    has_proposed: bool  # this peer had proposed before a restart
     renewed: bool  # the round was open already, with other voters
 
 
@@ -133,10 +133,10 @@ class Node:
     | measured               | timings of the node that this one replaces, if its state was replaced                           |
     | processor              | returns this thread's processor time in seconds, by which the cost of messages is measured      |
 
-    The driver calls `step` once at the start without items, then for each input and at the last turn's `deadline`. Between two
-    calls it carries out the turn (`consensus.effects.persist_effects`, then `deliver`), and drops the peers in `turn.faults`. It
-    applies the blocks of `turn.decided_blocks` in order and at its own pace (`rules.apply_block`, the models' roots,
-    `StateTransition.finish_state`), and reports each with `AppliedBlock`.
+    The driver calls `step` once at the start without items, then for new inputs and at the last `deadline`. Between two calls it
+    carries out the effects (`consensus.effects.persist_effects`, then `deliver`) and drops the peers in `faults`. It applies the
+    `decided_blocks` in order and at its own pace (`rules.apply_block`, the models' roots, `StateTransition.finish_state`), and
+    reports each with `AppliedBlock`.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class Node:
         self.rounds = OpenRounds(signer, self.chain_id, ledger.rounds, measured)
         ledger.future_messages_of = self.rounds.early.signed_by
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
-        # round messages that began to count in the last turn, as (signer, message)
+        # round messages that began to count in the last step, as (signer, message)
         self.counted_messages: tuple[tuple[bytes, RoundMessage], ...] = ()
-        # our transactions that left the pool undecided in the last turn, with reasons
+        # our transactions that left the mempool undecided in the last step, with reasons
         self.dropped_transactions: tuple[tuple[Signed, str], ...] = ()
         self.refusal_counts: dict[str, int] = {}  # refused messages, by reason
-        # processor seconds for each message of the last turn, by sender
+        # processor seconds for each message of the last step, by sender
         self.processor_seconds: dict[bytes, list[float]] = {}
         self._processor = processor
         self._signer = signer
@@ -511,6 +511,6 @@ def _applied_event(state: LedgerState) -> inputs.AppliedInput:
     return inputs.AppliedInput(state.height, state.state_root, sets)
 
 
-@functools.lru_cache(maxsize=8)  # the sets change rarely, and each knows its hash
+@functools.lru_cache(maxsize=8)  # the sets change rarely, and each caches its hash
 def _voter_set(keys: tuple[bytes, ...]) -> VoterSet:
     return VoterSet(keys)

@@ -163,8 +163,8 @@ class OpenRounds:
     def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
         """Return (seconds until a majority of the trainers had proposed in earlier rounds, these trainers).
 
-        The seconds are None before the job's first accepted update. After that, a peer without measurements returns zero and
-        does not wait: the other peers have measured, and each round would wait for a peer that waits longer than they do.
+        A peer without measurements returns None before the job's first accepted update, and zero after it. Zero means not to
+        wait. The other peers have measured then, and each round would wait for a peer that waits longer than they do.
         """
         paces = self.measured.paces.get(key, [])
         if not paces:
@@ -242,7 +242,7 @@ class OpenRounds:
         if message.round < book.terms.round:
             return None
         if signed.signer not in _signers(book.terms, message):
-            self.early.add_message(signed, message)  # the next block may give the round to its signer
+            self.early.add_message(signed, message)  # the next block may assign the round to its signer
         effects = RoundEffects()
         self._accept_message(book, signed, message, now, effects)
         return effects

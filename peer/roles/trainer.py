@@ -62,7 +62,7 @@ class _JobProgress:
 class Trainer(Voter):
     """A voter with a worker process.
 
-    `local_data` is the text for jobs with local data. With `evaluates` it measures the held-out loss of as many models as it can.
+    `local_data` is the text for jobs with local data. If `evaluates`, it measures the held-out loss of as many models as it can.
     """
 
     worker: WorkerSupervisor
@@ -252,7 +252,7 @@ def _delete(paths: Iterable[Path]) -> None:
 
 
 def is_sample_due(folder: Path, job: bytes, round: int) -> bool:
-    """Return whether a sample is due: the first evaluated round in each block of ten rounds gets one."""
+    """Return whether a sample is due: the first evaluated round of each ten rounds gets one."""
     last = _sample_files(folder, job.hex())[-1:]
     return not last or round // SAMPLE_INTERVAL_ROUNDS > _sample_round(last[0]) // SAMPLE_INTERVAL_ROUNDS
 

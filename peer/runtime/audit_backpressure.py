@@ -47,8 +47,8 @@ class AuditBacklog:
         self._seen: Mapping[bytes, int] = {}  # bytes sent by auditor, since the start
         self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # the same, once a second
         self._seconds = 0
-        self._best = 0.0  # bytes per second, on average over all seconds
-        self._fastest = 0.0  # bytes per second, on average over seconds with uploads
+        self._best = 0.0  # best rate in bytes per second, over all seconds
+        self._fastest = 0.0  # best rate in bytes per second, over seconds with uploads
         # by auditor: its audits, the bytes that it had received before them, and the second in which it began
         self._owed: dict[bytes, tuple[Audits, int, int]] = {}
 
@@ -123,7 +123,7 @@ class AuditBackpressure:
 
     async def wait_to_propose(self, spec: JobSpec, served_seconds: float) -> None:
         """Wait until this trainer may propose, at most `2 * served_seconds`, when all present audits are over."""
-        least = spec.uplink_mbit_min * 1_000_000 / 16  # half is for audits; bytes
+        least = spec.uplink_mbit_min * 1_000_000 / 16  # bytes per second of the half for audits
         with trio.move_on_after(2 * served_seconds):
             while self._seconds_owed(least) > BACKLOG_SHARE_MAX * served_seconds or self._is_full(spec):  # noqa: ASYNC110 - links count
                 await trio.sleep(POLL_SECONDS)

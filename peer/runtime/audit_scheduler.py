@@ -27,7 +27,7 @@ from transport.blobs.blob_exchange import AUDIT_TRANSFERS_MAX
 AuditKey = tuple[bytes, int, bytes, bool]
 
 # Audits that fetch concurrently, one blob each. Those of one job are of different trainers, so that a slow trainer delays only
-# its own audits, and its uplink serves each auditor's audits one by one.
+# its own audits, and its uplink serves each auditor one audit at a time.
 FETCHING_AUDITS_MAX = 16
 
 assert FETCHING_AUDITS_MAX < AUDIT_TRANSFERS_MAX  # otherwise slow trainers would delay the transfers of others
@@ -49,7 +49,7 @@ log = logging.getLogger("peer")
 
 LOOKBACK_ROUNDS = 8
 KNOWN_MIN = 4  # earlier rounds, without which a jump cannot be distinguished from chance
-# A round's mean loss over ten batches of 1,024 bytes differs by a factor of 0.03 between rounds, and over one batch by 0.07.
+# A round's mean loss over ten batches of 1,024 bytes changes by 3 % between rounds, and that over one batch by 7 %.
 SPIKE_FACTOR = 1.1
 SPIKE_CHANGES = 4  # in usual changes from round to round; with one batch, one honest round in seventy exceeds it
 CHANCE_MAX = 1 / 3  # bounds the usual change, as part of the usual loss, because faulty trainers can increase it at will

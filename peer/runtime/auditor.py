@@ -61,7 +61,7 @@ RETRY_SECONDS_MAX = 300.0
 
 
 class _CannotAudit(FolkmootError):
-    """An audit is due that this peer cannot do."""
+    """The error of an audit that this peer cannot do, now or at all."""
 
 
 class Auditor:
@@ -233,7 +233,7 @@ class LotteryLock:
         try:
             await drawn.wait()
         except trio.Cancelled:
-            if self._waiting.pop(drawn, None) is None:  # it was drawn meanwhile
+            if self._waiting.pop(drawn, None) is None:  # this task was drawn before its cancellation
                 self._pass_on()
             raise
 

@@ -21,7 +21,7 @@ from protocol.messages import Proposal
 from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
 from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
-FORGOTTEN_JOB_HEIGHTS = 256  # as the rounds that always stay, since a height closes at most one round of each job
+FORGOTTEN_JOB_HEIGHTS = 256  # as ROUNDS_MIN, since a height closes at most one round of each job
 
 assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
@@ -34,7 +34,7 @@ RETRY_SECONDS = 5.0  # after a transaction was not decided, or the disk had no r
 
 @dataclass
 class PayloadPruner:
-    """Deletes payloads of old rounds, refused proposals and forgotten jobs, so that weeks of training do not fill the disk.
+    """The deletion of payloads of old rounds, refused proposals and forgotten jobs, so that training does not fill the disk.
 
     Each job keeps the newest payloads that fit into `payloads_gb`, or all if it is 0. It always keeps payloads that a peer may
     still need, even if an older round names them, too:
@@ -161,9 +161,9 @@ def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -
 
 @dataclass
 class BlobPinner:
-    """Fetches and keeps the blobs that the network's modules name (`Module.pinned_blobs`), as each peer does.
+    """The blobs that the network's modules name (`Module.pinned_blobs`), which each peer fetches and keeps.
 
-    It replaces blobs for which modules name a replacement (`Module.replaced_blobs`).
+    Blobs for which a module names a replacement (`Module.replaced_blobs`) are replaced.
     """
 
     driver: Driver
@@ -205,7 +205,7 @@ class BlobPinner:
 
 
 class StartModelAttester:
-    """Fetches and checks the start models of queued jobs, and attests that this voter holds them.
+    """The task that fetches and checks the start models of queued jobs, and attests that this voter holds them.
 
     A job starts when a quorum of voters holds its start model.
     """

@@ -255,9 +255,7 @@ class Driver:
         for send in turn.sends:
             if not isinstance(send, SendMessage):
                 self._answering.enqueue_request(send)
-        await (
-            trio.lowlevel.checkpoint_if_cancelled()
-        )  # the thread always finishes, and the round executor may be closed by then
+        await trio.lowlevel.checkpoint_if_cancelled()  # the thread always finishes, and the round executor may be closed by then
         changes = self.node.take_round_changes()
         self._observe_step(turn, changes)
         self._follow_rounds(changes, items)

@@ -39,7 +39,7 @@ from transport.connections.connection_manager import ConnectionManager
 
 LOSS_ROUNDS_KEPT = 64  # more than the rounds of a rollback and those compared with them
 
-RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # of the driver: see `Driver.run_action`
+RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # `Driver.run_action`
 _Judges = Callable[[OpenRoundContext], Awaitable[Verdict]]
 _RecordsVerdict = Callable[[OpenRounds, RoundKey, bytes, Verdict, float], None]
 
@@ -309,7 +309,7 @@ class DiskSpaceMonitor:
     """The disk space that jobs need. `check_job` runs before a job begins, and in each of its rounds."""
 
     me: bytes
-    folder: Path  # of all data
+    folder: Path  # folder of all data
     host: JobModelStore
     events: EventLog
     applied: CurrentState

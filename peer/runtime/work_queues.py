@@ -26,7 +26,7 @@ from storage.ledger_store import LedgerStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import DataReceived, Priority
 
-REQUESTS_PER_PEER_MAX = 32  # equal to the node's grant to a peer at once; requests beyond it are repeated later
+REQUESTS_PER_PEER_MAX = 32  # equal to the node's burst of answers to one peer; requests beyond it are repeated later
 LARGE_BYTES = 2_048  # a dozen statements; the event loop itself verifies smaller messages
 BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, on one link; messages beyond it are dropped, and sent again later
 BYTES_MAX = 32 << 20  # waiting, on all links, to bound memory

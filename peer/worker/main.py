@@ -109,9 +109,7 @@ def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
             if isinstance(request, RemoteProtocolError):
                 known = ", ".join(kind.TAG for kind in handler.requests)
                 raise FolkmootError(f"no feature of this worker has such a request ({request}): it has {known}")
-            pipes.send_message(
-                handler.handle_request(request)
-            )  # a reply that is not finite has no encoding, and raises here too
+            pipes.send_message(handler.handle_request(request))  # a reply that is not finite has no encoding, and raises here too
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:

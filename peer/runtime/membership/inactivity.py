@@ -102,7 +102,7 @@ class InactivityTracker:
         return self._member_to_retire(members) if counts else None
 
     def _member_to_retire(self, members: MembersState) -> bytes | None:
-        """Return the silent member with most votes, then the smallest key, so that the voters converge on one."""
+        """Return the silent member with the most votes, then the smallest key, so that the voters converge on one."""
         me, lasting = self._network.me, {key for key, seconds in self._silent.items() if seconds >= self._seconds_max}
         lasting -= set(members.resigning_voters)
         mine = members.retirement_votes.get(me)

@@ -85,7 +85,7 @@ class LivenessMonitor:
         """Return the seconds of silence of each voter, in one row per observer.
 
         The row of this peer has the seconds since it last heard each voter. The row of another voter has 0 for voters that it
-        reports as heard. For the others it has the seconds since their last report, plus the silence before a suspicion.
+        reports as heard. For the others it has the seconds since its first report without them, plus those before a suspicion.
         """
         voters, links = self._take_in()
         now, me, reports = trio.current_time(), self._network.me, self._reports(voters, links)
@@ -118,7 +118,7 @@ class LivenessMonitor:
         )
 
     def gaps_text(self, names: PeerNames) -> str:
-        """Return a line with the heard voters that do not hear each other, or an empty string."""
+        """Return a line with the heard voters that do not hear another heard voter, or an empty string."""
         voters, links = self._take_in()
         heard = self._heard(voters, links)
         reports = self._reports(voters, links)
