@@ -1,1 +1,1 @@
-"""The node: what a peer decides from what comes in. No I/O, no clock."""
+"""The node: the decisions of a peer, without I/O and without a clock."""

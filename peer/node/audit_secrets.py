@@ -1,7 +1,7 @@
-"""What a peer hides from audits until others have spoken: the nonces of its ballots, the loss of its proposals and reports.
+"""The secrets of a peer in sampled audits: the nonces of its ballots, and the losses of its proposals and reports.
 
-In jobs with sampled audits a ballot commits to a nonce, which the next decided one reveals. A trainer hides its loss until
-reports are in, and an auditor until the trainer opens: `ledger.audits.loss_commitments`.
+A ballot commits to a nonce, which the peer's next decided ballot reveals. A trainer hides its loss until the reports are in,
+and an auditor hides its loss until the trainer opens (`ledger.audits.loss_commitments`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from protocol.identity import Signer, derive_secret
 from protocol.limits import AUDIT_NONCE_BYTES
 from protocol.messages import Ballot, Proposal
 
-NONCE_DOMAIN: Final = "audit-nonce"  # the tags of no message
+NONCE_DOMAIN: Final = "audit-nonce"  # domains differ from the tags of all messages
 OPENING_DOMAIN: Final = "audit-opening"
 SEALED_LOSS_DOMAIN: Final = "audit-loss"
 
 
 class AuditSecrets:
-    """Derived from the secret key and the place: a restart finds them again, and nothing has to be stored."""
+    """Secrets that are derived from the peer's key, the chain, the job and the round, so that none has to be stored."""
 
     def __init__(self, signer: Signer, chain_id: bytes) -> None:
         self._signer, self._chain_id = signer, chain_id
@@ -34,7 +34,10 @@ class AuditSecrets:
         self._sampled = state.audits.jobs
 
     def with_nonce(self, ballot: Ballot) -> Ballot:
-        """With the nonce that our last decided ballot of the job committed to, and with a commitment to this round's."""
+        """Return the ballot with the nonce of our last decided ballot of the job, and with a commitment to this round's nonce.
+
+        Ballots of jobs without sampled audits are returned unchanged.
+        """
         audits = self._sampled.get(ballot.job)
         if audits is None:
             return ballot
@@ -46,7 +49,7 @@ class AuditSecrets:
         return self._secret(NONCE_DOMAIN, job, number)[:AUDIT_NONCE_BYTES]
 
     def with_commitment(self, proposal: Proposal, opening: LossOpening | None) -> Proposal:
-        """With a commitment to what `opening` will open, if this job's proposals commit to anything."""
+        """Return the proposal with a commitment to `opening`, if the job has sampled audits."""
         if opening is None or proposal.job not in self._sampled:
             return proposal
         job, number = proposal.job, proposal.round
@@ -54,14 +57,14 @@ class AuditSecrets:
         return replace(proposal, loss=commit_loss(job, number, opening.trainer, opening.secret, opening.loss))
 
     def make_opening(self, job: bytes, number: int, loss: int) -> LossOpening:
-        """What our proposal of that round may commit to. `loss` is of its last inner step, in millionths.
+        """Return the opening for our proposal of that round. `loss` is that of its last local step, in millionths.
 
-        The peer keeps all of it: after a change of its key it cannot make the secret again.
+        The peer stores the opening, because it cannot derive the secret after a change of its key.
         """
         return LossOpening(job, number, self._signer.public, self._secret(OPENING_DOMAIN, job, number), loss)
 
     def seal_loss(self, due: AuditDuty, loss: int) -> SealedLoss | None:
-        """The loss of a report. None where the proposal commits to none."""
+        """Return the sealed loss of a report, or None if the proposal commits to no loss."""
         if due.proposal.loss is None:
             return None
         own = self._secret(SEALED_LOSS_DOMAIN, due.job, due.round, due.trainer)

@@ -1,10 +1,11 @@
-"""Messages of rounds that are not open here yet, or in which their signers take no part yet: others may be some blocks ahead.
+"""A buffer for messages of rounds that are not open here yet, or in which their signers take no part yet.
 
-Every voter has room of its own, so that nobody's flood keeps out a quorum's messages. Members that do not vote share a part. Our
-own forgotten messages are kept before everything else: a peer that signs one again in other words is expelled.
+Such messages come from peers that are some blocks ahead. Each voter has its own share of the buffer, so that a flood of one voter
+displaces no message of a quorum. The other members have one share together. Our own messages from before a restart have the
+largest share, because a peer that signs a different message for the same purpose is expelled.
 
-Messages are kept encoded, since a decoded ballot takes four times the memory. All 200 voters together have 63 MiB, 66 liars among
-them 21 MiB, and all other members 8 MiB.
+Messages are kept encoded, since a decoded ballot takes four times the memory. The shares of 200 voters are 63 MiB, of which 66
+faulty voters can fill 21 MiB. All other members have 8 MiB.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import Ballot, CutOff, Proposal, Vouch
 
-OWN_MAX = 1_024  # only whoever has our key can sign them
-# Proposal, ballot, cut-off and eight vouches, of 66 proposals, of the next round of each job that may run at once, and some more.
+OWN_MAX = 1_024  # generous, since only the holder of our key can sign these
+# A voter sends a proposal, a ballot, a cut-off and eight vouches (for 66 proposals) in the next round of each running job.
 PER_VOTER_MAX = 96
-PER_MEMBER_MAX = 4  # of a member that does not vote: its proposals of the next rounds
+PER_MEMBER_MAX = 4  # a member that does not vote sends only its proposals for the next rounds
 VOTER_BYTES_MAX = 320 << 10  # the largest proposal, ballot, vouch and cut-off take 37 kB together, for each of RUNNING_MAX jobs
 MEMBER_BYTES_MAX = 8 << 10  # PER_MEMBER_MAX of the largest proposals
-OTHERS_MAX = 1_024  # of all that do not vote: room for the proposals of some rounds of TRAINERS_MAX
-HEIGHTS_MAX = 64  # applied meanwhile; if a message is dropped then and counts later, GetRound brings it back
+OTHERS_MAX = 1_024  # messages of all non-voters: room for the proposals of some rounds of TRAINERS_MAX
+HEIGHTS_MAX = 64  # age in blocks at which a message is dropped; GetRound fetches it again if it counts later
 
 RoundMessage = Proposal | Ballot | Vouch | CutOff
 ROUND_MESSAGES = (Proposal, Ballot, Vouch, CutOff)
@@ -37,7 +38,7 @@ RoundKey = tuple[bytes, int]  # job, round
 class BufferedMessage:
     signed: Signed
     key: RoundKey
-    height: int  # applied last when it came
+    height: int  # the applied height when the message came
 
     def decode(self) -> RoundMessage:
         message: RoundMessage = codec.decode_message(self.signed.body, ROUND_MESSAGES)  # type: ignore[assignment]
@@ -50,13 +51,13 @@ class FutureRoundMessages:
         self._height = 0
         self._members: MembersState | None = None
         self._voters: frozenset[bytes] = frozenset()
-        self._kept: dict[bytes, list[BufferedMessage]] = {}  # by signer, no bytes twice
+        self._kept: dict[bytes, list[BufferedMessage]] = {}  # by signer, without duplicates
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
     def drop_old_messages(self, state: LedgerState) -> None:
-        """Forgets old messages, and those of rounds that cannot open any more."""
+        """Drop old messages, and messages of rounds that can no longer open."""
         self._height, self._members = state.height, state.members
         self._voters = frozenset({*state.members.round_voters, *filter(state.members.is_current_key, state.members.upcoming)})
         jobs, oldest = state.jobs.jobs, self._height - HEIGHTS_MAX
@@ -67,14 +68,14 @@ class FutureRoundMessages:
         self._kept = {signer: of_signer for signer, of_signer in left.items() if of_signer}
 
     def add_message(self, signed: Signed, message: RoundMessage) -> None:
-        """The signature was verified."""
+        """Keep a message if its signer's share has room. The caller has verified the signature."""
         known = self._kept.get(signed.signer, [])
         size = sum(len(kept.signed.body) for kept in known) + len(signed.body)
         if self._has_room(signed.signer, len(known), size) and all(kept.signed.body != signed.body for kept in known):
             self._kept.setdefault(signed.signer, []).append(BufferedMessage(signed, (message.job, message.round), self._height))
 
     def _has_room(self, signer: bytes, count: int, size: int) -> bool:
-        """`count` messages of this signer are here; with the next one they have `size` bytes."""
+        """Return whether the signer's share has room. It holds `count` messages, and `size` bytes with the next one."""
         if signer == self._me:
             return count < OWN_MAX
         if signer in self._voters:
@@ -88,7 +89,7 @@ class FutureRoundMessages:
         return tuple(kept.signed for kept in self._kept.get(signer, ()))
 
     def pop_round(self, key: RoundKey) -> list[BufferedMessage]:
-        """The messages of a round that opens, of each signer in the order in which they came."""
+        """Remove and return the messages of a round that opens, those of each signer in the order of arrival."""
         taken = [kept for of_signer in self._kept.values() for kept in of_signer if kept.key == key]
         self._filter(lambda kept: kept.key != key)
         return taken

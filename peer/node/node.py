@@ -1,7 +1,7 @@
-"""One peer without its disk, its network, its clock and its threads: everything that is decided between "came in" and "goes out".
+"""One peer without its disk, network, clock and threads: all decisions between its inputs and its outputs.
 
-The daemon's driver and the simulator run the same `Node`. What must be remembered and sent is in the `StepEffects` it returns;
-nothing here does input or output, and time is an argument.
+The daemon's driver and the simulator run the same `Node`. It does no I/O, and time is an argument. It returns `StepEffects`, with
+the records to store and the messages to send.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from protocol.messages import (
 )
 from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected
 
-# asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
+# Links that get one request for the messages of a round. Each request goes to the next ones, so that 100 links take 40 seconds.
 ROUND_REQUEST_LINKS = 8
-ROUND_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
+ROUND_ANSWER_SECONDS = 1.0  # between two answers to GetRound requests of one peer
 
-# A new link hears the waiting transactions page by page, so that votes need not queue behind a whole pool. A transaction that no
-# page has is not lost: the voters that hold it lead, too, and name it in their notices.
+# A new link gets the mempool page by page, so that votes do not queue behind a whole pool. A transaction that no page contains is
+# not lost, because the voters that hold it put it into their own blocks and inclusion lists.
 POOL_PAGE_MAX = 256  # transactions: a quarter of a block
-POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
-POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
+POOL_PAGE_BYTES = 1 << 20  # a sixteenth of the queue of one link; the largest transaction is a quarter of a page
+POOL_PAGE_SECONDS = 1.0  # least time between two pages, which are sent when a block is applied
 
-# When a view has failed, its voters send the next leader the transactions that they wait for: it may have dropped them
-# (`Mempool`).
-# One that applies is enough for a block, so the largest must fit. A voter gets at most one page from each other voter in a view.
-AWAITED_MAX = INCLUSION_LIST_MAX  # transactions: as many as voters name to each other
+# When a view has failed, its voters send the next leader the transactions that they wait for, since it may have dropped them
+# (`Mempool`). One valid transaction is enough for a block, so the largest must fit. A voter gets at most one page from each other
+# voter in a view.
+AWAITED_MAX = INCLUSION_LIST_MAX  # transactions, as in an inclusion list
 AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 
-# We send our own transactions again with every block, and also if no block comes. A peer that has not applied the block before,
-# for example one with a newcomer's admission, could not keep them.
+# We send our own transactions again with every block, and after this time if no block comes. A peer that had not applied an
+# earlier block, such as the one that admits a new member, could not keep them the first time.
 OWN_REPEAT_SECONDS = 1.0
 
 GOSSIPED_TYPES: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, InclusionList)
@@ -70,7 +70,7 @@ UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES)
 
 @dataclass(frozen=True, slots=True)
 class AppliedBlock:
-    """The shell has applied the decided block that follows the last one; `state` is durable."""
+    """The driver has applied the next decided block, and `state` is durable."""
 
     decided: DecidedBlock
     transition: StateTransition
@@ -79,18 +79,18 @@ class AppliedBlock:
 
 @dataclass(frozen=True, slots=True)
 class StepAction:
-    """Something to be done inside a turn: what it says goes out with the turn."""
+    """A callback that runs inside a step. Its effects are stored and sent with those of the step."""
 
     run: Callable[[], RoundEffects | None]
 
 
 @dataclass(slots=True)
 class _MempoolCursor:
-    """What waited when a link was made, and is still to be told to it."""
+    """The part of the mempool that a new link has not received yet."""
 
-    start: int  # number in the pool
+    start: int  # number of a transaction in the pool
     end: int
-    told: float  # when the last page was
+    told: float  # time of the last page
 
 
 NodeInput = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived | AppliedBlock | StepAction
@@ -98,40 +98,45 @@ NodeInput = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived 
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
-    """A round in which the shell may propose, judge and re-execute, each inside a `StepAction`: `rounds.publish_proposal`,
-    `.record_verdict`, `.record_replay_start` and `.record_replay_verdict`.
+    """A round in which the driver may propose, judge and re-execute.
+
+    The driver calls `rounds.publish_proposal`, `.record_verdict`, `.record_replay_start` and `.record_replay_verdict`, each in a
+    `StepAction`.
     """
 
     key: RoundKey
     job: Job
-    has_proposed: bool  # our proposal of before a restart stands
+    has_proposed: bool  # this peer had proposed before a restart
     renewed: bool  # the round was open already, with other voters
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
     key: RoundKey
-    opened_at: float  # when it was opened here
-    has_proposed: bool  # we had said our proposal by then
+    opened_at: float  # local time
+    has_proposed: bool
 
 
 RoundChange = RoundOpened | RoundEnded
 
 
 class Node:
-    """What one peer makes of what it hears.
+    """The state machine of one peer: it handles inputs and returns effects.
 
-    `ledger` holds the last applied state, `restart` what the journal had. Decided heights in the journal above the applied one
-    must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
-    round: {message tag: signed}, and `accepted(job, round)` the proposals that its ballot there accepts; both are called when
-    a round opens. `verifier` is asked about every signature outside the transition rules; give the one that `rules` has, and a
-    caching one. `anchor_height` is as for `Replica`, `measured` what the node knew whose state this one's replaces. `processor`
-    reads the processor time of this thread; the node only passes on what its messages took.
+    | argument               | meaning                                                                                         |
+    | ledger                 | the last applied state                                                                          |
+    | restart                | the contents of the journal; the driver first applies the decided blocks above the applied one  |
+    | verifier               | verifies signatures outside the transition rules: the caching verifier of `rules`               |
+    | spoken(job, round)     | reads our signed messages of a round from disk, by message tag; called when a round opens       |
+    | accepted(job, round)   | reads the proposals that our ballot of a round accepts; called when a round opens               |
+    | anchor_height          | as for `Replica`                                                                                |
+    | measured               | timings of the node that this one replaces, if its state was replaced                           |
+    | processor              | returns this thread's processor time in seconds, by which the cost of messages is measured      |
 
-    The shell calls `step` once at the start with no items, then whenever something came in or the last turn's `deadline` has
-    passed. Before it calls `step` again, it must have carried out the turn before: `consensus.effects.persist_effects`, then
-    `deliver`. Then it applies every block of `turn.decided_blocks` in order and at its own pace (`rules.apply_block`, the models'
-    roots, `StateTransition.finish_state`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
+    The driver calls `step` once at the start without items, then for new inputs and at the last `deadline`. Between two calls it
+    carries out the effects (`consensus.effects.persist_effects`, then `deliver`) and drops the peers in `faults`. It applies the
+    `decided_blocks` in order and at its own pace (`rules.apply_block`, the models' roots, `StateTransition.finish_state`), and
+    reports each with `AppliedBlock`.
     """
 
     def __init__(
@@ -153,18 +158,18 @@ class Node:
         self.rounds = OpenRounds(signer, self.chain_id, ledger.rounds, measured)
         ledger.future_messages_of = self.rounds.early.signed_by
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
-        # round messages that began to count in the last turn, by signer
+        # round messages that began to count in the last step, as (signer, message)
         self.counted_messages: tuple[tuple[bytes, RoundMessage], ...] = ()
-        # our transactions that left the pool undecided, and why, likewise
+        # our transactions that left the mempool undecided in the last step, with reasons
         self.dropped_transactions: tuple[tuple[Signed, str], ...] = ()
-        self.refusal_counts: dict[str, int] = {}  # how many messages were not for us, by reason
-        # for each message of the last turn, by who sent it: seconds of the processor
+        self.refusal_counts: dict[str, int] = {}  # refused messages, by reason
+        # processor seconds for each message of the last step, by sender
         self.processor_seconds: dict[bytes, list[float]] = {}
         self._processor = processor
         self._signer = signer
         self._spoken, self._accepted = spoken, accepted
-        self._links: dict[bytes, float] = {}  # when each last said something
-        self._strangers: dict[bytes, None] = {}  # linked when they were no members: told nothing that they did not ask for
+        self._links: dict[bytes, float] = {}  # time of the last message on each link
+        self._strangers: dict[bytes, None] = {}  # linked non-members, which get only answers to their requests
         self._recall = NonVoterRollbackCheck()
         self._untold: dict[bytes, _MempoolCursor] = {}
         self._answered: dict[bytes, float] = {}
@@ -185,15 +190,16 @@ class Node:
         return self.ledger.state
 
     def is_stranger(self, peer: bytes) -> bool:
-        """To a peer that is no member itself nobody is one."""
+        """Return whether this peer is a member and `peer` is not. For a guest, no peer is a stranger."""
         members = self.state.members
         return members.is_current_key(self.me) and not members.is_current_key(peer)
 
     @property
     def may_sign_round_messages(self) -> bool:
-        """Whether this peer signs anything: not before it knows that it has forgotten nothing that it signed.
+        """True once this peer knows all its earlier signatures, so that it cannot contradict them after a disk rollback.
 
-        What the others remember of rounds ends with the rounds: so nothing is said in one that a decided block may have closed.
+        Other peers remember the messages of a round until it closes. So this peer signs nothing while a decided block, which may
+        close its open rounds, is not yet applied.
         """
         is_applied = self.state.height + 1 >= self.replica.height
         if not is_applied or not self.replica.may_sign_round_messages:
@@ -206,7 +212,7 @@ class Node:
 
     @property
     def _is_heard_in_rounds(self) -> bool:
-        """As a trainer, or with a ballot: a round stays with the voters that it was opened for, and some have left since."""
+        """True if this peer may propose or vote in an open round. A round keeps its voters, even if they have left since."""
         terms = [book.terms for book in self.rounds.books.values()]
         return any(self.me in of_book.trainers or self.me in of_book.voters for of_book in terms)
 
@@ -215,14 +221,14 @@ class Node:
         return _voter_set(self.state.members.voters)
 
     def take_round_changes(self) -> tuple[RoundChange, ...]:
-        """The rounds that opened and closed since this was asked last, in that order."""
+        """Return the rounds that opened or closed since the last call, in order."""
         changes, self._changes = tuple(self._changes), []
         return changes
 
     # One turn --------------------------------------------------------------------------------------------------------
 
     def step(self, items: Sequence[NodeInput], now: float) -> StepEffects:
-        """Everything that `items` lead to, merged: one fsync, then the sends. `now` is as for `Replica`."""
+        """Handle `items` and return their merged effects, which need one fsync before the sends. `now` is as for `Replica`."""
         self._now = max(now, self._now)
         self._turns, self.counted_messages, self.dropped_transactions, self.processor_seconds = [], (), (), {}
         if not self._has_started:
@@ -242,7 +248,7 @@ class Node:
         accused = len(self.ledger.pending_evidence)
         self._conclude()
         if len(self.ledger.pending_evidence) > accused:
-            self._conclude()  # a height was decided, and what was kept for the next one showed a liar
+            self._conclude()  # a buffered message of the next height was evidence
         own = (self._deadline, self._repeat_at, self._lingers_until, self._resumes_at)
         times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
         return merge_effects(self._turns, min([time for time in times if time is not None], default=None))
@@ -261,7 +267,7 @@ class Node:
         self.replica.handle_input(event, self._now)
 
     def _conclude(self) -> None:
-        """Agreement, for all that came in together."""
+        """Let the replica act on all inputs of this step together."""
         self._handle_event(inputs.WorkChangedInput())
         height, view = self.replica.height, self.replica.view
         turn = self.replica.finish_step(self._now)
@@ -278,9 +284,9 @@ class Node:
             self._tell_leader()
 
     def _tell_leader(self) -> None:
-        """Sends the leader the transactions that we shall wait for in this view.
+        """Send the leader the transactions that we wait for in this view.
 
-        A leader without them would fail: f liars and one voter that waits give up its view.
+        Without them the view could fail: one waiting voter and f faulty ones are enough to end it.
         """
         leader = self.replica.leader
         if (
@@ -366,7 +372,10 @@ class Node:
                 self._send_mempool_page(peer, untold)
 
     def _begin_mempool_sync(self, peer: bytes) -> None:
-        """Begins with what is our own: we answer for it, even if other peers know it."""
+        """Send a new link our own messages, then the first page of the mempool.
+
+        We are responsible for our own messages, so they come first, even if other peers have sent them.
+        """
         self._send((peer,), *map(GossipEnvelope, self.rounds.own_messages()), *self._accusations())
         pool = self.ledger.mempool
         self._send((peer,), *(GossipEnvelope(signed) for signed in pool if signed.signer == self.me))
@@ -408,8 +417,8 @@ class Node:
             case RememberedStatements():
                 is_read = self.replica.accepts_answers_of(peer)
                 self._handle_event(inputs.MessageInput(peer, message))
-                self._conclude()  # what we forgot must be known before we say anything in a round
-                if is_read:  # else it is asked again
+                self._conclude()  # our forgotten statements must be known before we sign a message of a round
+                if is_read:  # otherwise this voter is asked again
                     self._recall.add_answer(peer, message.height)
             case _:
                 self._handle_event(inputs.MessageInput(peer, message))
@@ -417,9 +426,9 @@ class Node:
     def _handle_relayed(self, signed: Signed) -> None:
         held = self.ledger.mempool.get_transaction(transaction_digest(signed))
         if held is not None and held.signed == signed:
-            return  # verified when it came: its author says it again every second, every new link tells it
+            return  # verified when it first came; its author repeats it every second, and each new link sends it
         if signed.signer not in self.state.members.members and not _asks_for_admission(signed):
-            # Before the signature is checked: strangers can sign as much as they like.
+            # This comes before the check of the signature, because strangers can sign any number of messages.
             self._count_refused(RemoteProtocolError("not-a-member", f"a message of {short_id(signed.signer)}"))
             return
         message: Any = self.rules.open_message(signed, GOSSIPED_TYPES)
@@ -441,9 +450,9 @@ class Node:
             self._emit(outcome)
 
     def _handle_transaction(self, signed: Signed, transaction: Transaction) -> bool:
-        """Whether it is new and kept, and so relayed once: its author may know few peers.
+        """Return whether the transaction is new and was kept. The caller then relays it once, as its author may know few peers.
 
-        Raises `RemoteProtocolError` if a statement in it has a false signature: the sender of this message did not verify it.
+        Raises `RemoteProtocolError` if an embedded statement has a false signature, since its sender should have verified it.
         """
         member = self.state.members.members.get(signed.signer)
         if member is not None and transaction.nonce <= member.nonce:
@@ -452,7 +461,7 @@ class Node:
         try:
             self.rules.apply_transaction(self.state, signed)
         except Refused as refusal:
-            # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
+            # A member's transaction may depend on a block that is not applied here. A stranger sends its one transaction again.
             if member is None or self.ledger.mempool.was_dropped(signed):
                 self._count_refused(RemoteProtocolError("not-a-member" if member is None else "refused-before", str(refusal)))
                 return False
@@ -462,33 +471,36 @@ class Node:
         return self.ledger.mempool.add_transaction(signed, member is not None)
 
     def _accuse(self, evidence: Evidence) -> None:
-        """One proof about each culprit is kept and passed on, at once and at every new link and height, until a block has it.
+        """Keep one piece of evidence for each culprit, and send it now, to each new link and at each height until a block has it.
 
-        `RemoteProtocolError` if it proves nothing.
+        Raises `RemoteProtocolError` if it proves nothing.
         """
         if self.ledger.add_evidence(evidence):
             self._turns.append(StepEffects(records=(evidence,)))
             self._send(None, EvidenceMessage(evidence.first, evidence.second))
 
     def _accusations(self) -> list[EvidenceMessage]:
-        """The evidence that waits for a block, as many pieces as one can carry."""
+        """Return the evidence that waits for a block, at most as much as one block can carry."""
         waiting = islice(self.ledger.pending_evidence.values(), EVIDENCE_PER_BLOCK_MAX)
         return [EvidenceMessage(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
-        """The next few links in a ring of all members, which every peer enters at another place."""
+        """Return the next few links in the ring of all members. Each peer starts at its own place in the ring."""
         known = [peer for peer in self._links if not self.is_stranger(peer)]
         asked = tuple(sorted(known, key=lambda peer: (peer <= self._asked_last, peer))[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last
         return asked
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
-        """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
+        """Count a refused message. Its sender is not disconnected, since it may have applied other blocks than we have."""
         self.refusal_counts[error.reason] = self.refusal_counts.get(error.reason, 0) + 1
 
 
 def _asks_for_admission(signed: Signed) -> bool:
-    """All that a stranger may say to everybody. Raises `RemoteProtocolError` for what is no message."""
+    """Return whether this is an admission, the only message of strangers that is relayed.
+
+    Raises `RemoteProtocolError` if the body is not a valid message.
+    """
     message: Any = codec.decode_message(signed.body, GOSSIPED_TYPES)
     return isinstance(message, Transaction) and message.kind == ADMIT_KIND
 
@@ -499,6 +511,6 @@ def _applied_event(state: LedgerState) -> inputs.AppliedInput:
     return inputs.AppliedInput(state.height, state.state_root, sets)
 
 
-@functools.lru_cache(maxsize=8)  # the sets change rarely, and each knows its hash
+@functools.lru_cache(maxsize=8)  # the sets change rarely, and each caches its hash
 def _voter_set(keys: tuple[bytes, ...]) -> VoterSet:
     return VoterSet(keys)

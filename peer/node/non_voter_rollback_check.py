@@ -1,8 +1,8 @@
-"""The question of a peer that does not vote, but is heard in rounds, before it signs anything: its disk may be rolled back.
+"""A check that the disk of a non-voter was not rolled back, before the peer signs messages of rounds.
 
-Voters ask the same inside the replica (`consensus.pbft.own_votes`), for the votes that agreement rests on. A trainer would
-be expelled for a second, different proposal in one round. A voter that left while a round was open in which it votes would be
-expelled for a second ballot.
+The peer asks the voters for its earlier statements. Voters do the same inside the replica (`consensus.pbft.own_votes`), for their
+votes on blocks. After a rollback, a trainer could sign a second, different proposal of one round and be expelled. A former voter
+that still votes in an open round could sign a second ballot.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from consensus.voter_set import VoterSet
 
 @dataclass(slots=True)
 class NonVoterRollbackCheck:
-    """One per life of a node; it opens once, when a quorum of voters has said what it heard from us."""
+    """The answers of voters since the node started. The check is passed for good when a quorum has answered."""
 
     is_over: bool = False
-    _claims: dict[bytes, int] = field(default_factory=dict)  # who answered -> its next height then
+    _claims: dict[bytes, int] = field(default_factory=dict)  # the next height of each voter when it answered
     _next: float = 0.0
 
     def add_answer(self, voter: bytes, claim: int) -> None:
@@ -27,13 +27,16 @@ class NonVoterRollbackCheck:
             self._claims[voter] = claim
 
     def has_quorum(self, voters: VoterSet, height: int) -> bool:
-        """`height` is applied next. An answerer from above it has forgotten rounds that are still open here: it counts later."""
+        """Return whether a quorum has answered. `height` is the next one that this peer applies.
+
+        A voter at a greater height has forgotten rounds that are still open here. Its answer counts once we reach its height.
+        """
         reached = sum(self._claims.get(voter, height + 1) <= height for voter in voters.keys)
         self.is_over = self.is_over or reached >= voters.quorum
         return self.is_over
 
     def voters_to_ask(self, voters: VoterSet, links: Set[bytes], now: float) -> tuple[bytes, ...]:
-        """The voters to ask now."""
+        """Return the linked voters that are to be asked now."""
         missing = tuple(sorted(links & set(voters.keys) - self._claims.keys()))
         if not missing or now < self._next:
             return ()
@@ -41,5 +44,5 @@ class NonVoterRollbackCheck:
         return missing
 
     def deadline(self, now: float) -> float | None:
-        """When to ask again."""
+        """Return the time of the next question, or None if none is planned."""
         return self._next if self._next > now else None

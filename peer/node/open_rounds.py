@@ -1,4 +1,4 @@
-"""The open rounds of one peer: the messages that belong to them, and this peer's own messages when their time comes. No I/O."""
+"""The open rounds of one peer: it collects their messages and signs its own when they are due. No I/O."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from protocol.verdicts import Verdict
 from rounds.round_state import VOUCH_SECONDS_MIN, OpenRoundState, RoundTimeouts
 from rounds.round_terms import RoundTerms, signed_body_digest
 
-VOUCH_SECONDS_START = 10.0  # from a delivery to a vouch, until this peer has measured that
-# T2 − T1 beside the usual time of a vouch: if that is late, other re-executors begin after twice the time, have twice as much to
-# do then, and may be three times as slow as usual.
+VOUCH_SECONDS_START = 10.0  # from the delivery of a proposal to its vouch, until this peer has measured it
+# T2 − T1 as a multiple of the usual time of a vouch. If a vouch is late, other re-executors begin after twice that time, have
+# twice the work, and may be three times as slow.
 REPLAYS_FACTOR = 8.0
-# For the checks of one proposal where nothing is re-executed before the ballot: a large payload, a busy machine.
+# The time to check one proposal of a job without re-execution before the ballot, for a large payload on a busy machine.
 CHECK_SECONDS = 1.0
-CHECKS_FACTOR = 3.0  # the others may be that much slower
-TIMINGS_MAX = 16  # the last times of each kind that are kept
-RETURN_ROUNDS_MAX = 256  # an idle trainer costs everybody T1 once in so many rounds
+CHECKS_FACTOR = 3.0  # other voters may be slower by this factor
+TIMINGS_MAX = 16  # kept measurements of each kind
+RETURN_ROUNDS_MAX = 256  # rounds between two waits for one idle trainer, each of which costs all peers T1
 NO_LINKS: Mapping[bytes, float] = MappingProxyType({})
-# while a round cannot be closed, this peer asks some others this often for the messages that they hold
+# Interval of requests for the messages of a round that cannot be closed.
 ROUND_REQUEST_SECONDS = 3.0
 
 
@@ -44,28 +44,28 @@ class RoundEffects:
     records: list[OwnRoundStatement] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
-    # (signer, message that counts now): for people
+    # (signer, message that counts now), for display
     counted_messages: list[tuple[bytes, RoundMessage]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _ReturningTrainer:
-    """A trainer that is not awaited. If it has nothing to say, each round that waits for it costs T1, so few rounds do."""
+    """A trainer that is not awaited. Few rounds wait for it, because each wait costs T1 if it stays idle."""
 
-    alive: int = 0  # openings at which it was alive
+    alive: int = 0  # openings of rounds at which it was alive
     waits: int = 0  # rounds that waited for it
 
 
 @dataclass(slots=True)
 class RoundTimings:
-    """Times that this peer measured in former rounds. They stay true when another state replaces this one."""
+    """Times that this peer measured in earlier rounds. They stay valid when its state is replaced."""
 
-    vouches: dict[bytes, list[float]] = field(default_factory=dict)  # by job: seconds to a vouch, of each recent round
-    # By job, for recent rounds: (seconds that a majority of the awaited trainers took, all awaited trainers).
+    vouches: dict[bytes, list[float]] = field(default_factory=dict)  # by job: seconds to a vouch in each recent round
+    # by job, for recent rounds: (seconds until a majority of the awaited trainers had proposed, all awaited trainers)
     paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
-    # by job, of the trainers that are not awaited
+    # by job and trainer
     returns: dict[bytes, dict[bytes, _ReturningTrainer]] = field(default_factory=dict)
-    begun: dict[bytes, float] = field(default_factory=dict)  # by job: when its last round was opened here
+    begun: dict[bytes, float] = field(default_factory=dict)  # by job: the time when its last round opened here
 
     def retain_jobs(self, running: Container[bytes]) -> None:
         self.paces = {key: paces for key, paces in self.paces.items() if key in running}
@@ -76,33 +76,33 @@ class RoundTimings:
     def record_round(self, key: bytes, closed: OpenRoundState) -> None:
         if closed.vouching.vouch_seconds:
             self.vouches[key] = [*self.vouches.get(key, []), _robust_time(closed.vouching.vouch_seconds)][-TIMINGS_MAX:]
-        if closed.majority_arrival_seconds:  # zero says nothing: the proposals were here before the round opened here
+        if closed.majority_arrival_seconds:  # zero if the proposals came before the round opened here
             self.paces[key] = [*self.paces.get(key, []), (closed.majority_arrival_seconds, closed.terms.awaited)][-TIMINGS_MAX:]
 
 
 class OpenRounds:
-    """Keeps `books` (shared with the ledger, which closes rounds from them) in step with the applied state."""
+    """The open rounds that follow from the applied state. The ledger shares `books` and closes rounds from them."""
 
     def __init__(
         self, signer: Signer, chain_id: bytes, books: dict[bytes, OpenRoundState], measured: RoundTimings | None = None
     ) -> None:
         self._signer, self._chain_id = signer, chain_id
         self.books, self.measured = books, measured or RoundTimings()
-        self._finished: Set[bytes] = frozenset()  # finished jobs: no message of theirs counts any more
-        self._opened: dict[bytes, int] = {}  # by book: the height that gave the round to its voters
-        self._patience: dict[bytes, int] = {}  # by book: of its job
+        self._finished: Set[bytes] = frozenset()  # jobs whose messages are ignored
+        self._opened: dict[bytes, int] = {}  # by job: the height that assigned its round to the voters
+        self._patience: dict[bytes, int] = {}  # by job: how often its timeouts were doubled
         self._replaced: dict[bytes, OpenRoundState] = {}  # books of renewed rounds, until these are opened again
         self.early = FutureRoundMessages(signer.public)
         self._sought: dict[bytes, float] = {}
-        self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
-        self.muted: frozenset[RoundKey] = frozenset()  # open rounds in which nothing more is signed
+        self.is_silent = False  # true while this peer may have forgotten earlier signatures, so it signs nothing
+        self.muted: frozenset[RoundKey] = frozenset()  # open rounds in which this peer signs nothing more
         self._to_publish: dict[RoundKey, Proposal] = {}
         self.secrets = AuditSecrets(signer, chain_id)
 
     # Opening and closing
 
     def apply_state(self, state: LedgerState) -> tuple[list[RoundKey], list[RoundKey]]:
-        """(rounds that opened, rounds that ended). A renewed round, which has other voters now, is in both."""
+        """Return (rounds that opened, rounds that ended). A renewed round, which has other voters now, is in both."""
         running = {key: job for key, job in state.jobs.jobs.items() if job.phase is JobPhase.RUNNING}
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
@@ -131,10 +131,10 @@ class OpenRounds:
         heard: Mapping[bytes, float] = NO_LINKS,
         accepted: Sequence[Signed] = (),
     ) -> RoundEffects:
-        """Opens the round, with our messages of it from before a restart (`spoken`, by tag), the proposals of others that our
-        ballot accepts (`accepted`), and the messages that came too early.
+        """Open the round and add its known messages.
 
-        `proposal_seconds` bounds T1. `heard` has the time of the last message from each peer that we are linked with.
+        These are our own from before a restart (`spoken`, by tag), the proposals that our ballot accepts (`accepted`), and the
+        messages that came too early. `proposal_seconds` bounds T1. `heard` has the time of the last message on each link.
         """
         terms = job.round_terms(key)
         usual, trainers = self._usual_pace(key, job, terms)
@@ -146,25 +146,25 @@ class OpenRounds:
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = OpenRoundState(terms, me, now, timers), job.opened_height
         replaced = self._replaced.pop(key, None)
-        if replaced is not None and replaced.terms.signed_fields == terms.signed_fields:  # otherwise the state before was wrong
+        if replaced is not None and replaced.terms.signed_fields == terms.signed_fields:  # otherwise the earlier state was wrong
             self.books[key].import_from(replaced)
         effects = RoundEffects(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, effects)
         for signed in accepted:
-            with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
+            with contextlib.suppress(RemoteProtocolError):  # the round may have other trainers now
                 self._add_message(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self.early.pop_round((key, job.round)):
             try:
                 self._accept_message(self.books[key], kept.signed, kept.decode(), now, effects)
             except RemoteProtocolError:
-                continue  # when it came, this peer could not know that it does not belong
+                continue  # it could not be checked when it came
         return effects
 
     def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
-        """(seconds that a majority of the trainers took in former rounds, these trainers); None if nobody has measured it.
+        """Return (seconds until a majority of the trainers had proposed in earlier rounds, these trainers).
 
-        A peer that has just come back has measured nothing. If the job has accepted updates, the others have measured: zero then
-        says not to wait. If we waited longer than the others, every round would wait for us.
+        A peer without measurements returns None before the job's first accepted update, and zero after it. Zero means not to
+        wait. The other peers have measured then, and each round would wait for a peer that waits longer than they do.
         """
         paces = self.measured.paces.get(key, [])
         if not paces:
@@ -172,16 +172,16 @@ class OpenRounds:
         return _upper_quartile([pace for pace, _ in paces]), frozenset[bytes]().union(*(who for _, who in paces))
 
     def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
-        """The trainers that this round waits for although they are not awaited.
+        """Return the returning trainers, for which this round waits although they are not awaited.
 
-        Without this, a returning trainer must beat every awaited one to be accepted again. It must have been alive at two
-        openings. Each wait doubles the number of rounds to the next. Rounds are chosen by their number, so that all voters wait
-        in the same rounds, and for all idle trainers at once.
+        Without this wait, a returning trainer must be faster than all awaited ones to be accepted again. It must have been alive
+        at two openings. Each wait doubles the number of rounds to the next. Rounds are chosen by their number, so that all voters
+        wait in the same rounds, and for all idle trainers at once.
 
         | trainer       | is alive if                                    | because                                           |
         | this peer     | always                                         |                                                   |
-        | another voter | it sent something since the last round opened  | a voter that runs says something in every round   |
-        | no voter      | we are linked with it, and it sent something   | it has nothing to say until it proposes           |
+        | another voter | it sent a message since the last round opened  | a running voter sends messages in each round      |
+        | non-voter     | it is linked and has sent a message            | it sends nothing before it proposes               |
         """
         before = self.measured.returns.get(key, {})
         returns = self.measured.returns[key] = {
@@ -203,22 +203,22 @@ class OpenRounds:
             try:
                 message = _decoded(signed, *ROUND_MESSAGES)
                 if not isinstance(message, Proposal) and signed.signer not in _signers(book.terms, message):
-                    continue  # we do not vote or re-execute in this round any more, so we shall not sign a second one
+                    continue  # we no longer vote or re-execute in this round, so we cannot sign a second message
                 self._add_message(book, signed, message, now, effects)
             except RemoteProtocolError:
-                # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
+                # We signed it on a wrong state that was replaced since. It remains valid evidence, so we sign nothing else here.
                 self.muted |= {(book.terms.job, book.terms.round)}
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
-        """T2 − T1."""
+        """Return T2 − T1 in seconds: the time for re-executions, or for checks if the job has none before the ballot."""
         if not terms.trainers_to_vouch_for:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
         return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
 
     def _vouch_seconds(self, key: bytes, measured: Sequence[float], proposal_seconds: float) -> float:
-        """The usual time from the delivery of a proposal to a vouch, at most that for proposals: liars may slow each other.
+        """Return the usual seconds from the delivery of a proposal to its vouch. `measured` are those of the open round.
 
-        `measured` are those of the open round.
+        They are at most `proposal_seconds`, because faulty peers could measure long times with each other.
         """
         before = self.measured.vouches.get(key)
         if not before and not measured:
@@ -229,7 +229,10 @@ class OpenRounds:
     # Messages in
 
     def receive_message(self, signed: Signed, message: RoundMessage, now: float) -> RoundEffects | None:
-        """None if no such round is open here: the message is kept if the round may still come. The signature was verified."""
+        """Add a message, whose signature the caller has verified. Return None if its round is not open here.
+
+        A message of a later round is buffered.
+        """
         book = self.books.get(message.job)
         if message.job in self._finished:
             return None
@@ -239,7 +242,7 @@ class OpenRounds:
         if message.round < book.terms.round:
             return None
         if signed.signer not in _signers(book.terms, message):
-            self.early.add_message(signed, message)  # the next block may give the round to its signer
+            self.early.add_message(signed, message)  # the next block may assign the round to its signer
         effects = RoundEffects()
         self._accept_message(book, signed, message, now, effects)
         return effects
@@ -250,14 +253,14 @@ class OpenRounds:
         if signed.signer != self._signer.public:
             self._add_message(book, signed, message, now, effects)
         elif isinstance(message, Vouch) and signed.signer not in book.terms.reexecutors:
-            return  # it was given before the round was renewed, and we vouch no more here
+            return  # we signed it before the round was renewed, and no longer vouch here
         elif all(signed.body != known.body for known in book.statements_signed_by(self._signer.public)):
             self._restore_own_message(book, signed, message, now, effects)
 
     def _restore_own_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
     ) -> None:
-        """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
+        """Add a message of ours that our log lacks. It remains valid, and we sign nothing more in its round."""
         self.muted |= {(message.job, message.round)}
         if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
@@ -279,11 +282,11 @@ class OpenRounds:
                 pair = book.add_ballot(signed, message, now)
             case Vouch():
                 pair = book.add_vouch(signed, message, now)
-                # A peer that came back in the middle of the round opened it on a guess, and may be needed for its cut-off.
+                # A peer that restarted during the round guessed its timeout, and its cut-off may be needed.
                 seconds = self._vouch_seconds(book.terms.job, book.vouching.vouch_seconds, book.timers.proposals_max_seconds)
                 book.timers = replace(book.timers, replay_seconds=self._replays(book.terms, seconds), vouch_usual_seconds=seconds)
                 if is_new and pair is None and signed.signer != self._signer.public:
-                    effects.sends.append(signed)  # its author may know few peers, and a liar may tell few
+                    effects.sends.append(signed)  # its author may know few peers, or send it to few deliberately
             case CutOff():
                 first = book.signed_cut_offs.get(signed.signer, signed)
                 book.add_cut_off(signed, message)
@@ -293,22 +296,22 @@ class OpenRounds:
             effects.counted_messages.append((signed.signer, message))
         if pair is not None:
             effects.evidence.append(Evidence(*pair))
-            effects.sends.extend(pair)  # otherwise some voters judge one proposal of the liar and some the other
+            effects.sends.extend(pair)  # otherwise voters would judge different proposals of one trainer
 
     def record_verdict(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """The result of the cheap checks."""
+        """Record the result of the checks that need no re-execution."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.record_verdict(trainer, verdict, now)
 
     def record_replay_start(self, key: RoundKey, trainer: bytes) -> None:
-        """All is here that re-executing this trainer's proposal needs."""
+        """Record that all data for the re-execution of this trainer's proposal is here."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.vouching.started.add(trainer)
 
     def record_replay_verdict(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """The result of our own re-execution."""
+        """Record the result of our own re-execution."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.record_replay_verdict(trainer, verdict, now)
@@ -316,9 +319,9 @@ class OpenRounds:
     # Messages out
 
     def publish_proposal(self, proposal: Proposal, now: float, opening: LossOpening | None = None) -> RoundEffects:
-        """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed.
+        """Sign our proposal for an open round as soon as this peer may sign, unless it has proposed there.
 
-        The proposal commits to `opening` where the network asks for that.
+        In jobs with sampled audits the proposal commits to `opening`.
         """
         effects, book = RoundEffects(), self.books.get(proposal.job)
         if book is not None and book.terms.round == proposal.round:
@@ -332,7 +335,7 @@ class OpenRounds:
             self._sign_message(book, proposal, now, effects)
 
     def sign_due_messages(self, now: float) -> RoundEffects:
-        """Signs vouches, ballots and cut-offs whose time has come, and proposals that had to wait."""
+        """Sign the vouches, ballots and cut-offs that are due, and proposals that had to wait."""
         effects = RoundEffects()
         for book in self.books.values():
             if self._is_mute(book):
@@ -357,11 +360,16 @@ class OpenRounds:
         self._add_message(book, signed, message, now, effects)
 
     def rounds_to_request(self, now: float) -> Iterator[RoundKey]:
-        """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only, or a
-        ballot names a proposal that is not here. Two proposals of one trainer are evidence, even if the round can be closed
-        without them: the peer asks at once, and once a round, since a voter may have invented what it names.
+        """Yield the rounds for whose messages this peer asks other peers now.
 
-        A leader that closes a round by cut-offs needs the ballots that they name. Liars show their ballots to some voters only.
+        | condition                                          | requests                                                         |
+        | the messages here cannot close the round           | one each ROUND_REQUEST_SECONDS                                   |
+        | they can close it by cut-offs only                 | the same: a leader needs the ballots that the cut-offs name      |
+        | a ballot or vouch names a proposal that differs    | one at once and no more, since a voter may have invented         |
+        | from the one here                                  | the proposal                                                     |
+
+        Two proposals of one trainer are evidence, even if the round can be closed without them. Faulty voters may send their
+        ballots to some voters only.
         """
         for key, book in self.books.items():
             due = self._seek_due(key, book)
@@ -370,7 +378,10 @@ class OpenRounds:
                 yield key, book.terms.round
 
     def _seek_due(self, key: bytes, book: OpenRoundState) -> float | None:
-        """None if the round can be closed. Before the first ballot, not before proposals are due: until then all train."""
+        """Return the time of the next request, or None if the round can be closed.
+
+        Before the first ballot it is not earlier than the end of T1, because until then the trainers compute.
+        """
         if book.is_contradicted and key not in self._sought:
             return book.opened_at
         closing = book.certificate()
@@ -389,7 +400,7 @@ class OpenRounds:
         return [*book.proposals.values(), *vouches, *book.signed_ballots.values(), *book.signed_cut_offs.values()]
 
     def own_messages(self) -> list[Signed]:
-        """Our messages of the open rounds: a new neighbour must hear them."""
+        """Return our messages of the open rounds, which each new link gets."""
         return [signed for book in self.books.values() for signed in book.statements_signed_by(self._signer.public)]
 
     def deadline(self, now: float) -> float | None:
@@ -401,8 +412,10 @@ class OpenRounds:
 
 
 def _record(book: OpenRoundState, signed: Signed, message: RoundMessage) -> OwnRoundStatement:
-    """A ballot's has the proposals that it accepts. A closing needs their bytes: were they kept in memory alone, a round could
-    never close after all who accept had been restarted, if the trainer's disk was lost.
+    """Return the record of our message. That of a ballot contains the proposals of other trainers that it accepts.
+
+    A round certificate needs their bytes. Otherwise a round could stay open for ever after the trainer lost its disk and all
+    accepting voters restarted.
     """
     judgements = message.judgements if isinstance(message, Ballot) else ()
     others = [
@@ -411,7 +424,7 @@ def _record(book: OpenRoundState, signed: Signed, message: RoundMessage) -> OwnR
         if j.verdict is Verdict.ACCEPT and j.trainer != signed.signer
     ]
     accepted = [held for digest, held in others if held is not None and signed_body_digest(held) == digest]
-    # Each vouch of a round has a place of its own: the first trainer that no vouch of ours has named before.
+    # Each vouch of a round has its own tag, with the first trainer that no earlier vouch of ours names.
     tag = message.TAG
     if isinstance(message, Vouch):
         tag += f":{book.vouching.new_judgements(signed.signer, message)[0].trainer.hex()}"
@@ -419,7 +432,7 @@ def _record(book: OpenRoundState, signed: Signed, message: RoundMessage) -> OwnR
 
 
 def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
-    """The peers that may sign a message of this kind in the round."""
+    """Return the peers that may sign a message of this kind in the round."""
     match message:
         case Proposal():
             return terms.trainers
@@ -430,12 +443,12 @@ def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
 
 
 def _robust_time(seconds: Sequence[float]) -> float:
-    """A time that liars do not set: of voters and trainers f may lie, so at least 4/9 of the times are of honest pairs."""
+    """Return the 0.4 quantile, which faulty peers cannot set: at least 4/9 of the times are of honest voters and trainers."""
     return sorted(seconds)[2 * len(seconds) // 5]
 
 
 def _upper_quartile(seconds: Sequence[float]) -> float:
-    """The upper quartile. Not the maximum: a peer that stood still for a while has measured that pause, too."""
+    """Return the upper quartile. The maximum would contain pauses of this peer itself."""
     return sorted(seconds)[3 * len(seconds) // 4]
 
 

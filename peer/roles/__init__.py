@@ -1,1 +1,1 @@
-"""What a peer does in a round: the trainer and the voter."""
+"""The roles of a peer in a round: trainer and voter."""

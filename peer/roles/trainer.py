@@ -1,4 +1,4 @@
-"""The trainer: computes updates in its worker process, and re-executes some of the others' before it vouches for them."""
+"""The trainer, which computes updates in its worker process, and re-executes proposals of others to vouch for them."""
 
 from __future__ import annotations
 
@@ -33,44 +33,47 @@ from training.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundC
 R = TypeVar("R")
 log = logging.getLogger("peer")
 
-EVALUATION_PAUSE_FACTOR = 3.0  # times what the last measurement took, before the next: the worker is there for training first
-OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
-WORKER_DEATHS_MAX = 3  # of the worker, by one request
+EVALUATION_PAUSE_FACTOR = 3.0  # pause in durations of the last evaluation, so that the worker has time for training
+OBSERVE_SECONDS_MAX = 3_600.0  # longer waits are in vain: no peer has the job's text any more
+WORKER_DEATHS_MAX = 3  # deaths of the worker during one request, after which the request fails
 
-SAMPLE_INTERVAL_ROUNDS = 10  # between two of them
+SAMPLE_INTERVAL_ROUNDS = 10  # between two samples
 SAMPLES_KEPT = 2
 SAMPLE_PROMPT, SAMPLE_OPTIONS = (
     "The ",
     SamplingOptions(max_tokens=120),
-)  # always the same, so that the model alone makes the difference
+)  # always the same, so that samples differ by the model alone
 
 
 @dataclass
 class _JobProgress:
-    """What this peer has done for one job."""
+    """The state of this peer's work for one job."""
 
     opening: trio.Lock = field(default_factory=trio.Lock)
     opened: bool = False
-    opening_seconds: float = 0.0  # of the worker, until somebody has told them
-    observed: bool = False  # somebody opens or measures right now
-    to_evaluate: OpenRoundContext | None = None  # the newest model that waits for being measured
+    opening_seconds: float = 0.0  # worker time for opening the job, until it is reported with a proposal
+    observed: bool = False  # `observe_round` runs now
+    to_evaluate: OpenRoundContext | None = None  # the newest model that waits for its evaluation
     evaluation: trio.Lock = field(default_factory=trio.Lock)
-    evaluated: int | None = None  # rounds that the newest measured model was trained for
+    evaluated: int | None = None  # round of the newest evaluated model
 
 
 @dataclass
 class Trainer(Voter):
-    """`local_data` is the text for jobs whose data is local; `evaluates` measures the held-out loss of every model it can."""
+    """A voter with a worker process.
+
+    `local_data` is the text for jobs with local data. If `evaluates`, it measures the held-out loss of as many models as it can.
+    """
 
     worker: WorkerSupervisor
-    text_folder: Path  # where assembled texts are kept
+    text_folder: Path  # folder of assembled texts
     local_data: Path | None = None
     evaluates: bool = False
     _jobs: dict[bytes, _JobProgress] = field(default_factory=dict)
-    _left: set[Path] = field(default_factory=set)  # what the worker wrote for rounds that closed before it had finished
+    _left: set[Path] = field(default_factory=set)  # output of the worker for rounds that closed before it finished
 
     def __post_init__(self) -> None:
-        self._left.update(self.text_folder.glob("*.buffer*"))  # of an earlier process
+        self._left.update(self.text_folder.glob("*.buffer*"))  # left by an earlier process
 
     @property
     def worker_client(self) -> WorkerClient | None:
@@ -82,10 +85,10 @@ class Trainer(Voter):
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
-        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # with lists of their parts
+        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # with lists of parts
         try:
             done = await self.ask_worker(round, request)
-            left = self._left - made  # one job trains at a time, so the worker is done with them
+            left = self._left - made  # one job trains at a time, so the worker writes these no more
             await round.wait_to_propose()
             await publish_proposal(round, request, done)
             await trio.to_thread.run_sync(_delete, left)
@@ -103,7 +106,10 @@ class Trainer(Voter):
         return await self.ask_worker(round, request)
 
     async def observe_round(self, round: OpenRoundContext) -> None:
-        """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""
+        """Open the job, then evaluate the newest model until no newer one waits. Models in between are skipped.
+
+        Opening continues when rounds close meanwhile.
+        """
         if not round.spec.resolved_objective.needs_worker:
             return
         job = self._job(round)
@@ -125,7 +131,7 @@ class Trainer(Voter):
         await self._evaluate(round)
 
     async def _evaluate(self, round: OpenRoundContext) -> float:
-        """How many seconds the worker took. A model is measured once."""
+        """Evaluate a model unless that was done before. Return the seconds of the worker."""
         job = self._job(round)
         async with job.evaluation:
             if job.evaluated == round.number:
@@ -135,13 +141,13 @@ class Trainer(Voter):
             except worker_protocol.WorkerFailed:
                 if round.model_directory.exists():
                     raise
-                return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
+                return 0.0  # rounds were faster than this evaluation, so the model was pruned meanwhile
             await round.record_metrics({**done.figures, EVALUATION_SECONDS: done.seconds})
             job.evaluated = round.number
             return done.seconds
 
     async def _sample(self, round: OpenRoundContext) -> float:
-        """Keeps some text of the model where that is due; how many seconds it took."""
+        """Generate and keep a sample text of the model if one is due. Return the seconds that it took."""
         if not round.spec.has_text or not is_sample_due(self.text_folder, round.job, round.number):
             return 0.0
         began = trio.current_time()
@@ -151,12 +157,12 @@ class Trainer(Voter):
         except worker_protocol.WorkerFailed:
             if round.model_directory.exists():
                 raise
-            return 0.0  # pruned meanwhile
+            return 0.0  # the model was pruned meanwhile
         save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:
-        """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""
+        """Return the worker's reply. The round's end cancels the call. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
 
@@ -164,7 +170,7 @@ class Trainer(Voter):
         return self._jobs.setdefault(round.job, _JobProgress())
 
     async def _open(self, round: RoundContext) -> None:
-        """Gets a job's text once and hands it to the worker; the others that come meanwhile wait."""
+        """Fetch the job's text once and open the job in the worker. Concurrent calls wait for the first."""
         job = self._job(round)
         async with job.opening:
             if job.opened:
@@ -200,14 +206,17 @@ class Trainer(Voter):
             job.opened, job.opening_seconds = True, trio.current_time() - began
 
     async def _until_alive(self, request: worker_protocol.WorkerRequest[R]) -> R:
-        """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
+        """Return the worker's reply, and repeat the request if the worker died, at most WORKER_DEATHS_MAX times.
+
+        Raises `WorkerFailed` if the worker refuses the request, or dies each time.
+        """
         for _ in range(WORKER_DEATHS_MAX):
             with contextlib.suppress(worker_protocol.WorkerDied):
                 return await self.worker.ask(request)
         raise worker_protocol.WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
 
     async def _shared_text(self, round: RoundContext, digest: bytes) -> tuple[Path, data.DataManifest]:
-        """The file of a job's text or tokens, and what names it."""
+        """Return the file of a job's text or tokens, and its manifest."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
         manifest = data.DataManifest.decode(read_bounded_blob(round, digest, MESSAGE_BYTES_MAX))
         path = data.text_path(self.text_folder, manifest)
@@ -220,7 +229,7 @@ class Trainer(Voter):
 
 
 async def _fetch(round: RoundContext, digest: bytes, size_max: int) -> None:
-    """A blob that stays, whatever a liar names it as."""
+    """Fetch a blob and pin it, so that it stays even if a faulty peer names it as temporary data."""
     await round.fetch(digest, size_max, ())
     round.blobs.pin_blob(digest)
 
@@ -243,7 +252,7 @@ def _delete(paths: Iterable[Path]) -> None:
 
 
 def is_sample_due(folder: Path, job: bytes, round: int) -> bool:
-    """Where rounds are skipped, the first one of the next ten is due."""
+    """Return whether a sample is due: the first evaluated round of each ten rounds gets one."""
     last = _sample_files(folder, job.hex())[-1:]
     return not last or round // SAMPLE_INTERVAL_ROUNDS > _sample_round(last[0]) // SAMPLE_INTERVAL_ROUNDS
 
@@ -257,7 +266,7 @@ def save_sample(folder: Path, job: bytes, round: int, text: str) -> None:
 
 
 def saved_samples(folder: Path) -> list[tuple[str, int, str]]:
-    """(job, round, text), the oldest of each job first."""
+    """Return (job, round, text) of the kept samples, the oldest of each job first."""
     found = []
     for path in _sample_files(folder, "*"):
         found.append((path.stem.partition("-")[0], _sample_round(path), path.read_bytes().decode(errors="replace")))

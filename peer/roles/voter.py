@@ -1,4 +1,4 @@
-"""The lightweight voter: no torch, ever. It checks payloads, relies on vouches, and applies every update."""
+"""The voter without an engine: it checks payloads, relies on vouches, and applies every update. It never imports torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Voter:
         return None
 
     async def propose(self, round: OpenRoundContext) -> None:
-        """Only scratch rounds, whose update is known: they need no worker."""
+        """Propose in jobs whose objective needs no worker, because their update is known. Do nothing in others."""
         if not round.spec.resolved_objective.needs_worker:
             from training.replay import proposal_replay
 
@@ -49,7 +49,7 @@ class Voter:
                 await publish_proposal(round, request, done)
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """The cheap, exact checks that every voter makes alike."""
+        """Return the verdict of the cheap, exact checks, which is the same at all voters."""
         from training.replicated.codec import payload_bytes
 
         if proposal.payload_bytes > payload_bytes(round.model.layout, round.spec.payload_bits(round.model.rounds_in_model)):
@@ -67,7 +67,7 @@ class Voter:
         return vouch_verdict(await self.audit(round, request), round.spec)
 
     async def audit(self, round: RoundContext, request: AuditRequest) -> AuditReply:
-        """Only of scratch rounds, whose update is known."""
+        """Re-execute a proposal of a job that needs no worker. Raises `UserError` for other jobs."""
         if round.spec.resolved_objective.needs_worker:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
         from training.replay import proposal_replay
@@ -78,11 +78,14 @@ class Voter:
         return replay_result(await self.audit(round, request))
 
     async def observe_round(self, round: OpenRoundContext) -> None:
-        """Nothing to measure without an engine."""
+        """Do nothing: a voter has no engine to evaluate models."""
 
 
 def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest:
-    """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
+    """Return a request that continues from the buffers of our last accepted proposal, if they are still here and valid.
+
+    Starting again without them is always allowed.
+    """
     from training.worker_protocol import ProposeRequest
 
     record = round.model.records.get(round.me)
@@ -103,7 +106,10 @@ def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest
 
 
 def _previous(round: RoundContext, record: FeedbackRecord | None) -> dict[str, bytes]:
-    """What an update continues from, by the field of a request: with estimates the buffer alone, which is the momentum."""
+    """Return the buffers from which an update continues, by the request's field.
+
+    In jobs with estimates that is the buffer alone, which is the momentum.
+    """
     if record is None or record.buffer is None:
         return {}
     return {"previous_buffer": record.buffer} | ({} if round.spec.has_estimates else {"previous_payload": record.payload})
@@ -115,9 +121,9 @@ def _paths(round: RoundContext, previous: Mapping[str, bytes]) -> dict[str, Any]
 
 
 async def publish_proposal(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
-    """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
+    """Store the files of a proposal, then store and send the proposal itself."""
     proposal = proposal_of(round, done)
-    # Auditors of such a job compare losses, where the network does.
+    # Auditors compare losses in jobs with sampled audits whose objective needs a worker.
     is_bound = round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
     opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and is_bound else None
     await trio.to_thread.run_sync(store_proposal_files, round, request, done, proposal, opening)
@@ -142,7 +148,10 @@ def proposal_of(round: OpenRoundContext, done: ProposeReply) -> Proposal:
 def store_proposal_files(
     round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, proposal: Proposal, opening: LossOpening | None = None
 ) -> None:
-    """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
+    """Move the worker's output files into the blob store.
+
+    In jobs with sampled audits, the blobs that an audit needs are retained together, also those that the proposal continues from.
+    """
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
         save_opening(Path(request.buffer_out).parent, opening)
@@ -166,7 +175,10 @@ def store_proposal_files(
 
 
 def vouch_verdict(audited: AuditReply, spec: JobSpec) -> Verdict:
-    """The verdict of a vouch: UNJUDGED up to twice the tolerance, so that two honest machines do not contradict each other."""
+    """Return the verdict of a vouch.
+
+    It is UNJUDGED for errors of up to twice the tolerance, so that two honest machines do not contradict each other.
+    """
     if audited.verdict is Verdict.REPLAY and audited.relative_error <= 2 * spec.replay_tolerance:
         return Verdict.UNJUDGED
     return audited.verdict
@@ -175,12 +187,12 @@ def vouch_verdict(audited: AuditReply, spec: JobSpec) -> Verdict:
 def replay_result(audited: AuditReply) -> ReplayResult:
     finding = ReplayFinding.MATCH if audited.verdict is Verdict.ACCEPT else ReplayFinding.MISMATCH
     if audited.verdict >= OBJECTIVE_CODES_FIRST:
-        finding = ReplayFinding(audited.verdict)  # an objective's own reason has the same code in both
+        finding = ReplayFinding(audited.verdict)  # reasons of objectives have the same code in both enumerations
     return ReplayResult(finding, audited.relative_error, audited.last_loss)
 
 
 async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal) -> AuditRequest:
-    """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
+    """Fetch the data for a re-execution. Raises `RemoteProtocolError` if the proposal's declaration is invalid."""
     from training.replay.inner_state import inner_bytes
     from training.replicated import error_feedback
     from training.replicated.codec import payload_bytes
@@ -193,7 +205,7 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
         if digest is not None:
             await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
+        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # it may be of a warm-up round
         await round.fetch(previous["previous_payload"], payload_bytes(round.model.layout, bits), (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
@@ -213,21 +225,21 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
 
 
 async def fetch_declared(round: RoundContext, trainer: bytes, proposal: Proposal) -> DeclarationFiles:
-    """The declaration, with the blobs that it names. Raises `RemoteProtocolError` for one that is unsound."""
+    """Fetch the blobs that a declaration names. Raises `RemoteProtocolError` if the declaration is invalid."""
     from training.worker_protocol import DeclarationFiles
 
     files = dict[bytes, str]()
     for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
         await fetch_audit_data(round, digest, size_max, trainer)
         size = round.blobs.size(digest)
-        if size is not None and size > size_max:  # it was here as something else
+        if size is not None and size > size_max:  # the blob was stored for another purpose
             raise RemoteProtocolError("bad-declaration", f"a blob of {size} bytes, at most {size_max} are allowed")
         files[digest] = str(round.blobs.path(digest))
     return DeclarationFiles(proposal.declaration, files)
 
 
 async def _fetched(round: RoundContext, digest: bytes, size: int, trainer: bytes) -> bytes:
-    """A payload. A liar may name what is here for an audit and is deleted now: then it is fetched like any other."""
+    """Return a payload. It is fetched twice if a copy that was stored as audit data is deleted before it is read."""
     await round.fetch(digest, size, (trainer,))
     try:
         return await trio.to_thread.run_sync(read_bounded_blob, round, digest, size)
@@ -237,7 +249,10 @@ async def _fetched(round: RoundContext, digest: bytes, size: int, trainer: bytes
 
 
 def read_bounded_blob(round: RoundContext, digest: bytes, size_max: int) -> bytes:
-    """A blob that was fetched. `RemoteProtocolError` if it is larger: it may be here as something else, not to be read whole."""
+    """Return a fetched blob. Raises `RemoteProtocolError` if it has more than `size_max` bytes, without reading all of it.
+
+    It may be larger if it was stored for another purpose.
+    """
     data = round.blobs.read_range(digest, 0, size_max + 1)
     if len(data) > size_max:
         raise RemoteProtocolError("bad-blob", f"{round.blobs.size(digest)} bytes, {size_max} at most are expected")
@@ -245,7 +260,7 @@ def read_bounded_blob(round: RoundContext, digest: bytes, size_max: int) -> byte
 
 
 async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, trainer: bytes) -> None:
-    """A blob that is needed until this round's judging, or its audits, are over."""
+    """Fetch a blob that is kept until this round's votes, or its audits, are over."""
     round.blobs.mark_temporary(digest, round.blob_owner)
     await round.fetch(digest, size_max, (trainer,))
 
@@ -255,7 +270,7 @@ def save_opening(folder: Path, opening: LossOpening) -> None:
 
 
 def read_opening(folder: Path, job: bytes, number: int, trainer: bytes) -> LossOpening | None:
-    """None if it is not here whole."""
+    """Return the stored opening, or None if its file is missing or damaged."""
     path = opening_path(folder, job, number, trainer)
     try:
         found: LossOpening = codec.decode(LossOpening, path.read_bytes())
@@ -279,5 +294,5 @@ def opening_path(folder: Path, job: bytes, number: int, trainer: bytes) -> Path:
 
 
 def round_file_prefix(job: bytes, number: int) -> str:
-    """Begins the names of all files of a round. A peer that changed its key may have proposed with both keys."""
+    """Return the first part of the names of a round's files. A peer that changed its key may have files of both keys."""
     return f"{job[:JOB_BYTES].hex()}-{number}-"

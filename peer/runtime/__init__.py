@@ -1,1 +1,1 @@
-"""The running peer: the driver carries out the node's effects and feeds it inputs; rounds, audits, blobs, snapshots."""
+"""The running peer: the driver of the node, and the tasks for rounds, audits, blobs and snapshots."""

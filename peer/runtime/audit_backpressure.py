@@ -1,8 +1,8 @@
-"""What auditors still ask of this trainer, and whether its uplink has room for another proposal.
+"""Backpressure of audits on a trainer: it proposes only while its uplink can serve the auditors of its proposals in time.
 
-An honest trainer on a slow link would be suspended if it proposed faster than its uplink can show what it commits to. So it
-proposes only while the rest takes an eighth of the time that auditors have. Where links are fast, that is always so. Silent
-auditors, and those that ask slowly, are not waited for: otherwise one liar could stop every trainer.
+An honest trainer on a slow link would be suspended if it proposed faster than it can upload its buffers. So it proposes only
+while the remaining uploads take at most an eighth of the auditors' time. Fast links always meet this condition. The trainer does
+not wait for silent or slow auditors, because one faulty auditor could then stop every trainer.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from training.model_store import audit_download_bytes_max
 from transport.blobs.blob_exchange import WINDOW_CHUNKS_START
 from transport.connections.connection_manager import ConnectionManager
 
-RATE_SECONDS = 20  # over which rates are measured: what the queues of a link take at once is little in so long
-RATE_DECAY = 0.998  # of the best rate, a second: half in six minutes, after which a link may be another one
-# An auditor that gets less than such a part of an equal share could ask faster: it is slow itself, or holds this trainer up.
+RATE_SECONDS = 20  # window of measured rates, long enough that bytes in the queues of a link hardly change them
+RATE_DECAY = 0.998  # of the best rate, per second: it halves in six minutes, after which the link may be another one
+# An auditor that gets less than this part of an equal share does not use the uplink: it is slow itself, or delays this trainer.
 ACTIVE_SHARE_MIN = 1 / 4
-# That is not known of an auditor whose audits have just begun: a chunk of each of eight transfers takes as long at 2 Mbit/s,
-# beside an update that others fetch. It is waited for meanwhile, once while anything is awaited of it that it has not fetched.
+# An auditor whose audits have just begun counts as active for this time, in which eight transfers get one chunk each at
+# 2 Mbit/s beside an update that others fetch. It gets this time once, until it has fetched all its audits.
 GRACE_SECONDS = 10
-QUEUED_BYTES = WINDOW_CHUNKS_START * BLOB_CHUNK_BYTES  # what an auditor asks for before it knows how fast the link is
-POLL_SECONDS = 0.1  # between two looks while a proposal waits: over a fast link nothing is owed any more by the next one
-BACKLOG_SHARE_MAX = 1 / 8  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
+QUEUED_BYTES = WINDOW_CHUNKS_START * BLOB_CHUNK_BYTES  # requests of an auditor before it knows the link's rate
+POLL_SECONDS = 0.1  # between two checks while a proposal waits; a fast link has sent all by the next one
+BACKLOG_SHARE_MAX = 1 / 8  # of the auditors' time, so that the backlog and all downloads of a new proposal fit in
 
-Audits = Mapping[Hashable, int]  # of one auditor: the bytes that it has to fetch for each
+Audits = Mapping[Hashable, int]  # bytes to fetch for each audit of one auditor
 
 
 class AuditBacklog:
-    """How fast this peer shows what audits ask for, and what it still owes. Pure: `record_second` is called once a second, and
-    `update_owed` whenever what is owed matters.
+    """The upload rate of this trainer for audits, and its remaining uploads. Pure.
+
+    `record_second` is called once a second, and `update_owed` before each use of `backlog_seconds`.
     """
 
     def __init__(self) -> None:
-        self._seen: Mapping[bytes, int] = {}  # bytes by auditor, since the start
+        self._seen: Mapping[bytes, int] = {}  # bytes sent by auditor, since the start
         self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # the same, once a second
         self._seconds = 0
-        self._best = 0.0  # bytes a second, of what was asked for
-        self._fastest = 0.0  # the same of the seconds in which anything was
-        # By auditor: its audits, what it had got before them, and when it began.
+        self._best = 0.0  # best rate in bytes per second, over all seconds
+        self._fastest = 0.0  # best rate in bytes per second, over seconds with uploads
+        # by auditor: its audits, the bytes that it had received before them, and the second in which it began
         self._owed: dict[bytes, tuple[Audits, int, int]] = {}
 
     def record_second(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
@@ -61,30 +62,31 @@ class AuditBacklog:
     def update_owed(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
         owed = dict[bytes, tuple[Audits, int, int]]()
         for auditor, audits in awaited.items():
-            # Over a fast link all of an audit comes between two looks, and its report is decided a round or two later.
+            # On a fast link a whole audit is sent between two calls, and its report is decided a round or two later.
             before, base, began = self._owed.get(auditor, ({}, self._seen.get(auditor, 0), self._seconds))
             ended = sum(size for audit, size in before.items() if audit not in audits)
-            if ended and base + ended <= sent.get(auditor, 0):  # it has reported, and got that before; a liar lets it lapse
+            if ended and base + ended <= sent.get(auditor, 0):  # it fetched and reported; a faulty auditor lets its audits lapse
                 began = self._seconds
             owed[auditor] = audits, min(base + ended, sent.get(auditor, 0)), began
         self._owed, self._seen = owed, dict(sent)
 
     def _rates(self) -> dict[bytes, float]:
-        """Bytes a second in the last seconds, by auditor that got any."""
+        """Return the bytes per second in the last RATE_SECONDS, by auditor that received any."""
         first, last = self._sent[0], self._sent[-1]
         got = {auditor: sent - first.get(auditor, 0) for auditor, sent in last.items()}
         return {auditor: sent / RATE_SECONDS for auditor, sent in got.items() if sent}
 
     def _rate_while_asked(self) -> float:
-        """Where a link could show more than it is asked for, a mean over all seconds says how little that is. What may only have
-        filled queues is left out.
+        """Return the bytes per second over seconds with uploads, without bytes that may only have filled queues.
+
+        A mean over all seconds would measure the requests, not the link, if the link is faster than the requests.
         """
         totals = [sum(sent.values()) for sent in self._sent]
         asked = sum(after > before for before, after in pairwise(totals))
         return max(0, totals[-1] - totals[0] - QUEUED_BYTES * len(self._rates())) / (asked + 1)
 
     def backlog_seconds(self, least: float) -> float:
-        """How long this uplink takes for what is still asked for; `least` is its rate in bytes a second if it is not known."""
+        """Return the seconds that this uplink needs for the remaining uploads. `least` is its least rate in bytes per second."""
         rates, best = self._rates(), max(self._best, least)
         owed = 0
         for auditor, (audits, base, began) in self._owed.items():
@@ -96,12 +98,12 @@ class AuditBacklog:
 
 @functools.lru_cache(maxsize=RUNNING_MAX)
 def audit_bytes_of(spec: bytes) -> int:
-    """What one auditor fetches of a proposal of this job."""
+    """Return the number of bytes that one auditor fetches for a proposal of this job."""
     return audit_download_bytes_max(JobSpec.decode(spec))
 
 
 class AuditBackpressure:
-    """`run` it once; `wait_to_propose` is awaited before each proposal."""
+    """The wait before each proposal. `run` measures the uplink and runs once."""
 
     def __init__(self, me: bytes, network: ConnectionManager, applied: CurrentState) -> None:
         self._me, self._network, self._applied = me, network, applied
@@ -113,15 +115,15 @@ class AuditBackpressure:
             await trio.sleep(1.0)
 
     def _shown(self) -> tuple[Mapping[bytes, int], Mapping[bytes, Audits]]:
-        """What each auditor got, and what it is to get."""
+        """Return the bytes that each auditor has received, and its audits with their bytes."""
         state, awaited = self._applied.current, dict[bytes, Audits]()
         for auditor, due in awaited_auditors(self._me, state).items():
             awaited[auditor] = {(job, place): audit_bytes_of(state.jobs.jobs[job].spec) for job, place in due}
         return self._network.audit_bytes_sent_by_peer(), awaited
 
     async def wait_to_propose(self, spec: JobSpec, served_seconds: float) -> None:
-        """Returns when this trainer may propose: at once, mostly, and at the latest when its audits of now are over."""
-        least = spec.uplink_mbit_min * 1_000_000 / 16  # the half of it that is for audits, in bytes
+        """Wait until this trainer may propose, at most `2 * served_seconds`, when all present audits are over."""
+        least = spec.uplink_mbit_min * 1_000_000 / 16  # bytes per second of the half for audits
         with trio.move_on_after(2 * served_seconds):
             while self._seconds_owed(least) > BACKLOG_SHARE_MAX * served_seconds or self._is_full(spec):  # noqa: ASYNC110 - links count
                 await trio.sleep(POLL_SECONDS)
@@ -131,6 +133,6 @@ class AuditBackpressure:
         return self._uplink.backlog_seconds(least)
 
     def _is_full(self, spec: JobSpec) -> bool:
-        """Whether the buffers of another round are too much for the disk."""
+        """Return whether the buffers of another round would exceed AUDIT_BYTES_MAX."""
         of_round = spec.audit_bytes // (spec.rounds_audited + 1)
         return (len(proposals_to_serve(self._me, self._applied.current)) + 1) * of_round > AUDIT_BYTES_MAX

@@ -1,4 +1,4 @@
-"""When this peer audits: which audits may fetch now, when it says `withheld`, and for which rounds it volunteers."""
+"""The schedule of this peer's audits: audits that may fetch now, deadlines for `withheld`, and rounds to volunteer for."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from transport.blobs.blob_exchange import AUDIT_TRANSFERS_MAX
 
 AuditKey = tuple[bytes, int, bytes, bool]
 
-# Audits that fetch side by side, each one blob at a time, for which the exchange has a turn. In a job they are of different
-# trainers: a trainer that shows its buffers slowly holds up its own audits alone, and its uplink carries one at a time for each.
+# Audits that fetch concurrently, one blob each. Those of one job are of different trainers, so that a slow trainer delays only
+# its own audits, and its uplink serves each auditor one audit at a time.
 FETCHING_AUDITS_MAX = 16
 
-assert FETCHING_AUDITS_MAX < AUDIT_TRANSFERS_MAX  # otherwise a trainer that sends slowly would hold up what others send
+assert FETCHING_AUDITS_MAX < AUDIT_TRANSFERS_MAX  # otherwise slow trainers would delay the transfers of others
 
 
-# an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
+# least seconds of requests before a report of `withheld`, if earlier audits of that trainer used up the rest
 FETCH_SECONDS_MIN = 10.0
-LOOP_DELAY_SECONDS_MAX = 0.1  # by which this process wakes too late where it is not short of a processor: loops of ours take less
-# An auditor waits at least so long before it says `withheld`: a holder has a second for its first answer, then the others are
-# asked, then the holder again. If a whole window is shorter, the report lapses: a job's pace must suspend nobody.
+LOOP_DELAY_SECONDS_MAX = 0.1  # wake-ups that are later mean a lack of processor time, since our own loops take less
+# Least wait before a report of `withheld`: a holder has a second for its first answer, then other holders are asked, then the
+# first again. If the whole window is shorter, the report lapses, because the pace of a job must not suspend trainers.
 WITHHELD_SECONDS_MIN = 2.0
-# After a job's last round no opening round says that the window ends. An auditor then waits as long as the last rounds took, and
-# at least so long: a trainer may need it to start again.
+# After a job's last round no later round marks the end of the window. An auditor then waits for the duration of the last rounds,
+# and at least this long, because a trainer may have to restart first.
 ENDED_JOB_WAIT_SECONDS = 30.0
 
 T = TypeVar("T")
@@ -48,11 +48,11 @@ T = TypeVar("T")
 log = logging.getLogger("peer")
 
 LOOKBACK_ROUNDS = 8
-KNOWN_MIN = 4  # rounds before a jump can be told from chance
-# A round's mean loss over ten batches of 1,024 bytes differs by 0.03 of itself between rounds; that of one batch, by 0.07.
+KNOWN_MIN = 4  # earlier rounds, without which a jump cannot be distinguished from chance
+# A round's mean loss over ten batches of 1,024 bytes changes by 3 % between rounds, and that over one batch by 7 %.
 SPIKE_FACTOR = 1.1
-SPIKE_CHANGES = 4  # times the usual change from round to round: of one batch, one honest round in seventy is above
-CHANCE_MAX = 1 / 3  # of the usual loss: liars could make it change as much as they like
+SPIKE_CHANGES = 4  # in usual changes from round to round; with one batch, one honest round in seventy exceeds it
+CHANCE_MAX = 1 / 3  # bounds the usual change, as part of the usual loss, because faulty trainers can increase it at will
 
 
 def audit_key(due: AuditDuty) -> AuditKey:
@@ -60,24 +60,24 @@ def audit_key(due: AuditDuty) -> AuditKey:
 
 
 class AuditScheduler:
-    """Which audits may fetch now, and how long the others have waited at their trainer's cost. Pure.
+    """The audits that may fetch now, and the seconds for which others have waited at the cost of their trainer. Pure.
 
-    A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes for
-    one. `WithheldDeadlines` counts the seconds for which that audit asks its trainer. They also count for the reports behind it,
-    if the trainer could have proposed these later.
+    A peer fetches for one audit per job and trainer at a time, the oldest first, because the slowest allowed link needs a whole
+    window for one. `WithheldDeadlines` counts the seconds in which that audit requests data from its trainer. They also count for
+    the reports behind it, if the trainer could have delayed those proposals.
 
     | a report waits                                          | its trainer                                      | seconds count |
     |---------------------------------------------------------|--------------------------------------------------|---------------|
-    | for a report that was due while the round was proposed  | knew what it still had to show                   | yes           |
-    | for a report that this peer saw due only after that     | may not have known of it: it may be drawn late   | no            |
+    | for a report that was due while the round was proposed  | knew of its remaining uploads                    | yes           |
+    | for a report that this peer saw due only after that     | may not have known of the late draw              | no            |
     | for a dispute                                           | did not know of it                               | no            |
-    | because too many other audits fetch                     | can do nothing about it                          | no            |
+    | because too many other audits fetch                     | has no influence on that                         | no            |
     """
 
     def __init__(self) -> None:
         self.fetching: Set[AuditKey] = frozenset()  # the audits that may fetch
-        self._seen: dict[AuditKey, int] = {}  # the round that was open when this peer first saw it due
-        self._behind: dict[AuditKey, AuditKey] = {}  # whose seconds count for it
+        self._seen: dict[AuditKey, int] = {}  # the open round when this peer first saw the audit due
+        self._behind: dict[AuditKey, AuditKey] = {}  # the fetching audit whose seconds count for a waiting one
         self._waited: dict[AuditKey, float] = {}  # seconds that count
 
     def schedule_audits(
@@ -88,7 +88,7 @@ class AuditScheduler:
         opened: Mapping[bytes, int],
         members: MembersState,
     ) -> Set[AuditKey]:
-        """The audits that begin now. `idle`: they need nothing of their trainers; `opened`: the open round by job."""
+        """Return the audits that begin now. `idle` audits need no data from trainers; `opened` is the open round by job."""
         self._seen = {key: self._seen.get(key, opened.get(key[0], 0)) for key in due}
         self._waited = {key: seconds for key, seconds in self._waited.items() if key in due}
         turns = first_duty_of_each_trainer((item for key, item in due.items() if key not in idle), members)[:FETCHING_AUDITS_MAX]
@@ -102,28 +102,28 @@ class AuditScheduler:
         return self.fetching - running
 
     def add_waited_seconds(self, first: AuditKey, seconds: float) -> None:
-        """This audit has asked its trainer for so long."""
+        """Count seconds in which the audit `first` requested data from its trainer, for the audits behind it."""
         for key in [key for key, other in self._behind.items() if other == first]:
             self._waited[key] = self._waited.get(key, 0.0) + seconds
 
     def take_waited_seconds(self, key: AuditKey) -> float:
-        """Seconds that it has waited at its trainer's cost. If it fails and begins again, it has waited for nothing."""
+        """Return and reset the seconds for which the audit has waited at its trainer's cost. A retry begins at zero."""
         return self._waited.pop(key, 0.0)
 
 
 class WithheldDeadlines:
-    """When an auditor says `withheld`: how long it asks the trainer for what it has to replay."""
+    """The deadlines after which an auditor reports `withheld`."""
 
     def __init__(self, driver: Driver, scheduler: AuditScheduler) -> None:
         self._driver, self._scheduler = driver, scheduler
-        self.is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
-        self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
+        self.is_behind = True  # decided blocks wait to be applied, so this peer cannot measure the duration of rounds
+        self._entered: dict[bytes, int] = {}  # by job, the open round when this peer had caught up
 
     def note_progress(self) -> bool:
-        """Whether the applied state is that of the last decided block. An older one may show as due what is settled."""
+        """Return whether all decided blocks are applied. Otherwise, audits that seem due may be settled already."""
         state, decided = self._driver.state, self._driver.replica.height - 1
         if state.height < decided:
-            self.is_behind |= state.height + 1 < decided  # one block is decided while a closing is applied
+            self.is_behind |= state.height + 1 < decided  # one block may be decided while a round is closed
             return False
         if self.is_behind:
             self._entered = {key: job.round for key, job in state.jobs.unfinished().items()}
@@ -131,18 +131,18 @@ class WithheldDeadlines:
         return True
 
     async def wait_until_late(self, key: AuditKey, due: AuditDuty, job: Job, window: int, queued: float) -> None:
-        """Returns once what has not come is withheld. `queued` are seconds for which this audit has waited at its trainer's cost.
+        """Wait until missing data counts as withheld.
 
-        A report has waited so long already for other reports on that trainer, which a trainer can help: it proposes when it has
-        time.
+        `queued` are the seconds for which this audit has waited for others of its trainer. They shorten the wait, because the
+        trainer could have proposed later.
         """
-        if due.is_second_verdict:  # it said `withheld` once
+        if due.is_second_verdict:  # this judge has found `withheld` before
             await trio.sleep_forever()
         state, seconds = self._driver.state, 0.0
         audits = state.audits.jobs.get(due.job)
         until = withheld_deadline_round(due, window, job.round + (self._entered.get(due.job) == job.round))
         if audits is not None and due.round in audits.rounds:
-            # The least link shows the proposal to everybody in this time.
+            # The slowest allowed link serves the proposal to all re-executors in this time.
             terms = self._driver.rules.jobs_module.rules.terms_of_spec(job.spec).audits
             assert terms is not None
             served = terms.served_ms(len(audits.rounds[due.round].reexecutors)) / 1_000
@@ -152,8 +152,9 @@ class WithheldDeadlines:
             nursery.start_soon(self._wait_requested_seconds, key, seconds)
 
     async def _wait_for_round(self, key: bytes, until: int, window: int) -> None:
-        """Returns when that round of the job has opened, or all rounds are taken. After the job's end it returns once as much
-        time has passed as a window took, or half of the heights in which audits are still heard.
+        """Wait until that round of the job has opened, or all its rounds are closed.
+
+        After the job's end, wait for the duration of a window, or half of the heights in which audits are still accepted.
         """
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -172,7 +173,7 @@ class WithheldDeadlines:
             await applied.wait()
 
     def _seconds_of(self, key: bytes, job: Job, count: int) -> float:
-        """How long the last so many rounds of a job that ended took, by the times of the blocks that began and closed them."""
+        """Return the seconds that the last `count` rounds of an ended job took, by the times of their blocks, or 0 if unknown."""
         store, last = self._driver.store, job.round - 1
         first = store.closed_round(key, last - count)
         begun, closed = first.height if first else job.started_height if last < count else None, store.closed_round(key, last)
@@ -180,23 +181,25 @@ class WithheldDeadlines:
         for height in (begun, closed.height if closed else None):
             header = None if height is None else store.get_header(height)
             if header is None:
-                return 0.0  # the block is from before this peer came
+                return 0.0  # the block is older than this peer's snapshot
             times.append(decode_header(header).time_ms)
         return (times[1] - times[0]) / 1_000
 
     async def _wait_requested_seconds(self, key: AuditKey, seconds: float) -> None:
-        """Returns after so many seconds in which this audit could fetch, this peer could hear most voters, and its machine had
-        time for it: otherwise its own link is dead, or it cannot take what comes.
+        """Wait for `seconds` in which the trainer could have served this audit.
+
+        A second counts only if this audit could fetch, this peer heard most voters, and its machine had processor time. Otherwise
+        this peer's own link or machine causes the delay.
         """
         while seconds > 0:
             step = min(1.0, seconds)
             await trio.sleep_until(due := trio.current_time() + step)
-            # what has come waits to be read: the trainer cannot help that
+            # On a late wake-up, received data may wait to be read, which is no fault of the trainer.
             is_late = trio.current_time() > due + LOOP_DELAY_SECONDS_MAX
             voters, heard = self._driver.state.members.round_voters, self._driver.network.connected_peers()
             is_in_touch = sum(other in heard or other == self._driver.signer.public for other in voters) >= quorum(len(voters))
             if is_in_touch and not is_late and not self.is_behind and key in self._scheduler.fetching:
-                # A trainer's uplink shows something of each job side by side.
+                # A trainer's uplink serves its jobs concurrently.
                 current = self._driver.state.members.current_key
                 step /= len({of[0] for of in self._scheduler.fetching if current(of[2]) == current(key[2])})
                 self._scheduler.add_waited_seconds(key, step)
@@ -204,14 +207,14 @@ class WithheldDeadlines:
 
 
 def withheld_deadline_round(due: AuditDuty, window: int, now: int) -> int:
-    """The auditor says WITHHELD when this round opens. It has been fetching since the opening of the round `now`.
+    """Return the round at whose opening the auditor reports WITHHELD. It has been fetching since the opening of round `now`.
 
     | window       | the round                                                                                    |
-    | one round    | the next one: no round is left to wait for                                                   |
-    | more rounds  | the last but one of the window: one round is left to be heard in, which any block may close  |
+    | one round    | the next one                                                                                 |
+    | more rounds  | the last but one of the window, because the report needs a round to be decided in            |
     | begun late   | a whole round after `now`; if the window is over by then, the report lapses                  |
 
-    An auditor begins late if it was drawn for a round that its ballot had missed, or after a restart.
+    An auditor begins late after a restart, or if it was drawn for a round that its ballot had missed.
     """
     return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
 
@@ -230,7 +233,7 @@ async def result_before(late: Callable[[], Awaitable[None]], fetched: Awaitable[
             try:
                 found = await fetched
             except (FolkmootError, OSError) as raised:
-                error = raised  # outside the nursery it is no group
+                error = raised  # raised outside the nursery, so that it is not wrapped in a group
             nursery.cancel_scope.cancel()
         if error is not None:
             raise error
@@ -239,17 +242,15 @@ async def result_before(late: Callable[[], Awaitable[None]], fetched: Awaitable[
 
 
 class AuditVolunteer:
-    """Audits that this peer asks for: it volunteers to re-execute rounds before its training loss jumped.
-
-    `run` it beside the auditor.
-    """
+    """The volunteer: it asks for audits of the rounds before its training loss jumped. `run` runs beside the auditor."""
 
     def __init__(self, driver: Driver, author: TransactionSubmitter, deadlines: WithheldDeadlines) -> None:
         self._driver, self._author, self._deadlines = driver, author, deadlines
 
     async def run(self) -> None:
-        """Has this peer drawn for one of the last rounds after the other, while its own loss is far above that of earlier ones.
-        The audits may have missed a lie that did much harm.
+        """Volunteer for one recent round after the other, while this peer's own loss is far above that of earlier rounds.
+
+        The sampled audits may have missed a harmful false proposal.
         """
         refused = set[tuple[bytes, int, int]]()  # (job, round, open round)
         while True:
@@ -271,11 +272,11 @@ class AuditVolunteer:
                     f"in round {display_round_number(jump)}"
                 )
                 self._driver.events.add("audit", text, job=job, round=number)
-            if not suspected:  # a lie has to be found before its round is out of reach, so a new loss is looked at once
+            if not suspected:  # a false proposal must be found within its audit window, so new losses are checked at once
                 await result_before(applied.wait, noted.wait())
 
     def _suspected(self, state: LedgerState, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
-        """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer may volunteer."""
+        """Yield (job, round in which the loss jumped, round to re-execute next) for jobs in which this peer may volunteer."""
         jumps = dict[bytes, int]()
         for key in state.audits.jobs if self._driver.round_executor.participant.worker_client is not None else ():
             job = state.jobs.jobs[key]
@@ -293,7 +294,10 @@ class AuditVolunteer:
 
 
 def spike_threshold(losses: Mapping[int, float], number: int) -> float:
-    """The loss above which this round is no chance. `losses`: by round; infinite while too few of them are known."""
+    """Return the loss above which a round is not explained by chance, or infinity while fewer than KNOWN_MIN losses are known.
+
+    `losses` are by round.
+    """
     before = [loss for other, loss in sorted(losses.items()) if other < number][-LOOKBACK_ROUNDS:]
     if len(before) < KNOWN_MIN:
         return math.inf
@@ -302,9 +306,9 @@ def spike_threshold(losses: Mapping[int, float], number: int) -> float:
 
 
 def first_spike(losses: Mapping[int, float], opened: int) -> int | None:
-    """The first of the newest rounds whose losses are all far above those before them.
+    """Return the first of the newest rounds whose losses are all far above the earlier ones.
 
-    None: the newest loss is as usual, or older than that of the round before the one that is open.
+    Return None if the newest loss is as usual, or is older than the last closed round.
     """
     first = None
     for number, loss in sorted(losses.items(), reverse=True):
@@ -315,5 +319,5 @@ def first_spike(losses: Mapping[int, float], opened: int) -> int | None:
 
 
 def most_suspect_round(rounds: Iterable[int], jump: int) -> int:
-    """Which of these a jump most likely comes from: the one before it, and then the nearest."""
+    """Return the round that most likely caused the jump: the one before it, otherwise the nearest to that."""
     return min(rounds, key=lambda number: (abs(jump - 1 - number), number))

@@ -1,8 +1,8 @@
-"""Sampled audits in the daemon: this peer replays the proposals that it was drawn for or has to judge, and says what it found.
+"""Sampled audits in the daemon: this peer re-executes the proposals that it was drawn for or has to judge, and reports on them.
 
-The work that is due follows from the applied state alone (`ledger.audits.audit_state.audit_duties`), so a restart forgets
-nothing. Audits fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the
-worker has its own training to do. Nothing here delays a vote.
+The audits that are due follow from the applied state alone (`ledger.audits.audit_state.audit_duties`), so a restart forgets none.
+Audits fetch concurrently, so that a trainer that withholds data delays no other trainer's audit. They re-execute one at a time,
+because the worker also trains. Nothing here delays a vote.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from training.job_spec import JobSpec
 from training.round_context import ReplayResult, RoundContext, audit_owner
 from training.worker_protocol import AuditRequest
 
-# An auditor challenges only an error above so many tolerances: a smaller one may be below the tolerance on other machines, and a
-# liar could place it there to have honest challenges refuted. Judges use the tolerance itself, so they uphold these challenges.
+# An auditor challenges only errors above this number of tolerances. A smaller error may be below the tolerance on other machines,
+# and a faulty trainer could choose it to have honest challenges refuted. Judges use the tolerance itself, so they uphold these.
 CHALLENGE_MARGIN = 2
 
 log = logging.getLogger("peer")
@@ -61,11 +61,11 @@ RETRY_SECONDS_MAX = 300.0
 
 
 class _CannotAudit(FolkmootError):
-    """This peer cannot do what is due, now or at all."""
+    """The error of an audit that this peer cannot do, now or at all."""
 
 
 class Auditor:
-    """`run` it once, beside the driver."""
+    """The auditor of this peer. `run` runs once, beside the driver."""
 
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
         self._driver, self._author, self._me = driver, author, driver.signer.public
@@ -73,14 +73,14 @@ class Auditor:
         self._scheduler = AuditScheduler()
         self._deadlines = WithheldDeadlines(driver, self._scheduler)
         self._running: dict[AuditKey, trio.CancelScope] = {}
-        self._fetched = set[AuditKey]()  # audits that need no more of the trainer; what they say may wait for a block
-        self._rests: dict[AuditKey, tuple[float, float]] = {}  # by audit that failed and is still due: (again at, last pause)
-        # job and round of what was found false here: judges may fetch it from this peer
+        self._fetched = set[AuditKey]()  # audits that have fetched all data, and may wait for the worker or a block
+        self._rests: dict[AuditKey, tuple[float, float]] = {}  # failed audits that are still due: (time of the retry, last pause)
+        # job and round of proposals that this peer found false, whose data judges may fetch from it
         self._shown: set[tuple[bytes, int]] = set()
-        self._has_ended = False  # an audit has, and its files are to be deleted
+        self._has_ended = False  # an audit has ended, and its files are to be deleted
         self._replaying = LotteryLock()
-        self.asked = list[tuple[bytes, ProposalKey]]()  # jobs and places of proposals that people want replayed first
-        self._turned, self._wake = trio.Event(), trio.Event()  # others may fetch now; what is due is to be looked at
+        self.asked = list[tuple[bytes, ProposalKey]]()  # job and key of proposals that a person wants re-executed first
+        self._turned, self._wake = trio.Event(), trio.Event()  # set when other audits may fetch, and when duties may have changed
 
     async def run(self) -> None:
         audited = AuditedProposals(self._driver, self._author)
@@ -88,10 +88,10 @@ class Auditor:
             self._nursery.start_soon(self._wake_when_applied)
             self._nursery.start_soon(AuditVolunteer(self._driver, self._author, self._deadlines).run)
             verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_retained, abandon_on_cancel=True)
-            self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
+            self._nursery.start_soon(verify)  # concurrently, since it may read many gigabytes
             while True:
                 self._wake = trio.Event()
-                # Files of this peer's audits that are over go.
+                # Delete the files of this peer's audits that are over.
                 disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
                 for of in self._shown - disputes - {key[:2] for key in self._running}:
                     self._shown.remove(of)
@@ -130,7 +130,7 @@ class Auditor:
             self._running[key] = trio.CancelScope()
             self._nursery.start_soon(self._audit, key, due[key], self._scheduler.take_waited_seconds(key))
 
-    # One audit: download, replay, report
+    # One audit: download, re-execution, report
 
     async def _audit(self, key: AuditKey, due: AuditDuty, queued: float) -> None:
         try:
@@ -138,17 +138,17 @@ class Auditor:
                 past = await self._open_past_round(key, due)
                 job = self._driver.state.jobs.jobs.get(due.job)
                 if job is None:
-                    return  # nobody awaits it any more
+                    return  # the ledger has forgotten the job
                 late = partial(self._deadlines.wait_until_late, key, due, job, past.spec.audit_window, queued)
                 found = await self._download(due, past, late)
                 if isinstance(found, AuditRequest):
-                    # Others on this trainer may fetch, while this one waits for the worker, or for a block.
+                    # Other audits of this trainer may fetch, while this one waits for the worker, or for a block.
                     self._fetched.add(key)
                     self._wake.set()
                     found = await self._replay(due, past, found)
                 await self._report(due, past.spec, found)
         except (FolkmootError, OSError) as error:
-            went = isinstance(error, MissingBlobError)  # buffers that were fetched for an audit are deleted after it
+            went = isinstance(error, MissingBlobError)  # another audit's end may delete buffers that this one fetched
             if isinstance(error, StorageError) and not went:
                 raise
             pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
@@ -181,7 +181,10 @@ class Auditor:
     async def _download(
         self, due: AuditDuty, past: RoundContext, late: Callable[[], Awaitable[None]]
     ) -> AuditRequest | ReplayResult:
-        """What to replay, once all of it is here. Or a finding: it is malformed, or something is not here when `late` returns."""
+        """Fetch the data of an audit and return its request.
+
+        Return the finding MALFORMED if the data is invalid, or WITHHELD if some is missing when `late` returns.
+        """
         try:
             request = await result_before(late, voter.audit_request(past, due.trainer, due.proposal))
         except RemoteProtocolError:
@@ -193,7 +196,7 @@ class Auditor:
             return await self._driver.round_executor.participant.replay(past, request)
 
     async def _report(self, due: AuditDuty, spec: JobSpec, replayed: ReplayResult) -> None:
-        """Submits a verdict, or a report: with the loss that was found, if it is a match."""
+        """Submit a verdict in a dispute, otherwise a report. The report of a match contains the sealed loss."""
         finding, loss, error = replayed.finding, None, replayed.relative_error
         if finding is not ReplayFinding.MATCH:
             self._shown.add((due.job, due.round))
@@ -204,15 +207,15 @@ class Auditor:
                 loss = self._secrets.seal_loss(due, replayed.last_loss)
         said = AuditFinding(due.job, *due.proposal_key, finding, round(1e6 * error), loss)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
-        await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
+        await self._author.submit(kind, said, math.inf)  # no timeout, since the duration of rounds is not known
 
 
 class LotteryLock:
-    """A lock. The next holder is drawn by lot, so a liar that shows its buffers late is not always last."""
+    """A lock whose next holder is drawn by lot, so that a faulty trainer cannot be last each time by sending its buffers late."""
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # by who waits: whether it goes before the others
+        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # by waiting task: whether it has priority
 
     @asynccontextmanager
     async def hold(self, is_first: Callable[[], bool]) -> AsyncIterator[None]:
@@ -230,12 +233,12 @@ class LotteryLock:
         try:
             await drawn.wait()
         except trio.Cancelled:
-            if self._waiting.pop(drawn, None) is None:  # it was drawn meanwhile
+            if self._waiting.pop(drawn, None) is None:  # this task was drawn before its cancellation
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        """Draws the next holder. The lock stays held until that task runs, so that no other takes it meanwhile."""
+        """Draw the next holder. The lock stays held until that task runs, so that no other task takes it first."""
         self._is_held = bool(self._waiting)
         if self._waiting:
             drawn = random.choice([event for event, is_first in self._waiting.items() if is_first()] or list(self._waiting))
@@ -246,17 +249,17 @@ class LotteryLock:
 class AuditedProposals:
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
         self._driver, self._author, self._me = driver, author, driver.signer.public
-        self._opening: set[LossOpeningDuty] = set()  # what this peer is opening, or cannot open
+        self._opening: set[LossOpeningDuty] = set()  # losses that this peer is opening, or cannot open
 
     def open_losses(self, nursery: trio.Nursery) -> None:
-        """Begins to open losses that are due."""
+        """Start tasks that open the losses that are due."""
         begun, audits = self._opening, self._driver.rules.audits_module
         self._opening = set(audits.loss_openings_due(self._me, self._driver.state))
         for due in self._opening - begun:
             nursery.start_soon(self._open_loss, due)
 
     async def _open_loss(self, due: LossOpeningDuty) -> None:
-        """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
+        """Submit the opening of a loss, with retries while it is due. A loss that is not opened in time costs only its reward."""
         computing, pause = self._driver.round_executor.participant.worker_client, RETRY_SECONDS
         kept = voter.read_opening(computing.text_folder, due.job, due.round, due.trainer) if computing else None
         while computing is not None and kept is not None and due in self._opening:
@@ -272,12 +275,11 @@ class AuditedProposals:
             pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
     async def delete_expired_files(self) -> None:
-        """Deletes buffers that no auditor may ask for any more, and losses that are not to be opened.
+        """Delete buffers that no auditor can request any more, and losses that need no opening.
 
-        The audit window bounds the buffers that may be asked for; `training.job_spec.AUDIT_BYTES_MAX` bounds them when a job
-        begins.
+        The audit window bounds the number of kept rounds, and `training.job_spec.AUDIT_BYTES_MAX` their size at a job's start.
         """
-        # What is here is listed before the state is looked at: the files of a round that opens meanwhile stay.
+        # Files are listed before the state is read, so that those of a round that opens meanwhile stay.
         kept = await trio.to_thread.run_sync(self._driver.blobs.retained_rounds)
         computing = self._driver.round_executor.participant.worker_client
         sealed = await trio.to_thread.run_sync(voter.list_opening_files, computing.text_folder) if computing else ()
@@ -297,11 +299,11 @@ class AuditedProposals:
 
 
 class AuditEventLog:
-    """Adds an event for each new entry of the decided log, and for each suspension of this peer."""
+    """Events for new entries of the decided audit log, and for suspensions of this peer."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._height = driver.state.height  # entries up to here have been shown to people
+        self._height = driver.state.height  # entries up to this height have events
         self._suspended: dict[bytes, int] = {}
 
     def log_results(self) -> None:
@@ -323,7 +325,7 @@ class AuditEventLog:
 
 
 def describe_audit_entry(entry: AuditLogEntry, state: LedgerState) -> str:
-    """One result of an audit, as a line."""
+    """Return the result of an audit as one line."""
     auditor, trainer = (short_id(state.members.current_key(key)) for key in (entry.auditor, entry.trainer))
     where = f"{trainer} in round {display_round_number(entry.round)}"
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
@@ -351,7 +353,7 @@ def describe_audit_entry(entry: AuditLogEntry, state: LedgerState) -> str:
 
 
 def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
-    """Empty if it has no finding."""
+    """Return the label of an entry's finding, or an empty string without a finding."""
     if entry.finding is None or entry.finding < OBJECTIVE_CODES_FIRST:
         return entry.finding.label if entry.finding is not None else ""
     job = state.jobs.jobs.get(entry.job)
@@ -359,7 +361,7 @@ def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
 
 
 def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int]]:
-    """(running job, the first round in which this member trains again)."""
+    """Yield (running job, first round in which this member trains again) for its suspensions."""
     for key, job in state.jobs.running().items():
         until = max(state.audits.suspensions_in(key).get(person, 0), job.suspended_trainers.get(person, 0))
         if until > job.round:
@@ -367,7 +369,7 @@ def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int
 
 
 def suspension_reason(person: bytes, state: LedgerState) -> str:
-    """Until when and why this member does not train; empty if it may."""
+    """Return the end and the reason of this member's suspension, or an empty string if it may train."""
     for job, until in _suspensions(person, state):
         since = f"suspended until round {display_round_number(until)}"
         if state.audits.suspensions_in(job).get(person) != until:

@@ -1,4 +1,4 @@
-"""Blobs that stay, and blobs that go: those that modules name, models that jobs start from, payloads of old rounds."""
+"""Retention of blobs: those that modules name, start models of jobs, and payloads of old rounds."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from protocol.messages import Proposal
 from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
 from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
-FORGOTTEN_JOB_HEIGHTS = 256  # as many as rounds that stay in any case: a height closes one of each job at most
+FORGOTTEN_JOB_HEIGHTS = 256  # as ROUNDS_MIN, since a height closes at most one round of each job
 
 assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
-FETCHES_MAX = 8  # blobs that are fetched side by side: what rounds wait for goes on beside them
+FETCHES_MAX = 8  # concurrent fetches of pinned blobs, which leave room for the transfers of rounds
 
 log = logging.getLogger("peer")
 
-RETRY_SECONDS = 5.0  # after a statement was not decided, or there was no room
+RETRY_SECONDS = 5.0  # after a transaction was not decided, or the disk had no room
 
 
 @dataclass
 class PayloadPruner:
-    """Deletes payloads of old rounds, of refused proposals and of forgotten jobs: weeks of training must not fill the disk.
+    """The deletion of payloads of old rounds, refused proposals and forgotten jobs, so that training does not fill the disk.
 
-    Of each job the payloads stay that fit into `payloads_gb`, and in any case those that a peer may still need, also where an
-    older round names them, too:
+    Each job keeps the newest payloads that fit into `payloads_gb`, or all if it is 0. It always keeps payloads that a peer may
+    still need, even if an older round names them, too:
 
-    | what needs a payload                                  | of which rounds                                             |
+    | user of a payload                                     | rounds                                                      |
     | models that were not durable when the machine stopped | the last `ANCHOR_ROUNDS_MAX`                                |
-    | peers that were away and take blocks, not a snapshot  | as many as heights that they lack, and that pass meanwhile  |
-    | what trainers said before, and who re-executes them   | `suspension_rounds` before those that may still be audited  |
+    | peers that were away and fetch blocks, no snapshot    | one for each missing height, and for each that follows      |
+    | trainers' earlier proposals, and their re-executors   | `suspension_rounds` before those that may still be audited  |
 
-    `peer export` needs all of them. Where it lacks some it fetches them from peers that keep more, with `payloads_gb` 0 all.
+    `peer export` needs all payloads, and fetches missing ones from peers that keep more.
 
-    | a payload                  | goes                       | nobody needs it then, because                                    |
+    | payload of                 | is deleted                 | reason                                                           |
     |----------------------------|----------------------------|------------------------------------------------------------------|
-    | of a refused proposal      | when the round is closed,  | no block names it: none that is applied again, audited, disputed,|
-    |                            | or the job is over         | or proven by a snapshot                                          |
-    | of a job that the ledger   | FORGOTTEN_HEIGHTS after    | the ledger forgets no job that audits, or other jobs, go on from;|
-    | has forgotten              | its last round, but where  | who is behind by so much takes a snapshot, which has no such job |
-    |                            | `payloads_gb` is 0         |                                                                  |
+    | a refused proposal         | when the round is closed,  | no block names it, so it is never applied again, audited,        |
+    |                            | or the job is over         | disputed, or proven by a snapshot                                |
+    | a job that the ledger      | FORGOTTEN_JOB_HEIGHTS      | no audit or other job needs a forgotten job, and peers that are  |
+    | has forgotten              | after its last round,      | so far behind fetch a snapshot without it                        |
+    |                            | unless `payloads_gb` is 0  |                                                                  |
     """
 
     driver: Driver
-    _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)  # what the last rounds of jobs have accepted
-    _jobs: Set[bytes] = frozenset()  # that the state had at the last look
-    _forgotten: dict[bytes, tuple[int, int]] | None = None  # jobs that it lacks, and have payloads: last round, and its height
+    _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)  # accepted payloads of recent rounds
+    _jobs: Set[bytes] = frozenset()  # jobs of the last state
+    _forgotten: dict[bytes, tuple[int, int]] | None = None  # forgotten jobs with payloads: last round, and its height
 
     async def run(self) -> None:
-        """After every closed round, while no export copies them."""
+        """Delete payloads after each closed round, except while an export copies payloads."""
         looked = dict[bytes, int]()
         while True:
             applied, state = self.driver.block_applied, self.driver.state
@@ -84,7 +84,7 @@ class PayloadPruner:
             if any(_is_open(*of, state) for of in rounds):
                 continue
             named = [accepted(*of) if _is_closed(*of, state) else () for of in rounds]
-            # Who came by a snapshot does not know what a round has accepted, and others may ask for it.
+            # After a snapshot, this peer does not know the accepted payloads of older rounds, and others may request them.
             blobs.release_round_references(digest, rounds, keeps=any(of is None or digest in of for of in named))
 
     def _delete_forgotten(self, state: LedgerState) -> None:
@@ -102,20 +102,23 @@ class PayloadPruner:
         self._delete_before(key, first_kept_round(key, job, state, self.driver.payload_bytes), state)
 
     def _delete_before(self, key: bytes, first: int, state: LedgerState) -> None:
-        """Deletes the oldest round first: if the peer stops in between, the next look finds all that is left, which is newer."""
+        """Delete payloads of the rounds before `first`, the oldest first.
+
+        The search goes back from `first` to the first round without payloads. So after an interruption it finds the rest.
+        """
         passed = list[Sequence[bytes]]()
         for number in range(first - 1, -1, -1):
             named = self._accepted(key, number)
             here = [digest for digest in named or () if self.driver.blobs.size(digest) is not None]
             if named is None or (named and not here):
-                break  # the older ones went before, or were never here
+                break  # older payloads were deleted before, or were never here
             passed.append(here)
         lately = self._named_lately(state) if passed else set()
         for digests in reversed(passed):
             self.driver.blobs.drop_blobs(digest for digest in digests if digest not in lately)
 
     def _named_lately(self, state: LedgerState) -> set[bytes]:
-        """By the rounds that jobs go on from: a trainer may say again what an old round has accepted, and that stays."""
+        """Return the accepted payloads of recent rounds. They stay even if an old round accepted the same payload."""
         before, self._lately = self._lately, {}
         for key, job in state.jobs.jobs.items():
             if job.phase is not JobPhase.FINISHED:
@@ -125,7 +128,7 @@ class PayloadPruner:
         return {digest for named in self._lately.values() for digest in named}
 
     def _accepted(self, key: bytes, number: int) -> Sequence[bytes] | None:
-        """Digests of a closed round's payloads; None if this peer came later."""
+        """Return the digests of a closed round's payloads, or None if its block is older than this peer's snapshot."""
         stored = self.driver.store.closed_round(key, number)
         decided = None if stored is None else self.driver.store.get_decision(stored.height)
         if decided is None:
@@ -141,13 +144,13 @@ def _is_open(key: bytes, number: int, state: LedgerState) -> bool:
 
 
 def _is_closed(key: bytes, number: int, state: LedgerState) -> bool:
-    """False: its job has ended before."""
+    """Return whether the round was closed. It was not if its job ended before."""
     job = state.jobs.jobs.get(key)
     return job is None or job.round > number
 
 
 def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -> int:
-    """The first round of a job whose payloads stay, where `bytes_max` of them may stay; 0: all."""
+    """Return the first round of a job whose payloads stay. `bytes_max` bounds their size, and 0 means no bound."""
     if not bytes_max:
         return 0
     spec, audits = JobSpec.decode(job.spec), state.audits.jobs.get(key)
@@ -158,17 +161,17 @@ def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -
 
 @dataclass
 class BlobPinner:
-    """Keeps the blobs that the modules of the network name (`Module.pinned_blobs`): every peer has them, so none is lost.
+    """The blobs that the network's modules name (`Module.pinned_blobs`), which each peer fetches and keeps.
 
-    Blobs that were replaced (`Module.replaced_blobs`) go wherever they are.
+    Blobs for which a module names a replacement (`Module.replaced_blobs`) are replaced.
     """
 
     driver: Driver
     _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(FETCHES_MAX))
 
     async def run(self) -> None:
-        """After every block, fetches what the state names since then, and replaces what it replaces."""
-        wanted = set[bytes]()  # that are here, or on their way
+        """Fetch the blobs that each block adds, and apply its replacements."""
+        wanted = set[bytes]()  # blobs that are here, or being fetched
         seen: dict[str, object] = {}
         replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:
@@ -194,7 +197,7 @@ class BlobPinner:
         try:
             old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
             made = await trio.to_thread.run_sync(replaced.make, old)
-        except MissingBlobError:  # as at most peers
+        except MissingBlobError:  # as on most peers
             return
         if made is not None:
             await trio.to_thread.run_sync(blobs.add_bytes, made)
@@ -202,8 +205,9 @@ class BlobPinner:
 
 
 class StartModelAttester:
-    """Fetches and checks the models that jobs in the line start from, and says that this voter holds them: a job starts when a
-    quorum does. What is due follows from the applied state and what this process has looked at.
+    """The task that fetches and checks the start models of queued jobs, and attests that this voter holds them.
+
+    A job starts when a quorum of voters holds its start model.
     """
 
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
@@ -211,7 +215,7 @@ class StartModelAttester:
         self._begun: set[bytes] = set()
 
     async def run(self) -> None:
-        self._begun.clear()  # a fault of the system may have ended the last run
+        self._begun.clear()  # a system error may have ended the last run
         async with trio.open_nursery() as nursery:
             while True:
                 applied = self._driver.block_applied
@@ -233,7 +237,10 @@ class StartModelAttester:
         }
 
     async def _attest(self, key: bytes, spec: JobSpec) -> None:
-        """Until it is decided that this voter has said something of the job, or the job waits no more."""
+        """Attest the job's start model, or ask to stop the job if the model is invalid.
+
+        Transactions are retried until one is decided, or the job leaves the queue.
+        """
         from training import parameter_blob
 
         async with trio.open_nursery() as nursery:
@@ -262,7 +269,7 @@ class StartModelAttester:
         scope.cancel()
 
     async def _fetched(self, spec: JobSpec) -> None:
-        """From whoever has it, as soon as this disk has room for it."""
+        """Fetch the start model from any peer as soon as the disk has room for it, and pin it."""
         from training import parameter_blob
 
         assert spec.initial_model is not None

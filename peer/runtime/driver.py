@@ -1,8 +1,8 @@
-"""The heart of the daemon: one task through which everything that changes the peer's mind goes, in order.
+"""The driver of the daemon: one task that feeds all inputs to the node in order and carries out the node's effects.
 
-Messages, timers and results of slow work come into one inbox. Each batch of them is one turn of the `Node`, which decides; here
-it is made durable with one fsync, then sent. Slow work (applying a block, judging a payload, training) runs beside it and reports
-back through the inbox, so that it never delays a vote.
+Messages, timers and results of slow work come into one inbox. Each batch of them is one step of the `Node`. The driver stores its
+effects with one fsync, then sends them. Slow work (applying a block, judging a payload, training) runs in other tasks and reports
+through the inbox, so that it never delays a vote.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from transport.network import DataReceived, DuplicateIdentity, NetworkEvent, Pee
 
 log = logging.getLogger("peer")
 
-# Items that wait for the driver, and bytes of messages among them; then the network is not read, which slows the senders down.
+# Items that wait for the driver, and bytes of their messages. If the inbox is full, the network is not read (backpressure).
 INBOX_MAX, INBOX_BYTES_MAX = 512, 4 * MESSAGE_BYTES_MAX
-LAG_HEIGHTS_MAX = 2  # decided and not applied: with more this peer was away, and what it missed says nothing of its pace
-BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
+LAG_HEIGHTS_MAX = 2  # decided but not applied heights; a peer with more was away, and its missed rounds do not measure its speed
+BATCH_MAX = 64  # items in one step, which bounds the time that a vote waits for the fsync
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedAction(StepAction):
-    """Something another task wants done inside the driver; `done` is set when its effects are durable and sent."""
+    """An action of another task that runs inside the driver. `done` is set when its effects are durable and sent."""
 
     done: trio.Event
 
@@ -66,13 +66,13 @@ class AwaitedAction(StepAction):
 class _PendingRestore:
     restored: RestoredSnapshot
     links: tuple[LightBlock, ...]
-    repairs: bool  # it takes the place of a state that is wrong, however high that one is
+    repairs: bool  # it replaces a wrong state, whatever height that has
     done: trio.Event
     is_taken: bool = False
 
 
 class Driver:
-    """`run` it once. Between turns, other tasks may read everything here; they change things only through `run_action`."""
+    """The driver of one node; `run` runs once. Other tasks read it between steps, and change it by `run_action` only."""
 
     def __init__(
         self,
@@ -88,12 +88,14 @@ class Driver:
         anchor: TrustedBlock | None = None,
         payload_bytes: int = 0,
     ) -> None:
-        """`anchor` is a block that is known to be decided: what others say must lead to it. Of each job payloads of so many bytes
-        stay; 0: all.
+        """Create a driver.
+
+        `anchor` is a block that is known to be decided; the history of other peers must contain it. `payload_bytes` bounds the
+        payloads that are kept of each job, and 0 means no bound.
         """
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
-        self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now: none is deleted meanwhile
+        self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now, so that none is deleted
         self.rules, self.applied, self.chain_id = rules, applied, rules.chain_id
         self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
@@ -130,15 +132,15 @@ class Driver:
         self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
         self._inbox_bytes, self._inbox_room = 0, trio.Event()
         self._verification = SignaturePreverifier(rules, network, applied, self._deliver)
-        self._decided = trio.Event()  # set and replaced when there is more to apply
+        self._decided = trio.Event()  # set and replaced when blocks were decided
         self._deadline: float | None = None
         self.block_applied = trio.Event()  # set and replaced when a block was applied
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _PendingRestore | None = None
-        self._copied: DuplicateIdentity | None = None  # a restored node must know it, too
+        self._copied: DuplicateIdentity | None = None  # a restored node gets it again
 
     def _restored_node(self, measured: RoundTimings | None = None) -> Node:
-        """As the store says that this peer stopped."""
+        """Return a node with the state and the journal in the store."""
         state = self.applied.current
         last = self.store.get_decision(state.height)
         ledger = LedgerApplication(self.rules, self.applied, last.decode().state_root if last else state.state_root)
@@ -149,7 +151,7 @@ class Driver:
         return Node(self.signer, self.rules, ledger, restart, self.rules.verifier, spoken, accepted, *known)
 
     def now(self) -> float:
-        """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
+        """Return seconds since the epoch by a monotonic clock, which ignores later changes and counts the machine's sleep."""
         self._slept = max(self._slept, _seconds_slept() - self._slept_before)
         return self._started_wall + (trio.current_time() - self._started) + self._slept
 
@@ -182,7 +184,7 @@ class Driver:
                     await self._install_pending_restore(self._restores)
 
     async def run_action(self, do: Callable[[], RoundEffects | None]) -> None:
-        """Runs `do` inside the driver's next turn; returns when what it said is durable and sent."""
+        """Run `do` in the driver's next step, and wait until its effects are durable and sent."""
         done = trio.Event()
         await self._inbox_send.send(AwaitedAction(do, done))
         await done.wait()
@@ -191,7 +193,7 @@ class Driver:
         async for event in self.network.events:
             if isinstance(event, DataReceived) and is_snapshot_message(event.data):
                 self.state_sync.receive_message(event.peer, event.data)
-                self.network.worked(event.peer, 0.0)  # what is read for it comes later
+                self.network.worked(event.peer, 0.0)  # `state_sync` charges the work later
             elif isinstance(event, DataReceived) and self._verification.should_preverify(event):
                 self._verification.enqueue_message(event)
             else:
@@ -211,7 +213,7 @@ class Driver:
         return item
 
     async def _next_items(self) -> list[NodeInput]:
-        """What is there, at least one item unless the deadline expires first."""
+        """Return the waiting items. Wait for the first one, but not beyond the deadline."""
         await trio.lowlevel.checkpoint()
         items = self._items_here()
         if not items:
@@ -237,7 +239,7 @@ class Driver:
         turn = self.node.step(items, self.now())
         self._deadline = turn.deadline
         spent = [(peer, seconds) for peer, times in self.node.processor_seconds.items() for seconds in times]
-        # What a turn costs beside its messages they pay in equal parts, unless this peer had something of its own to do in it.
+        # The other costs of a step are charged to its messages in equal parts, unless the step contains work of this peer itself.
         rest = (time.thread_time() - started - sum(seconds for _, seconds in spent)) / max(1, len(items))
         rest *= all(isinstance(item, DataReceived | PeerConnected | PeerDisconnected) for item in items)
         for peer, seconds in spent:
@@ -253,9 +255,7 @@ class Driver:
         for send in turn.sends:
             if not isinstance(send, SendMessage):
                 self._answering.enqueue_request(send)
-        await (
-            trio.lowlevel.checkpoint_if_cancelled()
-        )  # the thread ends whatever happens; the round executor may be closed by then
+        await trio.lowlevel.checkpoint_if_cancelled()  # the thread always finishes, and the round executor may be closed by then
         changes = self.node.take_round_changes()
         self._observe_step(turn, changes)
         self._follow_rounds(changes, items)
@@ -287,7 +287,7 @@ class Driver:
         self.network.ban_peer(peer, error)
 
     def _log_about_peer(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
-        """An event, unless it is about a stranger: they could push out all that a person should see."""
+        """Add an event about a peer. Events about strangers go to the debug log, since they could displace all others."""
         if self.node.is_stranger(peer):
             log.debug("%s, a stranger", text)
         else:
@@ -296,7 +296,7 @@ class Driver:
     def _observe_step(self, turn: StepEffects, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundEnded)}
         for signer, message in self.node.counted_messages:
-            if signer != self.signer.public or (message.job, message.round) not in opened:  # else it is old, and from the disk
+            if signer != self.signer.public or (message.job, message.round) not in opened:  # otherwise it was read from disk
                 self.observer.report_round_message(signer, message)
         for evidence in turn.evidence:
             self.observer.report_evidence(evidence)
@@ -316,7 +316,7 @@ class Driver:
     # Decisions
 
     async def _apply_decided(self) -> None:
-        """Applies blocks in order, also those that were decided but not applied when the process ended."""
+        """Apply decided blocks in order, including those of an earlier process."""
         try:
             with self._applying:
                 await self._apply_after(self.state)
@@ -330,37 +330,37 @@ class Driver:
                 await self.state_sync.wait_to_apply()
                 block = decided.decode()
                 if block.state_root != state.state_root:
-                    return  # nothing can be built on a wrong state: it is restored, and then this begins anew
+                    return  # the state is wrong; this task begins again after the certified one is restored
                 last = self.rules.last_supported_height(state)
                 if last is not None and block.height > last:
-                    return  # a newer program, which can apply it, begins here
-                if len(block.body) > LARGE_BYTES:  # an observer, or a peer that was away, has verified none of it
+                    return  # a newer program has to apply it
+                if len(block.body) > LARGE_BYTES:  # observers, and peers that were away, have not verified its signatures
                     await trio.to_thread.run_sync(self._verify_ahead, block.body)
                 transition = self.rules.apply_block(state, block)
                 before, state = state, transition.finish_state(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed_rounds]
-                # Where a block changed many rows of tables, they are hashed now: beside the loop.
+                # A thread encodes the state, since a block may have changed many rows, which are hashed now.
                 encoded = await trio.to_thread.run_sync(self.rules.encode_state, state)
                 link = make_light_block(decided, VoterSet(state.members.voters))
                 save = partial(self.store.save_state, tables=state.tables)
                 await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
-                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
+                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # a trained model is kept
                         self.host.discard_job(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
     def _verify_ahead(self, body: bytes) -> None:
-        with contextlib.suppress(RemoteProtocolError):  # `apply` finds it
+        with contextlib.suppress(RemoteProtocolError):  # `apply_block` finds it again
             self.rules.preverify_signatures(decode_body(body))
 
     async def _step_models(self, transition: StateTransition) -> dict[bytes, bytes]:
-        """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""
+        """Return the model roots after a block. Fetches have no timeout, because a quorum has stated that it holds the blobs."""
         roots: dict[bytes, bytes] = {}
         for job in transition.started_jobs:
             begun = transition.state.jobs.jobs[job]
             spec = JobSpec.decode(begun.spec)
-            if spec.initial_model is not None:  # q of the voters have said that they hold these parameters
+            if spec.initial_model is not None:  # a quorum has attested that it holds these parameters
                 from training import parameter_blob
 
                 size, voters = parameter_blob.blob_bytes(spec), transition.state.members.voters
@@ -373,14 +373,14 @@ class Driver:
         for closed in transition.model_steps:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
-                self.blobs.pin_blob(proposal.payload)  # also before, or it might go while it seems to be here
+                self.blobs.pin_blob(proposal.payload)  # before the fetch, so that a stored payload is not deleted meanwhile
                 await self.network.fetch_blob(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
                 self.blobs.pin_blob(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.apply_round, closed, self.blobs.read_range)
         return roots
 
     def _recover_models(self) -> None:
-        """If the machine stopped, the last models may not have reached the disk."""
+        """Compute models again that a stop of the machine kept from the disk."""
         for name, job in self.state.jobs.jobs.items():
             judged = partial(_judged_round, self.store, name, job.spec)
             computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
@@ -390,14 +390,14 @@ class Driver:
     # Snapshots
 
     async def restore_state(self, restored: RestoredSnapshot, links: tuple[LightBlock, ...], repairs: bool) -> bool:
-        """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
+        """Replace the node's state, and wait until that is done. Return False if applied blocks were faster than the snapshot."""
         self._restores = restores = _PendingRestore(restored, links, repairs, trio.Event())
-        await self.run_action(lambda: None)  # the driver looks between two turns
+        await self.run_action(lambda: None)  # wakes the driver, which installs it after the step
         await restores.done.wait()
         return restores.is_taken
 
     async def _install_pending_restore(self, restores: _PendingRestore) -> None:
-        """Installs a snapshot, and begins anew from the disk, as after a restart, but knowing how long rounds take."""
+        """Install a snapshot and restart the node from the disk. The new node keeps the measured timings of rounds."""
         self._restores = None
         self._applying.cancel()
         await self._applying_ended.wait()
@@ -418,7 +418,7 @@ class Driver:
         restores.done.set()
 
     def _install(self, restores: _PendingRestore) -> bool:
-        """The models first: until the store names them, nobody looks at them."""
+        """Install models, then the state. Models are not used before the store names them."""
         restored = restores.restored
         if restored.is_overtaken(max(self.store.state_roots(), default=0), restores.repairs):
             return False
@@ -467,20 +467,25 @@ class Driver:
 
 
 def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:
-    """The state after the last block that this peer has applied; that of the genesis where it has applied none."""
+    """Return the state after the last applied block, or that of the genesis."""
     state = rules.restore_state(store.encoded_state())
     store.rows.attach_tables(state.tables)
     return state
 
 
 def _seconds_slept() -> float:
-    """For how long this machine has slept since it was started, which trio's clock leaves out; a little less where we are held up
-    between the two readings. Zero where only one clock is there."""
+    """Return the seconds that this machine has slept since its start, which trio's clock omits; 0 without CLOCK_BOOTTIME.
+
+    The result is slightly too small if the process is interrupted between the two readings.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - time.monotonic()
 
 
 def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:
-    """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
+    """Return the inputs of a round's model step from the stored round and the block that closed it.
+
+    Raises `StorageError` if either is not here.
+    """
     stored = store.closed_round(job, number)
     decided = store.get_decision(stored.height) if stored else None
     if stored is None or decided is None:

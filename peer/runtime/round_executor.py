@@ -1,4 +1,4 @@
-"""What this peer's role does in the open rounds: training, judging, measuring, each cancelled when its round closes."""
+"""The work of this peer's role in open rounds: training, judging and evaluation. The end of a round cancels its tasks."""
 
 from __future__ import annotations
 
@@ -37,20 +37,23 @@ from training.model_store import JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from transport.connections.connection_manager import ConnectionManager
 
-LOSS_ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
+LOSS_ROUNDS_KEPT = 64  # more than the rounds of a rollback and those compared with them
 
-RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # of the driver: see `Driver.run_action`
+RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # `Driver.run_action`
 _Judges = Callable[[OpenRoundContext], Awaitable[Verdict]]
 _RecordsVerdict = Callable[[OpenRounds, RoundKey, bytes, Verdict, float], None]
 
-# Payloads of so many rounds must fit before a round is trained. Every round looks anew: a long job is not refused for its end.
+# Rounds whose payloads must fit on the disk before a trainer computes. Each round checks again, so that long jobs can begin.
 ROUNDS_AHEAD = 100
-RESERVED_BYTES = 512 << 20  # that a job leaves for the ledger and all else: a full disk ends the peer
-CHECK_SECONDS = 10.0  # until a peer that has no room looks again
+RESERVED_BYTES = 512 << 20  # left for the ledger and other data, because a full disk stops the peer
+CHECK_SECONDS = 10.0  # between checks while the disk lacks room
 
 
 class RoundExecutor:
-    """`run` it once; `open_round` and `close_round` follow the applied state. What a role finds out goes to the driver."""
+    """The tasks of a role. `run` runs once, and `open_round` and `close_round` follow the applied state.
+
+    Results of the role go to the driver.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class RoundExecutor:
         self.disk_space = DiskSpaceMonitor(me, store.path.parent, host, event_log, applied, payload_bytes)
         self._open: dict[RoundKey, OpenRoundContext] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
-        self._begun: set[tuple[RoundKey, bytes, str]] = set()  # judgements: round, trainer, and what is done
+        self._begun: set[tuple[RoundKey, bytes, str]] = set()  # judgements: round, trainer, kind of work
         self._replays = Counter[RoundKey]()  # re-executions begun
         self.loss_history, self.loss_recorded = LossHistory(), trio.Event()
 
@@ -85,7 +88,7 @@ class RoundExecutor:
             await trio.sleep_forever()
 
     def replace_rounds(self, rounds: OpenRounds) -> None:
-        """Everything that was open is over: the peer goes on from a restored state, with these rounds."""
+        """Close all rounds. The peer continues from a restored state with `rounds`."""
         for key in list(self._open):
             self.close_round(key)
         self._rounds = rounds
@@ -104,12 +107,12 @@ class RoundExecutor:
         self._begun = {entry for entry in self._begun if entry[0] != key}
 
     def finish_job(self, key: RoundKey, job: Job) -> None:
-        """No round opens any more in which the job's last model would be measured."""
+        """Evaluate the last model of a job, since no further round opens for it, and delete the job's old files."""
         self._nursery.start_soon(self._guarded, "measuring", self.participant.observe_round, self.make_context(key, job))
         self._nursery.start_soon(trio.to_thread.run_sync, self._delete_old_files, key, job)
 
     def make_context(self, key: RoundKey, job: Job) -> OpenRoundContext:
-        """What a role sees of the job's open round, or of a finished job."""
+        """Return the role's context for the job's open round, or for a finished job."""
 
         async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
             await self._run_action(lambda: self._rounds.publish_proposal(proposal, self._now(), opening))
@@ -156,7 +159,7 @@ class RoundExecutor:
         )
 
     async def _work_on(self, key: RoundKey, job: Job, opened: OpenRoundContext, spoken: bool) -> None:
-        """Everything this peer's role does in one round, which may be closed, or given to others, before this starts."""
+        """Run the role's work in one round, unless the round was closed or renewed before this task started."""
         if self._open.get(key) is not opened:
             return
         self._nursery.start_soon(self._guarded, "measuring", self.participant.observe_round, opened)
@@ -165,18 +168,21 @@ class RoundExecutor:
             if opened.me in opened.terms.trainers and not spoken:
                 self._working[key].start_soon(self._train, job, opened)
             await self.disk_space.check_job(opened.job, job)
-            await trio.to_thread.run_sync(self._delete_old_files, key, job)  # beside the work: nobody waits for it
+            await trio.to_thread.run_sync(self._delete_old_files, key, job)  # nothing waits for it
             await trio.sleep_forever()
 
     async def _train(self, job: Job, opened: OpenRoundContext) -> None:
-        """Waits for room on the disk, as the look of the round before found it."""
+        """Wait until the disk has room, according to the latest check, then train."""
         while self.disk_space.is_short_for(opened.job):
             await trio.sleep(CHECK_SECONDS)
             await self.disk_space.check_job(opened.job, job)
         await self._guarded("training", self.participant.propose, opened)
 
     async def _guarded(self, what: str, work: Callable[[OpenRoundContext], Awaitable[None]], opened: OpenRoundContext) -> None:
-        """A role may fail in a round; the peer goes on, unless its disk fails."""
+        """Run `work`. Its failure adds a warning and is ignored, unless the disk failed.
+
+        Raises `StorageError` if the disk failed.
+        """
         try:
             with storage_errors(self._store.path.parent):
                 await work(opened)
@@ -191,16 +197,16 @@ class RoundExecutor:
             )
 
     def _delete_old_files(self, key: RoundKey, job: Job) -> None:
-        """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
+        """Delete unneeded files: old models, buffers, and optimizer state from before the last accepted proposals."""
         anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
         with skip_without_descriptors("the deletion of old models"):
             audits = self._applied.current.audits.jobs.get(key[0])
-            audited = frozenset(audits.rounds) if audits else frozenset[int]()  # rounds of which proposals may still be replayed
+            audited = frozenset(audits.rounds) if audits else frozenset[int]()  # rounds with proposals that may still be audited
             self._host.prune_models(*key, JobSpec.decode(job.spec), audited, anchors, is_over)
         self.delete_expired_files()
 
     def delete_expired_files(self) -> None:
-        """It may run in a thread."""
+        """Delete temporary buffers and optimizer state that no open round needs. It may run in a thread."""
         keep: set[bytes | None] = set()
         for opened in list(self._open.values()):
             for record in opened.model.records.values():
@@ -213,7 +219,7 @@ class RoundExecutor:
             self._blobs.delete_unowned({digest for digest in keep if digest is not None})
 
     def _declared(self, proposal: Proposal) -> Iterable[bytes]:
-        """The blobs that the declaration of a proposal names; none if it is unsound."""
+        """Return the blobs that a proposal's declaration names, or none if the declaration is invalid."""
         opened = self._open.get((proposal.job, proposal.round))
         try:
             return opened.spec.declared_blobs(proposal.declaration) if opened else ()
@@ -221,7 +227,7 @@ class RoundExecutor:
             return ()
 
     def judge_proposals(self) -> None:
-        """Begins the checks of proposals that are new here, and the re-executions that this peer is called for."""
+        """Start the checks of new proposals, and the re-executions that are assigned to this peer."""
         for job, book in self._rounds.books.items():
             key = (job, book.terms.round)
             if book.me is None or key not in self._working:
@@ -241,7 +247,7 @@ class RoundExecutor:
                     self._working[key].start_soon(self._judge, "re-executing", opened, trainer, replay, record)
 
     async def _judge(self, what: str, opened: OpenRoundContext, trainer: bytes, work: _Judges, record: _RecordsVerdict) -> None:
-        """Gives the driver the result of this work; UNJUDGED if it fails."""
+        """Give the driver the verdict of `work`, or UNJUDGED if the work fails."""
         verdict = Verdict.UNJUDGED
 
         async def judge(opened: OpenRoundContext) -> None:
@@ -258,26 +264,29 @@ def _opened(signed: Signed) -> Proposal:
 
 
 class LossHistory:
-    """This trainer's last losses in each job. Every trainer sees a lie that undoes much of what was learned, drawn or not."""
+    """This trainer's last losses in each job, by which each trainer notices a false update that does much damage."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[bytes, dict[int, float]] = OrderedDict()
 
     def record_loss(self, job: bytes, number: int, loss: float) -> None:
-        """`loss` of this trainer in that round; infinite if it is no number."""
+        """Record this trainer's loss of a round. An undefined loss is infinite."""
         losses = self._jobs.pop(job, {}) | {number: loss}
         self._jobs[job] = dict(sorted(losses.items())[-LOSS_ROUNDS_KEPT:])
         while len(self._jobs) > RUNNING_MAX:
             self._jobs.popitem(last=False)
 
     def losses(self, job: bytes, undone: Iterable[tuple[int, int]]) -> dict[int, float]:
-        """By round, but for those that are undone. `undone`: first and last of each line of rounds."""
+        """Return the losses by round, without those of undone rounds. `undone` has the first and last round of each range."""
         known, lines = self._jobs.get(job, {}), list(undone)
         return {of: loss for of, loss in known.items() if not any(first <= of <= last for first, last in lines)}
 
 
 def _figure(name: str, value: float, number: int, unit: str) -> str:
-    """Held-out figures are of the model with which a round begins. `unit` is that of the training loss."""
+    """Return a line about one measurement. `unit` is that of the training loss.
+
+    Held-out figures are those of the model before the round.
+    """
     shown = display_round_number(number)
     if name.startswith("training_"):
         return f"in round {shown}: training loss {value:.4f} {unit}"
@@ -292,34 +301,34 @@ def _figure(name: str, value: float, number: int, unit: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DiskShortage:
     text: str
-    blocks_training: bool  # there is not even room for the next rounds
+    blocks_training: bool  # even the next rounds do not fit
 
 
 @dataclass
 class DiskSpaceMonitor:
-    """`check_job` before a job begins, and in each of its rounds."""
+    """The disk space that jobs need. `check_job` runs before a job begins, and in each of its rounds."""
 
     me: bytes
-    folder: Path  # of all data
+    folder: Path  # folder of all data
     host: JobModelStore
     events: EventLog
     applied: CurrentState
-    payload_bytes: int = 0  # of a job's old rounds that stay; 0: all
+    payload_bytes: int = 0  # bound of the kept payloads of a job; 0 means no bound
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
     _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # by job
 
     @property
     def shortage_text(self) -> str:
-        """For people: what does not fit; empty where everything does."""
+        """A line for people about jobs that do not fit, or an empty string."""
         going_on = self.applied.current.jobs.unfinished()
         return "; ".join(lack.text for key, lack in self._lacks.items() if key in going_on)
 
     def is_short_for(self, key: bytes) -> bool:
-        """Whether this peer must not train the job, as far as it has looked."""
+        """Return whether the disk lacks room for training this job, according to the latest check."""
         return key in self._lacks and self._lacks[key].blocks_training
 
     async def check_job(self, key: bytes, job: Job) -> None:
-        """What has changed is told."""
+        """Check the disk space for a job, and add an event if the result has changed."""
         found = await trio.to_thread.run_sync(self._lack, key, job)
         going_on, before = self.applied.current.jobs.unfinished(), self._lacks.get(key)
         self._lacks = {of: lack for of, lack in self._lacks.items() if of != key and of in going_on}
@@ -350,9 +359,9 @@ class DiskSpaceMonitor:
 
 
 def _size(folder: Path) -> int:
-    """Files and folders come and go meanwhile, and some files have two names."""
+    """Return the bytes of all files in a folder. Files may vanish meanwhile, and hard links count once."""
     sizes = {}
-    for inside, _, names in os.walk(folder):  # it passes over folders that are gone
+    for inside, _, names in os.walk(folder):  # it skips folders that were deleted
         for name in names:
             with contextlib.suppress(OSError):
                 found = os.lstat(os.path.join(inside, name))

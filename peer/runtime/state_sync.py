@@ -1,7 +1,7 @@
-"""Snapshots in the daemon: serves them to others, and fetches one when this peer is far behind or has computed a wrong state.
+"""Snapshots in the daemon: this peer serves them, and fetches one if it is far behind or has computed a wrong state.
 
-Thin: `ledger.snapshots` decides, this carries messages between it, the network and the disk. Nothing here
-delays a vote: messages come over a queue of their own, disk work runs in a thread, and what is sent has the lowest priority.
+This module only carries messages between `ledger.snapshots`, which makes the decisions, the network and the disk. Nothing here
+delays a vote: messages have their own queue, disk work runs in a thread, and answers have the lowest priority.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from training.model_store import JobModelStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import Priority
 
-# Messages that wait, and their bytes: honest peers have less on their way to us, and what is lost is asked for again.
+# Waiting messages and their bytes. Honest peers have fewer on the way, and lost messages are requested again.
 INBOX_MAX: Final = 128
 INBOX_BYTES_MAX: Final = 32 << 20
-LINK_POLL_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
-RETRY_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
-# so long no blocks are applied that a proven snapshot makes needless: both want the processor
+LINK_POLL_SECONDS: Final = 1.0  # between checks for new and broken links during a transfer
+RETRY_SECONDS: Final = 5.0  # between transfers, since claimed heights may be false
+# longest pause in applying blocks during a transfer, whose snapshot makes them needless: both need the processor
 APPLY_PAUSE_SECONDS_MAX: Final = 20.0
-DIVERGENCE_REPORTS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
+DIVERGENCE_REPORTS_KEPT: Final = 3  # a report is as large as the ledger
 
-# The first bytes of these messages. By them the network's reader tells them from votes without unpacking a megabyte.
+# The first bytes of these messages, by which the network's reader distinguishes them from votes without decoding a megabyte.
 _PREFIXES: Final = tuple(
     bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOT_MESSAGES
 )
 
 
-# Goes on from this state; False: blocks were quicker, and the node began anew without it. See `Driver.restore_state`.
+# Replaces the node's state; returns False if applied blocks were faster. See `Driver.restore_state`.
 RestoreState = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]
 
 
@@ -65,8 +65,9 @@ def is_snapshot_message(data: bytes) -> bool:
 
 
 class StateSync:
-    """`run` it once. The driver says what happens with `receive_message`, `add_applied_state` and `start_if_needed`; none of them
-    waits.
+    """The task that serves and fetches snapshots; `run` runs once.
+
+    The driver calls `receive_message`, `add_applied_state` and `start_if_needed`, none of which waits.
     """
 
     def __init__(
@@ -87,17 +88,17 @@ class StateSync:
         self._anchor, self._applied = anchor, applied
         self._now, self._restore_state, self._drop_peer = now, restore_state, drop_peer
         self._shelf, self._queue = SnapshotStore(store, host), SnapshotRequestQueue()
-        self._news: deque[LedgerState] = deque()  # applied, and not on the shelf yet
+        self._news: deque[LedgerState] = deque()  # applied states that are not in the snapshot store yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._inbox_bytes = 0
         self._wake = trio.Event()
-        self._clear = trio.Event()  # set and replaced: no proven snapshot is being fetched
+        self._clear = trio.Event()  # set while no proven snapshot is being fetched
         self._clear.set()
         self._links: frozenset[bytes] = frozenset()
         self._transfer: SnapshotDownload | None = None
-        self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
+        self._repairs, self._begun = False, 0.0  # whether the transfer repairs a divergence, and its start
         self._wanted: tuple[TrustBasis, int] | None = None
-        self._asked_last = b""  # for an offer, in the last transfer
+        self._asked_last = b""  # the last peer that was asked for an offer
         if anchor is not None and (own := store.get_decision(anchor.height)) is not None:
             self.check_trusted_block((own,))
         self._not_before = -math.inf
@@ -106,7 +107,7 @@ class StateSync:
     # The driver's side -----------------------------------------------------------------------------------------------
 
     def receive_message(self, peer: bytes, data: bytes) -> None:
-        """If a peer sends more than can be handled, the rest is lost, as on a bad link."""
+        """Queue a message, or drop it if the queue is full. Lost messages are requested again."""
         if len(self._inbox) < INBOX_MAX and self._inbox_bytes + len(data) <= INBOX_BYTES_MAX:
             self._inbox.append((peer, data))
             self._inbox_bytes += len(data)
@@ -117,7 +118,7 @@ class StateSync:
         self._wake.set()
 
     def start_if_needed(self, replica: Replica) -> None:
-        """Whether a snapshot is needed now."""
+        """Start a transfer if this peer's state diverged or it is far behind."""
         if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
             return
         self._repairs = replica.divergence is not None
@@ -129,12 +130,12 @@ class StateSync:
             self._wake.set()
 
     async def wait_to_apply(self) -> None:
-        """Returns when it is worth while to apply another block."""
+        """Wait while a proven snapshot is being fetched, at most APPLY_PAUSE_SECONDS_MAX from the transfer's start."""
         with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._now())):
             await self._clear.wait()
 
     def check_trusted_block(self, decided: Iterable[DecidedBlock]) -> None:
-        """Raises `StorageError` if one of these blocks takes the place of the one that this peer's invitation names."""
+        """Raise `StorageError` if one of these blocks has the height of the invitation's block, but another digest."""
         for item in decided:
             if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
                 raise StorageError(
@@ -144,10 +145,10 @@ class StateSync:
 
     def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
         basis = make_trust_basis(self._rules, self._applied.current, self._store.get_decision(decided), self._anchor)
-        return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
+        return basis, decided + SNAPSHOT_HEIGHTS + 1  # exists if the claims are true; an offer proves it
 
     def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
-        """Nothing of a wrong state is trusted, the voters in it least of all. The decided blocks are trusted."""
+        """Return the basis of a repair. It trusts decided blocks, but not the wrong state or the voters in it."""
         if reason != self._diagnosed:
             self._diagnosed = reason
             try:
@@ -162,7 +163,10 @@ class StateSync:
         return basis, max(SNAPSHOT_HEIGHT_MIN, self._applied.current.height)
 
     async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
-        """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
+        """Return the last certified state, and the light blocks from the genesis to the block that certifies it.
+
+        Return None if there is no certified state yet.
+        """
         snapshot = self._shelf.newest_snapshot
         if snapshot is None:
             return None
@@ -201,7 +205,7 @@ class StateSync:
             self._shelf.add_applied_state(self._news.popleft(), self._now())
         links, before = self._network.connected_peers(), self._links
         self._links = links
-        for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
+        for peer in self._queue.askers - links:  # a message may be handled after its link ended
             self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
@@ -224,7 +228,7 @@ class StateSync:
                 self._drop_peer(peer, error)
 
     async def _serve(self) -> None:
-        """One request; the loop comes back at once if there are more."""
+        """Answer one request. The loop returns here at once if more requests wait."""
         request = self._queue.pop_request(self._now())
         if request is None:
             return
@@ -259,7 +263,7 @@ class StateSync:
             await self._finish(transfer, transfer.restored)
         else:
             is_overtaken = not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
-            if is_overtaken or transfer.has_no_source(self._now()):  # decisions one by one were quicker, or nobody is left
+            if is_overtaken or transfer.has_no_source(self._now()):  # applied blocks were faster, or no source is left
                 self._end_transfer()
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:
@@ -294,7 +298,7 @@ class StateSync:
 
     def _end_transfer(self) -> None:
         if self._transfer is not None:
-            if self._transfer.restored is None:  # else the driver may be installing it right now
+            if self._transfer.restored is None:  # otherwise the driver may be installing it
                 self._transfer.discard_parts()
             self._asked_last = self._transfer.asked_last
         self._transfer = None
@@ -302,7 +306,7 @@ class StateSync:
 
 
 def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerState, reason: str) -> Path:
-    """Keeps a wrong state for whoever looks for the cause: its bytes, and the roots of all that it consists of."""
+    """Write a wrong state to a folder for diagnosis: its bytes, and the roots of its modules and models. Return the folder."""
     parent = directory / "diagnostics"
     folder = parent / f"height-{state.height}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -325,7 +329,7 @@ def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerSta
 
 
 def first_divergent_height(store: LedgerStore, restored: RestoredSnapshot) -> int:
-    """From which height on what this peer computed is not certified; above the restored height it does not count."""
+    """Return the first height at which our state root differs from the certified one, or the restored height if none does."""
     own = store.state_roots()
     certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
     first = restored.height

@@ -1,14 +1,13 @@
-"""Signs transactions of this peer, or of the key it had before, and waits until each is decided.
+"""The submitter signs transactions of this peer, or of its former key, and waits until each is decided.
 
-Several may wait at once, with consecutive nonces: a block takes them in that order. So a report of an audit can wait for the
-block that closes a round, and nothing else has to wait for that block.
+Several transactions may wait at once, with consecutive nonces, and blocks take them in that order. So an audit report can wait
+for the block that closes its round, without delaying other transactions.
 
-The author signs a command again only when its earlier transaction can never act any more: another one was decided with its nonce,
-or it expired at an applied height. Until then any leader may put the earlier one into a block, however often others have refused
-it.
+A command is signed again only when its earlier transaction can no longer be decided: another one was decided with its nonce, or
+it expired at an applied height. Until then any leader may include the earlier one, even if other voters refused it.
 
-A transaction that is refused now gets a substitute: one with the same nonce that changes nothing. Only one of the two is ever
-decided, and signing both is no offence. The substitute also closes the gap before the transactions that wait behind it.
+A transaction that is refused now gets a substitute with the same nonce that changes nothing. Only one of the two is ever decided,
+and signing both is no offence. The substitute also closes the gap before the transactions that wait behind it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Transaction
 
-LIFETIME_HEIGHTS = 200  # a transaction that is not decided by then is refused; rounds take seconds
-# Half of a member's room: other peers may still hold transactions that are decided here, and they drop all of a member that has
-# too many.
+LIFETIME_HEIGHTS = 200  # blocks until an undecided transaction expires; rounds take seconds
+# Half of a member's share of a mempool. Other peers may still hold transactions that are decided here, and they drop all
+# transactions of a member that has too many.
 PENDING_MAX = PENDING_PER_MEMBER_MAX // 2
-COST_IN_LOOP_MAX = 8  # of one transaction, in signature checks: a millisecond of the event loop
-DECISION_SECONDS_MAX = 120.0  # the person who asked is then told that there may be no quorum
+COST_IN_LOOP_MAX = 8  # signature checks of a transaction that the event loop does itself: about a millisecond
+DECISION_SECONDS_MAX = 120.0  # after which the person sees that there may be no quorum
 
 
 class TransactionSubmitter:
@@ -53,14 +52,14 @@ class TransactionSubmitter:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a transaction of ours is not decided yet."""
+        """True if a transaction of ours is not decided yet."""
         return bool(self._waiting())
 
     async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
-        """The transaction, once it stands in an applied block.
+        """Submit a transaction and return it when a block with it is applied.
 
-        Raises `UserError` if it is refused; if it is not decided in time, and then it may still be; and if a snapshot hides
-        whether it was decided.
+        Raises `UserError` if the transaction is refused, if it is not decided within `seconds_max`, or if a snapshot was restored
+        without the block that may contain it. In the last two cases it may still be, or have been, decided.
         """
         with trio.move_on_after(seconds_max):
             async with self._places:
@@ -73,7 +72,7 @@ class TransactionSubmitter:
         )
 
     async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
-        """Whether it stands in a block. Returns when that can never change any more."""
+        """Wait until the transaction is decided, or can no longer be. Return whether it was decided."""
         while True:
             async with self._lock:
                 applied = self._driver.block_applied
@@ -90,7 +89,7 @@ class TransactionSubmitter:
         return transaction_digest(decided) == transaction_digest(signed)
 
     def _decided_with(self, nonce: int, height: int) -> Signed | None:
-        """This author's decided transaction with this nonce, from the blocks up to `height`; None if its block is not here."""
+        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is not here."""
         while (decided := self._driver.store.get_decision(height)) is not None:
             for signed in decode_body(decided.decode().body).transactions:
                 if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
@@ -99,7 +98,7 @@ class TransactionSubmitter:
         return None
 
     async def _keep_on_log(self, signed: Signed) -> None:
-        """If no transaction of ours with the next nonce waits: queues this one again, or its substitute if it is refused."""
+        """Queue the transaction again, or its substitute if it is refused, unless one of ours with the next nonce waits."""
         following, members = self.nonce + 1, self._driver.state.members
         if following in self._waiting():
             return
@@ -111,13 +110,13 @@ class TransactionSubmitter:
         await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:
-        """Our transactions that are not decided yet, by nonce."""
+        """Return our undecided transactions by nonce."""
         return {_opened(signed).nonce: signed for signed in self._driver.node.ledger.mempool.transactions_of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
-        """Signs and queues it. Raises `UserError` if it is refused now.
+        """Sign and queue a transaction. Raises `UserError` if it is refused now.
 
-        A peer that is catching up may queue a transaction that later turns out expired or refused: the pool drops it then.
+        A peer that is behind may queue a transaction that is expired or refused in a later state. The mempool then drops it.
         """
         async with self._lock:
             waiting = self._waiting()
@@ -125,7 +124,7 @@ class TransactionSubmitter:
             signed = self._signed(nonce, kind, content)
             transaction = _opened(signed)
             if self._driver.rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
-                # In a thread; `_refusal` then finds them verified, or the first false one.
+                # A thread verifies the statements first. `_refusal` then finds them in the cache, or meets the first false one.
                 with contextlib.suppress(RemoteProtocolError):
                     await trio.to_thread.run_sync(self._driver.rules.check_embedded_statements, signed, transaction)
             refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
@@ -135,7 +134,7 @@ class TransactionSubmitter:
         return signed, transaction
 
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
-        """Raises `UserError` if this peer may sign nothing any more."""
+        """Sign a transaction. Raises `UserError` if this peer may sign nothing more."""
         replica = self._driver.replica
         if replica.duplicate_identity_reason is not None:
             raise UserError(duplicate_identity_text(replica.duplicate_identity_reason))
@@ -145,7 +144,7 @@ class TransactionSubmitter:
         return sign_message(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
-        """Why it cannot be decided now behind our waiting ones `before` it. Those that are refused themselves are skipped."""
+        """Return the reason why the transaction would be refused now after those `before` it, which skips refused ones."""
         rules, state = self._driver.rules, self._driver.state
         for waiting in before:
             with contextlib.suppress(Refused, RemoteProtocolError):

@@ -1,7 +1,7 @@
-"""Work for other peers beside the node's turns: no vote waits while this peer reads its disk or verifies many signatures.
+"""Queues of work for other peers, outside the node's steps, so that votes do not wait for disk reads or many signatures.
 
-Peers take turns, one item at a time, and whoever has taken more processor time than its link has waits until that is paid back.
-So strangers can ask for as much as they like, and a newcomer that has shown its invitation does not stand behind them.
+Peers are served in turn, one item each. A peer that exceeds the processor budget of its link waits until the budget has grown
+again. So the requests of strangers do not delay a guest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from storage.ledger_store import LedgerStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import DataReceived, Priority
 
-REQUESTS_PER_PEER_MAX = 32  # of one peer, as many as the node grants at once; what is beyond is asked for again
-LARGE_BYTES = 2_048  # a dozen statements: the event loop verifies fewer than those itself
-BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, of one link: what is beyond is dropped, and told again
-BYTES_MAX = 32 << 20  # of all links
-PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # until budgets are looked at again
+REQUESTS_PER_PEER_MAX = 32  # equal to the node's burst of answers to one peer; requests beyond it are repeated later
+LARGE_BYTES = 2_048  # a dozen statements; the event loop itself verifies smaller messages
+BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, on one link; messages beyond it are dropped, and sent again later
+BYTES_MAX = 32 << 20  # waiting, on all links, to bound memory
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # between two checks of the budgets
 PREVERIFIED_KINDS: tuple[type[Any], ...] = (GossipEnvelope, BlockBytes)
 _PREFIXES = tuple(
     bytes([0x90 | fields, 0xA0 | len(tag)]) + tag.encode() for fields, tag in ((2, GossipEnvelope.TAG), (3, BlockBytes.TAG))
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class PeerWorkQueue(Generic[T]):
     def __init__(self, network: ConnectionManager) -> None:
         self._network = network
-        self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # by peer, whose turn it is first
+        self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # by peer, the next one first
         self._more = trio.Event()
 
     def count(self, peer: bytes) -> int:
@@ -53,7 +53,7 @@ class PeerWorkQueue(Generic[T]):
         self._more.set()
 
     async def pop(self) -> T:
-        """The next item of the first peer whose link has paid for those before."""
+        """Return the next item of the first peer whose link has processor budget left."""
         while True:
             self._more = trio.Event()
             linked, pause = self._network.connected_peers(), math.inf
@@ -72,7 +72,7 @@ class PeerWorkQueue(Generic[T]):
 
 
 async def run_charged(network: ConnectionManager, peer: bytes, function: Callable[..., T], *arguments: Any) -> T:
-    """Runs it in a thread, and charges the processor time to the link of the peer for which it is."""
+    """Run `function` in a thread, and charge its processor time to the link of `peer`."""
 
     def timed() -> tuple[T, float]:
         started = time.thread_time()
@@ -84,7 +84,7 @@ async def run_charged(network: ConnectionManager, peer: bytes, function: Callabl
 
 
 class BlockServer:
-    """Decided blocks for those that ask."""
+    """A server of blocks to peers that request them."""
 
     def __init__(self, store: LedgerStore, network: ConnectionManager) -> None:
         self._store, self._network = store, network
@@ -109,11 +109,10 @@ class BlockServer:
 
 
 class SignaturePreverifier:
-    """Signatures of large messages, verified in a thread before the node handles them.
+    """A thread that verifies the signatures of large messages before the node handles them.
 
-    A member's batch may hold hundreds of signed statements, and so may a block that this voter had to fetch. The rules remember
-    what was verified here, so the node's turn only looks it up. It finds a false signature anew, and names the sender as at
-    fault.
+    A member's transaction or a fetched block may contain hundreds of signed statements. The rules cache verified signatures, so
+    the node only looks them up. The node finds a false signature again and reports the sender's fault.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class SignaturePreverifier:
         return self._bytes_of.total()
 
     def should_preverify(self, event: DataReceived) -> bool:
-        """Whether a message is verified here first. Strangers' messages are few and small."""
+        """Return whether a message is large and from a member. Messages of strangers are few and small."""
         is_large = len(event.data) > LARGE_BYTES and event.data.startswith(_PREFIXES)
         return is_large and self._applied.current.members.is_current_key(event.peer)
 
@@ -155,11 +154,11 @@ class SignaturePreverifier:
             await self._deliver(event)
 
     def _verify(self, data: bytes) -> None:
-        with contextlib.suppress(RemoteProtocolError):  # the node finds it, and says who is at fault
+        with contextlib.suppress(RemoteProtocolError):  # the node finds it again, and reports the sender's fault
             self._rules.preverify_signatures(self._body_in(data))
 
     def _body_in(self, data: bytes) -> BlockBody:
-        """The signed parts that the node will verify. It refuses a relayed transaction of a stranger before that."""
+        """Return the signed parts that the node will verify. It refuses relayed transactions of non-members unverified."""
         message: Any = codec.decode_message(data, PREVERIFIED_KINDS)
         if not isinstance(message, GossipEnvelope):
             return decode_body(decode_block(message.block).body)

@@ -1,1 +1,1 @@
-"""The process that computes, and its supervisor."""
+"""The worker process and its supervisor."""

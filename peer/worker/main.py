@@ -1,7 +1,7 @@
-"""The worker process: `python -m peer.worker.main`. Reads requests from stdin, computes, answers on stdout.
+"""The worker process, `python -m peer.worker.main`: it reads requests from stdin, computes, and replies on stdout.
 
-Only here an engine, and with it torch, is imported. The process holds nothing that matters: it may be killed at any instruction,
-and it ends by itself as soon as the daemon that started it is gone.
+Only this process imports an engine, and with it torch. It holds no state that would be missed, so it may be killed at any
+instruction. It ends by itself when its daemon ends.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from training.engines.request_handlers import WorkerContext
 
 R = TypeVar("R")
 NICENESS = 5
-HEARTBEAT_SECONDS = 1.0  # between signs of progress
-OOM_SCORE = "500"  # of -1000..1000, see proc(5)
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats during a request
+OOM_SCORE = "500"  # in -1000..1000, see proc(5)
 
 
 class RequestCancelled(Exception):
-    """Nobody waits for the request any more."""
+    """The daemon no longer waits for the request."""
 
 
 class MessagePipes:
-    """Framed messages on two byte streams; a thread reads, so that a Cancel or the daemon's end is seen during work."""
+    """Framed messages on two byte streams. A thread reads, so that a cancellation or the daemon's end is noticed during work."""
 
     def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, ended: Callable[[], None]) -> None:
         self._incoming, self._outgoing, self._ended = incoming, outgoing, ended
-        self._requests: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()  # the daemon asks one thing at a time
-        self._cancelled = -1  # requests up to this number are not waited for
+        self._requests: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()  # the daemon sends one request at a time
+        self._cancelled = -1  # requests up to this number are cancelled
         self._current = 0
         self._beaten = 0.0
 
     def start(self, kinds: tuple[type[Any], ...]) -> None:
-        """Reads messages of these kinds from now on."""
+        """Start the thread that reads messages of these kinds."""
         threading.Thread(target=self._read, args=(kinds,), daemon=True).start()
 
     def _read(self, kinds: tuple[type[Any], ...]) -> None:
@@ -59,7 +59,7 @@ class MessagePipes:
                 message: Any
                 try:
                     message = worker_protocol.parse_body(self._incoming.read(length), kinds)
-                except RemoteProtocolError as error:  # such as a request that no feature of this process declares
+                except RemoteProtocolError as error:  # for example a request that no feature declares here
                     message = error
                 if isinstance(message, worker_protocol.CancelRequest):
                     self._cancelled = number
@@ -78,7 +78,7 @@ class MessagePipes:
         self._outgoing.flush()
 
     def heartbeat(self) -> None:
-        """Called between steps: shows the daemon progress, and stops the work if nobody waits for it."""
+        """Report progress to the daemon; called between steps. Raises `RequestCancelled` if the request is cancelled."""
         if self._current <= self._cancelled:
             raise RequestCancelled
         if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
@@ -87,7 +87,7 @@ class MessagePipes:
 
 
 class WorkerRequestHandler:
-    """Answers requests by the handlers that features declare."""
+    """The handlers of requests that features declare."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
@@ -96,38 +96,36 @@ class WorkerRequestHandler:
         self._handlers = {kind.request: import_object(kind.handler) for kind in kinds}
 
     def handle_request(self, request: worker_protocol.WorkerRequest[R]) -> R:
-        """Raises what the handler raises."""
+        """Return the reply of the request's handler. Exceptions of the handler pass through."""
         reply: R = self._handlers[type(request)](self.context, request)
         return reply
 
 
 def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
-    """Answers requests for ever."""
+    """Answer requests for ever."""
     while True:
         request = pipes.next_request()
         try:
             if isinstance(request, RemoteProtocolError):
                 known = ", ".join(kind.TAG for kind in handler.requests)
                 raise FolkmootError(f"no feature of this worker has such a request ({request}): it has {known}")
-            pipes.send_message(
-                handler.handle_request(request)
-            )  # an answer that is no number has no encoding: that fails here too
+            pipes.send_message(handler.handle_request(request))  # a reply that is not finite has no encoding, and raises here too
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
             pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
-        except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
+        except Exception as error:  # at the process boundary: the daemon gets the error, and the next request may succeed
             what = "out of memory" if handler.context.backend.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
 def _own_pipes() -> MessagePipes:
-    """Takes stdin and stdout for the conversation; whatever prints from now on lands on stderr and cannot break the framing."""
+    """Take over stdin and stdout for messages. Later prints go to stderr, so that they cannot break the framing."""
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    # When the daemon closed the pipe or is gone, this process ends at once: every file is written whole or not at all. (Linux's
-    # PR_SET_PDEATHSIG would not do: it follows the daemon's *thread* that started us, and Trio's threads come and go.)
+    # This process exits at once when the daemon closes the pipe or ends. That is safe, because files are written atomically.
+    # Linux's PR_SET_PDEATHSIG is no alternative: it follows the daemon's *thread* that started us, and Trio's threads end.
     return MessagePipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=partial(os._exit, 0))
 
 
@@ -136,7 +134,7 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         signal.SIGINT,
         signal.SIGTERM,
         signal.SIGHUP,
-    ):  # they reach a whole group; the daemon stops us in its own order
+    ):  # these reach the whole process group, but the daemon stops the worker itself
         signal.signal(number, signal.SIG_IGN)
     features.register_features()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
@@ -147,8 +145,8 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
     parser.add_argument("--store", type=Path, help="file where all processes of a worker meet")
     arguments = parser.parse_args()
     resources = EngineResources.from_options(arguments)
-    if not arguments.rank:  # an assistant is as modest as who started it
-        # The daemon's votes come first when cores are short, and it outlives us when memory is.
+    if not arguments.rank:  # an assistant inherits both settings
+        # The daemon's votes have priority when cores are short, and the kernel kills this process first when memory is short.
         os.nice(NICENESS)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
@@ -163,7 +161,7 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         return
     handler = WorkerRequestHandler(make_context(kind, pipes.heartbeat, arguments.micro_batch_max))
-    gc.freeze()  # what was imported is no garbage
+    gc.freeze()  # imported modules stay for ever, so the collector can skip them
     pipes.send_message(kind.describe_worker())
     pipes.start(handler.requests)
     serve_requests(pipes, handler)

@@ -1,8 +1,8 @@
-"""Supervises the worker process: starts it, asks it one thing at a time, and starts it again when it dies.
+"""The supervisor of the worker process: it starts the process, sends it one request at a time, and restarts it when it dies.
 
 The daemon computes no gradients and never imports torch. Requests are queued by the priority that their feature declares
-(`training.worker_protocol`): its own proposal before audits, audits before evaluations and texts for people. Equal ones go in
-the order in which they came.
+(`training.worker_protocol`): proposals come before audits, and audits before evaluations and texts for people. Requests of equal
+priority are served in order of arrival.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
-SILENCE_SECONDS_MAX = 120.0  # without a beat while working: one step of a large model on a busy machine is far below
-DESCRIBE_SECONDS_MAX = 1.0  # a person waits for the answer of a busy worker; what it said last is nearly as good
+SILENCE_SECONDS_MAX = 120.0  # without a heartbeat during work; one step of a large model on a busy machine takes far less
+DESCRIBE_SECONDS_MAX = 1.0  # a person waits for it, and the last description is nearly as good as a new one
 PING_SECONDS = 30.0  # between pings of an idle worker
-REQUEST_SECONDS_MAX = 3_600.0  # one request; rounds have their own, shorter timers
-STOP_SECONDS = 4.0  # granted to end by itself
+REQUEST_SECONDS_MAX = 3_600.0  # for one request; rounds have their own, shorter timers
+STOP_SECONDS = 4.0  # for the process to end by itself
 BACKOFF_SECONDS_MAX = 60.0
-STARTS_MAX = 3  # failures in a row before the first success: then it will never start
-QUEUE_MAX = 1_024  # a round asks for one proposal and at most TRAINERS_MAX audits
-JOBS_MAX = 8  # reopened after a restart; the worker keeps as many
-STDERR_LINES = 20  # kept to say why it died
+STARTS_MAX = 3  # failures in a row before the first success, after which it will never start
+QUEUE_MAX = 1_024  # a round needs one proposal and at most TRAINERS_MAX audits
+JOBS_MAX = 8  # jobs to reopen after a restart, equal to the worker's own limit
+STDERR_LINES = 20  # kept as the reason of the worker's death
 STDERR_LINE_BYTES_MAX = 4_096
-# The machine has no room for a process now, and may have it later: no reason to give up, as a missing program is.
+# The machine has no resources for a process now. Later starts may succeed, other than with a missing program.
 TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 ONE_THREAD = EngineResources(threads=1)
-CODE_FOLDER = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
+CODE_FOLDER = Path(peer.__file__).parents[1]  # the folder of our packages, also if they are not installed
 
 
 @dataclass(order=True)
@@ -65,7 +65,7 @@ class _PendingRequest:
 
 
 class WorkerSupervisor:
-    """`run` in a nursery keeps a worker process alive; `ask` may be called from any number of tasks meanwhile."""
+    """A worker process that `run` keeps alive. Any number of tasks may call `ask` meanwhile."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class WorkerSupervisor:
         backoff_seconds: float = 1.0,
         engine: str = "pytorch",
     ) -> None:
-        """`command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it."""
-        # what the present process said when it was ready; None while there is none
+        """Create a supervisor. `command` replaces `python -m peer.worker.main`, and is followed by the worker's arguments."""
+        # the description that the current process sent when it was ready; None without a process
         self.description: worker_protocol.WorkerInfo | None = None
         self.pid: int | None = None
         self.restarts = 0
@@ -93,11 +93,11 @@ class WorkerSupervisor:
         self._stopped = False
 
     async def ask(self, request: worker_protocol.WorkerRequest[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
-        """The worker's reply. `deadline_seconds` counts from the moment the worker gets the request.
+        """Return the worker's reply. `deadline_seconds` counts from the moment when the worker gets the request.
 
-        Raises `WorkerDied` if the process ended meanwhile (asking again is safe) and `WorkerFailed` if it could not do it. When
-        cancelled, a waiting request is withdrawn and a running one is dropped at its next step. `LocalProtocolError` for a
-        request that no feature declares.
+        Raises `WorkerDied` if the process ends first (a retry is safe), `WorkerFailed` if the request fails, and
+        `LocalProtocolError` if the queue is full or no feature declares the request. Cancellation withdraws a waiting request and
+        stops a running one at its next step.
         """
         if self._stopped:
             raise worker_protocol.WorkerDied("the worker has been stopped")
@@ -124,7 +124,7 @@ class WorkerSupervisor:
     def pending_request(
         self, request: worker_protocol.WorkerRequest[Any], order: int = 0, deadline_seconds: float = REQUEST_SECONDS_MAX
     ) -> _PendingRequest:
-        """With the priority that is declared. `LocalProtocolError` for a request that no feature declares."""
+        """Return the request with its declared priority. Raises `LocalProtocolError` if no feature declares the request."""
         kind = self._kinds.get(type(request))
         if kind is None:
             known = ", ".join(known.TAG for known in self._kinds)
@@ -132,14 +132,17 @@ class WorkerSupervisor:
         return _PendingRequest(kind.priority, order, request, deadline_seconds)
 
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
-        """What the present process says of itself; while it is busy, what it said last. None while there is none."""
+        """Return the worker's description: a new one if the worker is idle, otherwise the last one. None without a process."""
         if self.description is not None:
             with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(worker_protocol.WorkerDied):
                 self.description = await self.ask(worker_protocol.DescribeRequest())
         return self.description
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled; started when the first process is ready. `UserError` if none ever gets ready."""
+        """Keep a worker process alive until cancelled. The task is started when the first process is ready.
+
+        Raises `UserError` if no process becomes ready.
+        """
         failures = 0
         try:
             while True:
@@ -154,7 +157,7 @@ class WorkerSupervisor:
                         raise UserError(f"the worker process does not start: {session.reason} (try: {' '.join(self.command)})")
                 else:
                     self.restarts += 1
-                # A SIGKILL that we did not send is most likely the kernel's, out of memory.
+                # The kernel sends SIGKILL when memory is short. Smaller micro-batches need less.
                 if session.returncode == -signal.SIGKILL and not session.killed and self.open_jobs:
                     most = max(JobSpec.decode(job.spec).micro_batch for job in self.open_jobs.values())
                     self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
@@ -167,7 +170,7 @@ class WorkerSupervisor:
                 pending.done.set()
 
     async def next_request(self) -> _PendingRequest | None:
-        """The most urgent request that somebody still waits for; None if there is none for PING_SECONDS."""
+        """Return the most urgent request that is not abandoned, or None if none comes within PING_SECONDS."""
         with trio.move_on_after(PING_SECONDS):
             while True:
                 while self._queue:
@@ -198,12 +201,12 @@ class _WorkerProcess:
         self.was_ready = self.was_useful = self.killed = self.has_no_room = False
         self._worker = worker
         self._scope = trio.CancelScope()
-        self._number = 0  # of the request the process has
+        self._number = 0  # number of the current request
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._send_frames, self._frames = trio.open_memory_channel[Any](0)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Returns when the process has ended, with `reason` set; nothing of it is left behind, also when cancelled."""
+        """Run the process until it ends, and set `reason`. The process and its tasks have ended at return or cancellation."""
         try:
             pipe, environment = subprocess.PIPE, self._worker.environment()
             self._process = await trio.lowlevel.open_process(
@@ -224,7 +227,7 @@ class _WorkerProcess:
                 await self._stop()
 
     def _end(self, reason: str) -> None:
-        """Every task of this session is cancelled at its next checkpoint."""
+        """Cancel all tasks of this process at their next checkpoint."""
         self.reason = reason
         self._scope.cancel()
 
@@ -233,7 +236,7 @@ class _WorkerProcess:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._worker.pid = self._process.pid
         ready = await self._receive(START_SECONDS_MAX, "did not get ready")
-        # another start would fail as this one, unless what it lacks was there before
+        # A later start would fail for the same reason, unless an earlier process has been ready.
         if isinstance(ready, worker_protocol.RequestFailed):
             if self._worker.restarts == 0:
                 raise UserError(ready.text)
@@ -242,7 +245,7 @@ class _WorkerProcess:
         self._worker.description = ready
         self.was_ready = True
         task_status.started()
-        for job in self._worker.open_jobs.values():  # a new process must be told before anything else
+        for job in self._worker.open_jobs.values():  # a new process must open its jobs before other requests
             await self._answer(self._worker.pending_request(job))
         while True:
             next_request = await self._worker.next_request()
@@ -250,7 +253,7 @@ class _WorkerProcess:
             self.was_useful = True
 
     async def _answer(self, pending: _PendingRequest) -> None:
-        """Gives `pending` its reply, or the reason why this session ended."""
+        """Send the request, and set its reply, or its error if the process ends first."""
         try:
             self._number += 1
             await self._send(pending.request)
@@ -281,7 +284,7 @@ class _WorkerProcess:
         try:
             await self._process.stdin.send_all(worker_protocol.encode_frame(self._number, message))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            await trio.sleep_forever()  # it is ending: the reader of its stdout sees that and says why
+            await trio.sleep_forever()  # the process is ending, and `_read_frames` reports the reason
 
     async def _receive(self, seconds: float, complaint: str) -> Any:
         with trio.move_on_after(seconds) as patience:
@@ -298,7 +301,7 @@ class _WorkerProcess:
             while True:
                 length, number = worker_protocol.parse_header(await self._read_exactly(worker_protocol.FRAME_HEADER_BYTES))
                 message = worker_protocol.parse_body(await self._read_exactly(length), self._worker.replies)
-                if number == self._number:  # anything else belongs to a request that is over
+                if number == self._number:  # other replies belong to earlier requests
                     await self._send_frames.send(message)
         except EOFError:
             with trio.move_on_after(STOP_SECONDS):
@@ -333,7 +336,10 @@ class _WorkerProcess:
                 log.info("worker: %s", self._stderr[-1])
 
     async def _stop(self) -> None:
-        """Closing its stdin asks it to end; then comes SIGKILL. It ignores SIGTERM, which may be meant for the daemon's group."""
+        """Close the process's stdin, which ends it. Send SIGKILL if that takes longer than STOP_SECONDS.
+
+        The worker ignores SIGTERM, because that may be sent to the daemon's whole process group.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         with trio.CancelScope(shield=True):
             await self._process.stdin.aclose()

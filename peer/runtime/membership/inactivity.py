@@ -1,13 +1,13 @@
-"""For how long this peer itself has heard nothing of which member, and its wish to retire whoever is silent for so many days.
+"""The silence of each member as this peer observes it, and the peer's votes to retire members that are silent for too long.
 
-Only where the operator has set days. No clock counts and no other peer's word. What retires a member is wishes of a quorum, each
-of a voter that has seen all that silence itself. At each look:
+It votes only if its operator has set a number of days. No clock and no statement of another peer counts: a quorum of voters
+retires a member, and each of them has observed the whole silence. At each observation:
 
-| since the look before, this peer                    | a member that was heard of | one that was not            |
+| since the last observation, this peer               | silence of a heard member  | silence of another member   |
 |-----------------------------------------------------|----------------------------|-----------------------------|
-| ran, and heard a quorum of the voters at both looks | is silent for 0 s          | is silent for a look longer |
-| ran, and heard fewer at one of them                 | is silent for 0 s          | stays as silent as it was   |
-| was off, or stood still                             | –                          | stays as silent as it was   |
+| ran, and heard a quorum of the voters at both       | 0 s                        | grows by one interval       |
+| ran, and heard fewer voters at one of them          | 0 s                        | stays as it was             |
+| was off, or was stopped                             | –                          | stays as it was             |
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from protocol.limits import MEMBERS_MAX
 from storage import durable_files
 from transport.connections.connection_manager import ConnectionManager
 
-OBSERVE_SECONDS = 30  # twice the silence after which a peer counts as not heard, unless settings say otherwise
-SAVE_OBSERVATIONS = 120  # an hour is lost at most when a peer ends
+OBSERVE_SECONDS = 30  # twice the default silence after which a peer is suspected
+SAVE_OBSERVATIONS = 120  # observations between two saves: a stopped peer loses at most an hour
 DAY_SECONDS = DAY_MS // 1_000
-RETIREMENT_DAYS = 1  # a person's counts for seven; this one is said again while the silence lasts, and goes soon when it ends
+RETIREMENT_DAYS = 1  # lifetime of a vote, which is repeated during the silence and expires soon after; a person's vote has seven
 
 
 class InactivityTracker:
-    """`run` it beside the driver. `signers`: takes the keys that have signed what was decided since the last call."""
+    """The observer of silent members, which `run` runs beside the driver.
+
+    `signers` returns the keys whose signatures were decided since its last call.
+    """
 
     def __init__(
         self,
@@ -55,14 +58,14 @@ class InactivityTracker:
         self._nonces: dict[bytes, int] = {}
         self._heard_quorum = False
         self._saved: Mapping[bytes, int] = {}
-        self._unsaved = 0  # looks
-        self._told: dict[tuple[bytes, str], int] = {}  # what was told of whom -> after how many days, last
+        self._unsaved = 0  # observations
+        self._told: dict[tuple[bytes, str], int] = {}  # (member, message) -> days of silence when it was last shown
 
     async def run(self) -> None:
         self.load_saved()
         while True:
             subject = self.observe_members()
-            # Silence may be forgotten for an hour, its end never.
+            # An hour of silence may be lost, but its end must be saved at once.
             if self._unsaved >= SAVE_OBSERVATIONS or self._saved.keys() - self._silent.keys():
                 await trio.to_thread.run_sync(self.save)
             if subject is not None and not self._author.has_pending:
@@ -70,7 +73,7 @@ class InactivityTracker:
             await trio.sleep(OBSERVE_SECONDS)
 
     def load_saved(self) -> None:
-        """What was seen before a restart."""
+        """Load the silences that were observed before a restart."""
         self._silent = load_silences(self._file, lambda text: self._tell(text, self._network.me))
         self._saved = dict(self._silent)
 
@@ -80,13 +83,13 @@ class InactivityTracker:
             stream.write("".join(f"{peer_id(key)} {seconds}\n" for key, seconds in self._saved.items()).encode())
 
     def observe_members(self) -> bytes | None:
-        """Takes in whom this peer hears; the member to wish about now."""
+        """Observe all members, and return the member to vote about now, if any."""
         members, me = self._applied.current.members, self._network.me
         voters = VoterSet(members.voters)
         hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
         before, self._nonces = self._nonces, {key: member.nonce for key, member in members.members.items()}
-        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}  # something of theirs was
+        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}  # they have new transactions
         heard = {me, *self._network.live_peers(), *self._signers(), *decided}
         silent = {
             key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
@@ -99,13 +102,13 @@ class InactivityTracker:
         return self._member_to_retire(members) if counts else None
 
     def _member_to_retire(self, members: MembersState) -> bytes | None:
-        """The one about which most voters wish, then the smallest key: so that the voters come to agree."""
+        """Return the silent member with the most votes, then the smallest key, so that the voters converge on one."""
         me, lasting = self._network.me, {key for key, seconds in self._silent.items() if seconds >= self._seconds_max}
         lasting -= set(members.resigning_voters)
         mine = members.retirement_votes.get(me)
         if me not in members.voters or (mine is not None and (mine.lower_tolerance or mine.subject not in lasting)):
-            return None  # or its operator has said something else
-        for key, seconds in self._silent.items():  # time for people to ask what is wrong
+            return None  # this peer is no voter, or its operator has voted otherwise
+        for key, seconds in self._silent.items():  # so that people have time to ask for the cause
             if key not in lasting and seconds >= max(DAY_SECONDS, self._seconds_max / 2):
                 self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days it wants it retired")
         for key in sorted(key for key in lasting if lowers_tolerance(members, key)):
@@ -131,7 +134,7 @@ class InactivityTracker:
 
 
 def load_silences(file: Path, tell: Callable[[str], None]) -> dict[bytes, int]:
-    """Seconds by key. Of what cannot be read the silence begins anew."""
+    """Return the seconds of silence by key. For lines that cannot be read, the silence begins at zero."""
     with storage_errors(file):
         lines = file.read_text(errors="replace").splitlines()[:MEMBERS_MAX] if file.exists() else []
     found: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""Whom this peer hears, whom other voters say that they hear, and what people are told of that. Nothing here decides anything."""
+"""Liveness of voters as this peer and other voters observe it, for display. No decision depends on it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from protocol.messages import LivenessReport
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.peer_link import PeerLink
 
-REPORT_SECONDS = 1.0  # between looks, and so between two reports over one link
-NAMED_MAX = 12  # of one side of a partition
-GAPS_MAX = 4  # voters whose gaps are told in one line; `peer reach` has all
+REPORT_SECONDS = 1.0  # between observations, and so between two reports on one link
+NAMED_MAX = 12  # peers of one side of a partition, so that the line stays readable
+GAPS_MAX = 4  # voters whose gaps are shown in one line; `peer reach` shows all
 
 Links = Mapping[bytes, PeerLink]
 
 
 class LivenessMonitor:
-    """`run` it beside the driver."""
+    """The exchange of liveness reports, which `run` runs beside the driver."""
 
     def __init__(
         self, network: ConnectionManager, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
     ) -> None:
-        """`tell` hears, with the key it is about, when a voter falls silent and when it is heard again."""
+        """Create a monitor. It calls `tell(text, key)` when a voter becomes silent and when it is heard again."""
         self._network, self._applied, self._tell = network, applied, tell
-        self._silent: Set[bytes] = frozenset()  # voters, as `tell` heard
-        self._heard_at: dict[bytes, float] = {}  # voter -> when it was last heard here
-        self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> when it first said that it hears it not
+        self._silent: Set[bytes] = frozenset()  # voters that were reported as silent
+        self._heard_at: dict[bytes, float] = {}  # voter -> time when it was last heard here
+        self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> time of the first report without the voter
 
     async def run(self) -> None:
         while True:
@@ -43,7 +43,7 @@ class LivenessMonitor:
             await trio.sleep(REPORT_SECONDS)
 
     def exchange_reports(self) -> None:
-        """Takes in what the links say, and tells the other members where that changes what they were told."""
+        """Update the observations, show changes, and send this voter's report to linked members if it has changed."""
         (voters, links), members = self._take_in(), self._applied.current.members
         heard = self._heard(voters, links)
         before, self._silent = self._silent, self._heard_at.keys() - heard
@@ -69,21 +69,24 @@ class LivenessMonitor:
         return voters, links
 
     def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
-        """Voters that are not suspected here. A link that has just ended may be made again: silence is what counts."""
+        """Return the voters that are not suspected here. The end of a link is no reason for suspicion, only silence is."""
         after = trio.current_time() - self._network.keepalive.suspect_seconds
         recent = {peer for peer, at in self._heard_at.items() if peer not in links and at > after}
         return voters.members & (self._network.live_peers() | recent | {self._network.me})
 
     def _reports(self, voters: VoterSet, links: Links) -> dict[bytes, frozenset[bytes]]:
-        """Whom other voters say that they hear, as far as these are heard themselves."""
+        """Return the voters that each live voter reports as heard."""
         found = {peer: links[peer].liveness_report for peer in self._network.live_peers() if peer in voters}
         return {
             peer: decode_heard(voters, said.heard_voters) for peer, said in found.items() if said and said.voters == voters.hash
         }
 
     def liveness_matrix(self) -> LivenessMatrix:
-        """A row for this peer: the seconds since it last heard each voter. A row for each other voter: 0 for those that it says
-        it hears, and for others the seconds since it said so, with the silence that came before."""
+        """Return the seconds of silence of each voter, in one row per observer.
+
+        The row of this peer has the seconds since it last heard each voter. The row of another voter has 0 for voters that it
+        reports as heard. For the others it has the seconds since its first report without them, plus those before a suspicion.
+        """
         voters, links = self._take_in()
         now, me, reports = trio.current_time(), self._network.me, self._reports(voters, links)
         borne = self._network.keepalive.suspect_seconds
@@ -99,7 +102,10 @@ class LivenessMonitor:
         return {peer_id(a): {peer_id(b): seconds(a, b) for b in voters.keys if a != b} for a in rows}
 
     def partition_text(self, names: PeerNames) -> str:
-        """Names both sides, at a voter that is left with too few and has heard one of the others before; empty elsewhere."""
+        """Return a line that names both sides of a partition, or an empty string.
+
+        Only a voter without a quorum, which heard a missing voter before, returns a line.
+        """
         (voters, links), me = self._take_in(), self._network.me
         here, needed = (self._network.live_peers() | {me}) & voters.members, voters.quorum
         silent = self._heard_at.keys() - self._heard(voters, links)
@@ -112,7 +118,7 @@ class LivenessMonitor:
         )
 
     def gaps_text(self, names: PeerNames) -> str:
-        """Which voters that are heard here say that they do not hear others that are, too; empty where none does."""
+        """Return a line with the heard voters that do not hear another heard voter, or an empty string."""
         voters, links = self._take_in()
         heard = self._heard(voters, links)
         reports = self._reports(voters, links)
@@ -127,9 +133,9 @@ def encode_heard(voters: VoterSet, heard: frozenset[bytes]) -> bytes:
     return sum(1 << place for place, key in enumerate(voters.keys) if key in heard).to_bytes(-(-len(voters) // 8), "little")
 
 
-@functools.lru_cache(maxsize=2 * VOTERS_MAX)  # each report is looked at every second
+@functools.lru_cache(maxsize=2 * VOTERS_MAX)  # each report is decoded every second
 def decode_heard(voters: VoterSet, bits: bytes) -> frozenset[bytes]:
-    """Bits beyond the last voter mean nothing."""
+    """Return the voters whose bits are set. Bits beyond the last voter are ignored."""
     number = int.from_bytes(bits, "little")
     return frozenset(key for place, key in enumerate(voters.keys) if number >> place & 1)
 

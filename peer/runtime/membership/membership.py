@@ -1,6 +1,6 @@
-"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy.
+"""This peer's membership as its operator configured it: admission, roles, standing as a voter, and approvals by policy.
 
-Its operator learns what other voters wish for. Other peers are classed by the applied state and by invitations that they show.
+It shows the operator the pending votes of other voters. It classifies other peers by the applied state and by their invitations.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from protocol.identity import Verifier, open_signed, short_id
 from protocol.messages import GuestInvitation
 from transport.peer_policy import PeerClass, PeerPolicy
 
-JOIN_RETRY_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
+JOIN_RETRY_SECONDS = 1.0  # between attempts of a guest to send its admission, since blocks may not come
 NOT_DECIDED = "its admission is not decided yet"
 
-GUESTS_MAX = 64  # at once; the first of them is a stranger again
+GUESTS_MAX = 64  # at once, to bound memory; beyond it the oldest guest becomes a stranger
 
 
 @dataclass
@@ -46,18 +46,18 @@ class Membership:
     submitter: TransactionSubmitter
     name: str
     roles: tuple[str, ...]
-    wants_to_vote: bool  # wants to vote
-    approve_invited: int  # approvals this voter gives by itself
+    wants_to_vote: bool
+    approve_invited: int  # number of approvals by policy
     invitation: InvitationString | None
-    former_submitter: TransactionSubmitter | None = None  # speaks for the key that ours replaces, until that is decided
+    former_submitter: TransactionSubmitter | None = None  # signs with the old key until its replacement is decided
     forget_former: Callable[[], None] = lambda: None
     _told: frozenset[bytes] = field(default_factory=frozenset)
     _told_wanted: frozenset[bytes] = frozenset()
-    _told_retired: dict[bytes, int] | None = None  # when who was, as far as this peer has looked
-    _has_said_name: bool = False  # once a start: two peers with one key and two names would else never stop
+    _told_retired: dict[bytes, int] | None = None  # heights of retirements, by member
+    _has_said_name: bool = False  # set once per start; otherwise two peers with one key and two names would rename it for ever
 
     async def run(self) -> None:
-        """After every block, does the one next thing that is missing."""
+        """Submit the next missing transaction after each block."""
         while True:
             applied = self.driver.block_applied
             try:
@@ -71,7 +71,7 @@ class Membership:
                 await applied.wait()
 
     async def report_upgrades(self) -> None:
-        """After every block, tells people how the network moves on: what voters wish for, what is decided, what has begun."""
+        """Show upgrades and limits of the network after each block: new votes, decisions, and upgrades that took effect."""
         before = self.driver.state.module_state(NetworkState)
         while True:
             applied, now = self.driver.block_applied, self.driver.state.module_state(NetworkState)
@@ -101,7 +101,7 @@ class Membership:
                 add("network", f"the network runs {running.name} {running.version} now")
 
     def _tell_candidates(self) -> None:
-        """The operator of a voter learns of candidates that it may approve."""
+        """Show a voter's operator the candidates that it may approve."""
         members, me = self.driver.state.members, self.driver.signer.public
         standing = frozenset(members.candidates)
         for candidate in sorted(standing - self._told):
@@ -114,7 +114,7 @@ class Membership:
         self._told = standing
 
     def _tell_retirements(self) -> None:
-        """Operators of voters learn of wishes to retire a member. All operators learn of members that were retired."""
+        """Show votes to retire a member to operators of voters, and retired members to all operators."""
         members, me = self.driver.state.members, self.driver.signer.public
         wanted = frozenset(wish.subject for wish in members.retirement_votes.values())
         for subject in sorted(wanted - self._told_wanted):
@@ -157,7 +157,10 @@ class Membership:
             await self._approve()
 
     async def _replace(self, former: TransactionSubmitter) -> None:
-        """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
+        """Replace the key of `former` by ours, unless that was decided before.
+
+        Raises `UserError` if the old key was expelled, or was replaced by another key.
+        """
         me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
         if members.is_current_key(old):
             await former.submit("member/rotate", RotateKey(me.public, me.sign(rotation_preimage(self.driver.chain_id, old))))
@@ -175,17 +178,17 @@ class Membership:
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
         if not is_known or not self.driver.network.connected_peers():
             return
-        if self.submitter.has_pending:  # what this peer asked for before a restart, which others have told it
+        if self.submitter.has_pending:  # its admission from before a restart, which other peers sent back
             return
         me = self.driver.signer.public
         try:
             await self.submitter.submit(ADMIT_KIND, make_admission(self.invitation, me, self.name or short_id(me)), math.inf)
         except UserError:
-            if not self.submitter.has_pending:  # else they told it while this was on its way
+            if not self.submitter.has_pending:  # otherwise other peers sent the earlier one meanwhile
                 raise
 
     async def _approve(self) -> None:
-        """Policy: approves candidates that a voter invited and none retired since, up to the number that the operator set."""
+        """Approve one invited candidate that was not retired, within the number that the operator set."""
         state, me = self.driver.state.members, self.driver.signer.public
         invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
         given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.candidates.values())
@@ -205,12 +208,12 @@ class PeerClassifier(PeerPolicy):
         applied: CurrentState,
         invitation: InvitationString | None = None,
     ) -> None:
-        """`invitation`: with which this peer asks to be admitted."""
+        """Create a classifier. `invitation` is the one by which this peer asks for admission."""
         self._invitation = invitation
         self._me, self._chain_id, self._verifier, self._applied = me, chain_id, verifier, applied
         self._seen: LedgerState | None = None
         self._voters = frozenset[bytes]()
-        self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()  # token -> guest, and what it showed
+        self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()  # token -> (guest, its invitation)
 
     def classify(self, peer: bytes) -> PeerClass:
         state = self._applied.current
@@ -218,15 +221,15 @@ class PeerClassifier(PeerPolicy):
         if state is not self._seen:
             self._look(state)
         if not members.is_current_key(self._me):
-            return PeerClass.MEMBER  # a newcomer's state may know none of those that help it, and nobody waits for its vote
+            return PeerClass.MEMBER  # a guest's state may not contain the members that help it, and its vote is not needed
         if members.is_current_key(peer):
             return PeerClass.VOTER if peer in self._voters else PeerClass.MEMBER
         return PeerClass.GUEST if any(guest == peer for guest, _ in self._guests.values()) else PeerClass.STRANGER
 
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
-        """An invitation makes one guest: the last that showed it. One that admits nobody makes none.
+        """Make `peer` the guest of an invitation, in place of an earlier one. Invitations of non-voters have no guests.
 
-        Raises `RemoteProtocolError` for what no honest peer shows.
+        Raises `RemoteProtocolError` if the invitation or its token signature is false.
         """
         members = self._applied.current.members
         inviter = shown.invitation.signer
@@ -239,7 +242,7 @@ class PeerClassifier(PeerPolicy):
         self._look(self._applied.current)
 
     def _look(self, state: LedgerState) -> None:
-        """Forgets guests whose invitation was used, or admits nobody any more."""
+        """Forget guests whose invitation was used or revoked, or has expired."""
         self._seen, self._voters = state, frozenset((*state.members.voters, *state.members.upcoming))
         revoked = {token for tokens in state.members.revoked_tokens.values() for token in tokens}
         for token, (_, invitation) in list(self._guests.items()):

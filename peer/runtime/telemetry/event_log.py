@@ -1,4 +1,4 @@
-"""What happened, numbered, for consoles and displays that follow along. In memory, bounded; the decided truth is in the store."""
+"""The event log: numbered events for consoles and pages. It is bounded and in memory; decided data is in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from features.peer_names import PeerNames
 from protocol.api import EventView
 from protocol.identity import peer_id
 
-EVENTS_KEPT = 5_000  # a console that was away longer sees the newest ones
+EVENTS_KEPT = 5_000  # to bound memory; a console that was away longer sees the newest ones
 
 log = logging.getLogger("peer")
 
@@ -23,17 +23,17 @@ class EventLog:
         self._events: deque[EventView] = deque(maxlen=EVENTS_KEPT)
         self._last = 0
         self._more = trio.Event()
-        self.names = PeerNames({})  # of the members now; events keep the ids, and the log's lines are for people
+        self.names = PeerNames({})  # present names of members, for the log's lines; events keep the ids
 
     def add(self, kind: str, text: str, **fields: object) -> None:
-        """Keys called `peer` become peer ids, other bytes hex."""
+        """Add an event. A field called `peer` is shown as a peer id, and other bytes as hex."""
         self._add(logging.WARNING if kind in ("warning", "evidence") else logging.INFO, kind, text, fields)
 
     def add_warning(self, kind: str, text: str) -> None:
         self._add(logging.WARNING, kind, text, {})
 
     def add_detail(self, kind: str, text: str, **fields: object) -> None:
-        """One of several lines about what gets one of its own, such as the votes of a round: the log has it at `debug`."""
+        """Add an event that is one detail of another event, such as a vote of a round. The log has it at level `debug`."""
         self._add(logging.DEBUG, kind, text, fields)
 
     def _add(self, level: int, kind: str, text: str, fields: Mapping[str, object]) -> None:
@@ -49,9 +49,10 @@ class EventLog:
         return tuple(self._events)[max(0, len(self._events) - count) :]
 
     async def wait_for_events(self, number: int, wait_seconds: float) -> tuple[EventView, ...]:
-        """Events above `number`, waiting for the first; a negative number asks for that many of the last ones, at once.
+        """Return the events above `number`, and wait up to `wait_seconds` for the first.
 
-        It is a checkpoint even where it need not wait: who asks in a loop for an event still to come must let it happen.
+        If `number` is negative, return the newest `-number` events at once. The call is always a checkpoint, so that a caller's
+        loop lets other tasks run.
         """
         await trio.lowlevel.checkpoint()
         if number < 0:

@@ -1,6 +1,6 @@
-"""In what state a peer is: one word for programs, one line for people, and whether its updates come too late.
+"""The state of a peer as one word for programs and one line for people, and the detection of stragglers.
 
-Nothing here decides anything.
+No decision depends on it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rounds.round_state import PROPOSALS_FACTOR, RoundResult
 
 COMPARE_PEERS = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
-STALLED_SECONDS = 30.0  # about six views fail meanwhile: a leader or two that died, or a busy machine, take less
-BEHIND_MIN = 4  # heights: one that is being applied, and two whose votes are on their way, are normal
-BEHIND_SECONDS = 10.0  # fewer heights count too if nothing was decided here for so long
+STALLED_SECONDS = 30.0  # about six failed views; one or two dead leaders, or a busy machine, delay a decision less
+BEHIND_MIN = 4  # heights; one that is being applied and two with votes on the way are normal
+BEHIND_SECONDS = 10.0  # without a decision here, after which fewer heights count, too
 
 
-# How `why_halted` begins.
+# First words of the texts of `why_halted`.
 HALT_STATES = {
     "EXPELLED": PeerState.EXPELLED,
     "HALTED": PeerState.HALTED,
@@ -32,11 +32,11 @@ HALT_STATES = {
     "not a member": PeerState.JOINING,
 }
 
-WINDOW_SECONDS = 60.0  # what counts are the rounds of the last minute, so that one that goes well does not wipe out the others,
-WINDOW_ROUNDS_MIN = 5  # and where rounds are long so many
-WINDOW_ROUNDS_MAX = 1_000  # of a tenth of a second and less, which no network decides for a whole minute
-LATE_ROUNDS_MIN = 3  # one or two happen to anybody, as beside another program
-LATE_SECONDS_MIN = 30.0  # together: a worker that has just been started takes a third of that, while short rounds go by
+WINDOW_SECONDS = 60.0  # rounds of the last minute count, so that one good round does not outweigh the others
+WINDOW_ROUNDS_MIN = 5  # rounds that count even if they took longer
+WINDOW_ROUNDS_MAX = 1_000  # bounds memory; no network decides rounds of 0.06 s for a minute
+LATE_ROUNDS_MIN = 3  # any trainer misses one or two, for example beside another program
+LATE_SECONDS_MIN = 30.0  # sum of missed rounds; the start of a worker takes a third of it, while short rounds pass
 
 
 def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ago: float | None, suspended: str) -> PeerState:
@@ -51,9 +51,9 @@ def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ag
 
 
 def heights_behind(node: Node, links: Set[bytes]) -> int | None:
-    """How many heights the voters have decided that are not applied here; None: no voter is there that could say.
+    """Return the number of decided heights that are not applied here, or None if no other voter is linked.
 
-    One liar can claim any height: f + 1 voters must claim it, or all that are linked, where those are fewer.
+    A height counts if f + 1 voters claim it, or all linked voters if they are fewer, since a faulty voter can claim any height.
     """
     voters = VoterSet(node.state.members.voters)
     others = voters.members - {node.me}
@@ -65,9 +65,9 @@ def heights_behind(node: Node, links: Set[bytes]) -> int | None:
 
 
 def why_stalled(node: Node, links: Set[bytes], awaits_seconds: float, now: float) -> str:
-    """What a peer waits for although a quorum is linked; empty if for nothing.
+    """Return a line about the voters, decision, ballots or trainer whose absence stalls this peer, or an empty string.
 
-    `awaits_seconds`: for how long there has been work for the voters since the last decision.
+    `awaits_seconds` is the time for which voters have had work since the last decision.
     """
     voters = VoterSet(node.state.members.voters)
     linked = links & voters.members
@@ -90,7 +90,7 @@ def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
 
 
 def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
-    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
+    """Return the reason why this peer signs nothing that counts, or an empty string. `member` is the peer's own entry."""
     if member is not None and member.expelled is not None:
         return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
     if replica.divergence is not None:
@@ -107,12 +107,12 @@ def why_halted(replica: Replica, member: Member | None, membership_problem: str 
 
 
 def fork_text(replica: Replica) -> str:
-    """Why people must look at the network although this peer works; empty if they need not."""
+    """Return a line about a proven fork of the chain, which people must resolve, or an empty string."""
     return f"DISPUTED: {replica.fork_proof}; {COMPARE_BLOCKS}" if replica.fork_proof is not None else ""
 
 
 def why_waiting(node: Node, links: Set[bytes]) -> str:
-    """The voters for which a peer that could sign waits; empty if for none."""
+    """Return a line about the quorum for which this peer waits before it can sign, or an empty string."""
     voters = VoterSet(node.state.members.voters)
     here = len((links | {node.me}) & set(voters.keys))
     if node.replica.is_voter and here < voters.quorum:
@@ -136,27 +136,28 @@ def vote_lockout_text(below: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _RoundTiming:
-    absent: bool  # it was closed without this trainer's update
-    proposed: bool  # which had said its proposal before that
-    seconds: float  # that it took here
+    absent: bool  # the round was closed without this trainer's update
+    proposed: bool  # this trainer had proposed before that
+    seconds: float  # duration of the round here
 
 
 class StragglerDetector:
-    """Of one trainer in one job: the last rounds in which the others waited for it."""
+    """The recent rounds of one trainer in one job, by which it finds out that it is a straggler."""
 
     def __init__(self) -> None:
         self._rounds: deque[_RoundTiming] = deque(maxlen=WINDOW_ROUNDS_MAX)
-        self._missed = 0  # rounds, since few were missed
-        self._told = 0  # how many that were when it was told last; 0: it was not
+        self._missed = 0  # missed rounds since the last time when few were missed
+        self._told = 0  # value of `_missed` at the last warning, or 0 before the first
 
     def record_round(self, outcome: RoundResult, me: bytes, proposed: bool, seconds: float) -> bool:
-        """After one more closed round. Whether its operator is to be told now.
+        """Add a closed round. Return whether the operator is to be warned now.
 
-        It is told as soon as it is late, and again whenever twice as many rounds were missed, for whoever reads the log later.
+        The first warning comes as soon as the trainer is a straggler. Further ones come when the number of missed rounds has
+        doubled, for later readers of the log.
         """
         absent = me in outcome.absent
         if not absent and me not in outcome.accepted and me not in outcome.rejected:
-            return False  # it does not train in this round
+            return False  # this peer is no trainer of the round
         self._rounds.append(_RoundTiming(absent, proposed, seconds))
         self._missed += absent
         while (
@@ -164,7 +165,7 @@ class StragglerDetector:
             and sum(of.seconds for of in self._rounds) - self._rounds[0].seconds >= WINDOW_SECONDS
         ):
             self._rounds.popleft()
-        # Not already below half: a trainer that misses every second round would be told again and again.
+        # The count is reset below a quarter, not below half: a trainer that misses every second round is not warned all the time.
         if 4 * len(self._absent()) <= len(self._rounds):
             self._missed = self._told = 0
         if not self.is_straggling or self._missed < 2 * self._told:
@@ -177,13 +178,13 @@ class StragglerDetector:
 
     @property
     def is_straggling(self) -> bool:
-        """In most of the last rounds."""
+        """True if the trainer's update was missing in most recent rounds."""
         absent = self._absent()
         is_enough = len(absent) >= LATE_ROUNDS_MIN and sum(round.seconds for round in absent) >= LATE_SECONDS_MIN
         return is_enough and 2 * len(absent) > len(self._rounds)
 
     def describe_cause(self, name: str) -> str:
-        """What happens, why, and what helps; empty if it is not late, or it is too early to say."""
+        """Return a line with the effect, the cause and a remedy, or an empty string if the trainer is no straggler."""
         if not self.is_straggling:
             return ""
         absent = self._absent()

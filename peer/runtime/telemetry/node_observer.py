@@ -1,4 +1,4 @@
-"""What the driver saw, for people: the event log's lines, and how long decisions took. Nothing here decides anything."""
+"""The driver's observations for people: lines of the event log, and durations of decisions. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.job_spec import AuditMode, JobSpec
 
 REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
-FAILURES_REPORTED_MAX = 64  # remembered, so that each is told once
+FAILURES_REPORTED_MAX = 64  # remembered, so that each is reported once
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
-# What gives the event lines of each feature, loaded before a block comes: an import needs a descriptor.
+# Functions that return the event lines of features. They are imported at start, because a later import may lack a descriptor.
 FEATURE_EVENT_SOURCES = tuple(import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
 
 
@@ -57,16 +57,16 @@ class NodeObserver:
         self._awaits_since: float | None = None
         self._late: dict[bytes, StragglerDetector] = {}  # by job
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
-        self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
+        self._first_seen: dict[int, float] = {}  # time when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
-        self._conditions: dict[str, str | bool | None] = {}  # cause by topic, after the last turn
-        self.failure = ""  # the last one
-        self._failures: dict[str, None] = {}  # those that were told
+        self._conditions: dict[str, str | bool | None] = {}  # cause by topic, after the last step
+        self.failure = ""  # the last failure
+        self._failures: dict[str, None] = {}  # reported failures
         self._silent_below = 0
         self._muted: Set[RoundKey] = frozenset()
         self._signers: set[bytes] = set()
-        self._before = state  # the last one that was applied
-        self.membership_problem = ""  # why this peer is not yet what its operator wants
+        self._before = state  # the last applied state
+        self.membership_problem = ""  # reason why the membership differs from the operator's settings
         if state is not None:
             self.events.names = member_names(state.members)
 
@@ -84,7 +84,7 @@ class NodeObserver:
             seen = self._first_seen.pop(decided.height, None)
             fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
             self.events.add_detail("decided", text, **fields)
-            # A decision without votes here was made while this peer was away: its block says when.
+            # A block that was not stored before was decided while this peer was away, at the block's own time.
             self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
             if seen is not None:
                 self._decided_in[decided.height] = self._now() - seen
@@ -92,12 +92,12 @@ class NodeObserver:
             self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
 
     def take_signers(self) -> Set[bytes]:
-        """The keys whose signatures stand under what was decided since the last call."""
+        """Return the keys that have signed the decisions since the last call."""
         taken, self._signers = self._signers, set()
         return taken
 
     def record_pending_work(self, decision: bool) -> None:
-        """Whether there is work for the voters after this turn."""
+        """Record whether voters have work that waits for a decision after this step."""
         if not decision:
             self._awaits_since = None
         elif self._awaits_since is None:
@@ -105,7 +105,7 @@ class NodeObserver:
 
     @property
     def pending_work_seconds(self) -> float:
-        """For how long there has been work without a decision; 0 if there is none."""
+        """Seconds for which work has waited without a decision, or 0 without work."""
         return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
 
     def report_evidence(self, evidence: Evidence) -> None:
@@ -114,9 +114,9 @@ class NodeObserver:
         )
 
     def report_conditions(self, replica: Replica, unsupported: str) -> None:
-        """Warns of what lasts when it begins, and again when its cause changes.
+        """Warn of lasting conditions when they begin, and again when their cause changes.
 
-        `unsupported`: an upgrade that is due, long before it acts.
+        `unsupported` describes a decided upgrade that this program lacks, long before it takes effect.
         """
         copied, fork, split = replica.duplicate_identity_reason, fork_text(replica), replica.state_root_split
         refusal = replica.block_refusal
@@ -141,7 +141,7 @@ class NodeObserver:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
 
     def report_failures(self, where: str, failures: Iterable[ModuleFailure]) -> None:
-        """A bug of the program. What `status` shows of it stays until this peer is restarted."""
+        """Report a bug of the program. `status` shows it until this peer is restarted."""
         for failure in failures:
             self.failure = f"FAILED: {where}: {failure}"
             if str(failure) not in self._failures:
@@ -200,7 +200,7 @@ class NodeObserver:
         return JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
 
     def record_closed_round(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
-        """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
+        """Add an event for a closed round and return its measurements. `opened` is the time when it was opened here."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
         own = self._labels(closed.job)
@@ -210,13 +210,13 @@ class NodeObserver:
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
         self.events.add("round", f"round {display_round_number(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
-        if decided_in is None:  # a replayed round: it took its time before we came
+        if decided_in is None:  # the round was decided while this peer was away
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
     def check_straggling(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundEnded) -> None:
-        """Tells a trainer whose updates come too late, once in a while."""
+        """Warn this trainer now and then while its updates come too late."""
         running = state.jobs.running()
         self._late = {key: late for key, late in self._late.items() if key in running}
         if closed.job in running:
@@ -225,7 +225,7 @@ class NodeObserver:
                 self.events.add("warning", late.describe_cause(running[closed.job].name), job=closed.job, round=closed.round)
 
     def straggler_text(self, running: Mapping[bytes, Job]) -> str:
-        """Why this trainer's updates come too late, for each running job where they do; empty if for none."""
+        """Return the reasons why this trainer is a straggler in running jobs, or an empty string."""
         return "; ".join(
             filter(None, (late.describe_cause(running[key].name) for key, late in self._late.items() if key in running))
         )
@@ -257,17 +257,17 @@ class NodeObserver:
             height=state.height,
             root=state.state_root,
         )
-        if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
+        if self._before is not None and self._before.height + 1 == state.height:  # otherwise a snapshot was restored
             for item in block_events(self._before, state):
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
-                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:  # a test tells its phases
+                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:  # other jobs are tests
                     self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
 
     def record_restored_state(self, state: LedgerState, me: bytes) -> None:
-        """A snapshot has come in between. Of all that happened up to it, only this peer's own admission is told."""
+        """Continue from a restored snapshot, and add an event if it admits this peer. Other skipped events are lost."""
         self._learn_names(state)
         item = admission_event(me, self._before.members, state.members) if self._before is not None else None
         if item is not None:
@@ -280,7 +280,7 @@ class NodeObserver:
 
 
 def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
-    """(old key, new key) of those among a decided block's transactions that replace one."""
+    """Yield (old key, new key) for the transactions that replace a key."""
     for signed in transactions:
         transaction = codec.decode_message(signed.body, (Transaction,))
         if transaction.kind == "member/rotate":
@@ -293,7 +293,7 @@ def _refused(trainer: bytes, reason: str) -> str:
 
 
 def block_events(before: LedgerState, after: LedgerState) -> Iterator[EventLine]:
-    """Between the states of two heights, one after the other."""
+    """Yield the event lines of one block, from the states before and after it."""
     assert after.height == before.height + 1
     yield from _of_members(before.members, after.members)
     for key, job in after.jobs.jobs.items():
@@ -309,7 +309,7 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine
         if known is None and key not in replaced and (item := admission_event(key, before, after)) is not None:
             yield item
         elif known is not None and known.name != member.name:
-            # A founder whom the genesis does not name is called as its id begins.
+            # The name of a founder without a name in the genesis is the short form of its id.
             was = f", and was {known.name} before" if known.name != short_id(key) else ""
             yield EventLine("member", f"{short_id(key)} {NAMED_MARK} {member.name}{was}", key)
     voted, vote = (set(map(after.current_key, voters)) for voters in (before.voters, after.voters))
@@ -320,7 +320,7 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine
 
 
 def admission_event(key: bytes, before: MembersState, after: MembersState) -> EventLine | None:
-    """If somebody's invitation has made this key a member meanwhile."""
+    """Return the event of this key's admission by an invitation between the two states, or None."""
     member = after.members.get(key)
     if member is None or member.invited_by is None or key in before.members:
         return None

@@ -1,4 +1,4 @@
-"""What people are told each time they choose something whose limits are known."""
+"""Warnings for people who choose settings with known risks."""
 
 from __future__ import annotations
 
