@@ -45,7 +45,7 @@ PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(
 
 @dataclass
 class RunningPeer:
-    """The parts of a daemon. It implements `training.api.training_peer.TrainingPeer`. Its maker sets `api` once."""
+    """The parts of a daemon. It implements `training.round_context.TrainingPeer`. Its maker sets `api` once."""
 
     config: Config
     directory: DataDirectory

@@ -126,7 +126,7 @@ def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[Trace
 
 @dataclass
 class ExportedPairTrace:
-    """The trace of a pair in an export, as a query (`peer.export.export_query`)."""
+    """The trace of a pair in an export, as a query (`features.export_query`)."""
 
     pair: str
     jobs: dict[bytes, TracedJob] = field(default_factory=dict)
