@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 
 from protocol.messages import GuestInvitation
 
@@ -16,29 +17,46 @@ class PeerClass(enum.IntEnum):
     VOTER = 3
 
 
-class PeerPolicy:
-    """A policy for links without a ledger, as in benchmarks of transport: each peer is a member.
+class PeerPolicy(ABC):
+    """How links classify a peer, by the decided state and by the invitations that peers have shown."""
 
-    The policy of a real peer uses the decided state and the invitations that peers have shown.
-    """
+    @abstractmethod
+    def classify(self, peer: bytes) -> PeerClass: ...
+
+    @abstractmethod
+    def is_member(self, peer: bytes) -> bool:
+        """Return whether `peer` is a member. Members relay only for members, and through members."""
+
+    @abstractmethod
+    def has_gone(self, peer: bytes) -> bool:
+        """Return whether `peer` is a former member that nobody waits for."""
+
+    @abstractmethod
+    def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
+        """Record an invitation that a peer has shown. Raises `RemoteProtocolError` if it is invalid."""
+
+    @abstractmethod
+    def own_invitation(self) -> GuestInvitation | None:
+        """Return the invitation that this peer shows to others. None: it is a member, or has no invitation."""
+
+
+class EverybodyIsMember(PeerPolicy):
+    """The policy of links without a ledger, as in benchmarks of transport."""
 
     def classify(self, peer: bytes) -> PeerClass:
         return PeerClass.MEMBER
 
     def is_member(self, peer: bytes) -> bool:
-        """Return whether `peer` is a member. Members relay only for members, and through members."""
         return True
 
     def has_gone(self, peer: bytes) -> bool:
-        """Return whether `peer` is a former member that nobody waits for."""
         return False
 
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
-        """Record an invitation that a peer has shown. Raises `RemoteProtocolError` if it is invalid."""
+        pass
 
     def own_invitation(self) -> GuestInvitation | None:
-        """Return the invitation that this peer shows to others. None: it is a member, or has no invitation."""
         return None
 
 
-EVERYBODY_IS_MEMBER = PeerPolicy()
+EVERYBODY_IS_MEMBER = EverybodyIsMember()

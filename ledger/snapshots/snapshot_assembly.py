@@ -146,8 +146,11 @@ class SnapshotAssembly:
             case SnapshotContent.MODEL:
                 self._incoming[key.name].add_part(key.index, data)
         del self.missing[key]
-        wants_headers = any(wanted.content is SnapshotContent.HEADERS for wanted in self.missing)
-        if self._state is None and len(self._modules) == len(self._digests) and not wants_headers:
+        if (
+            self._state is None
+            and len(self._modules) == len(self._digests)
+            and not any(wanted.content is SnapshotContent.HEADERS for wanted in self.missing)
+        ):
             roots = {height: self._roots[height] for height in sorted(self._roots)}
             stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
             try:

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("peer")
 
 ALERT_SECONDS = 1.0  # between two checks for alerts
-STOP_SECONDS = 5.0  # for the parts to end after a request to stop
 
 RETRY_SECONDS: Final = 5.0  # until a failed task runs again: a shortage of descriptors often lasts only seconds
 SYSTEM_FAULTS: Final = (OSError, StorageError, sqlite3.Error)

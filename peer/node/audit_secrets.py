@@ -24,7 +24,10 @@ SEALED_LOSS_DOMAIN: Final = "audit-loss"
 
 
 class AuditSecrets:
-    """Secrets that are derived from the peer's key, the chain, the job and the round, so that none has to be stored."""
+    """Secrets of audits, derived from the peer's key, the chain, the job and the round.
+
+    A restart derives nonces again. The caller stores openings, whose secrets are lost with the key.
+    """
 
     def __init__(self, signer: Signer, chain_id: bytes) -> None:
         self._signer, self._chain_id = signer, chain_id

@@ -266,6 +266,7 @@ async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, tr
 
 
 def save_opening(folder: Path, opening: LossOpening) -> None:
+    """Write an opening with its secret. It is not durable before the proposal: a trainer that loses it loses a reward."""
     opening_path(folder, opening.job, opening.round, opening.trainer).write_bytes(codec.encode(opening))
 
 

@@ -245,7 +245,7 @@ class _WorkerProcess:
         self._worker.description = ready
         self.was_ready = True
         task_status.started()
-        for job in self._worker.open_jobs.values():  # a new process must open its jobs before other requests
+        for job in list(self._worker.open_jobs.values()):  # a new process must open its jobs before other requests
             await self._answer(self._worker.pending_request(job))
         while True:
             next_request = await self._worker.next_request()

@@ -16,7 +16,7 @@ from protocol.identity import Identity
 from protocol.messages import GuestInvitation
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import NetworkEvent
-from transport.peer_policy import PeerClass, PeerPolicy
+from transport.peer_policy import EverybodyIsMember, PeerClass
 from transport.wire.framing import Message
 from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 
@@ -163,7 +163,7 @@ async def linked(*networks: ConnectionManager) -> None:
 
 
 @dataclass
-class PolicyDouble(PeerPolicy):
+class PolicyDouble(EverybodyIsMember):
     """Each answer by a function of its own."""
 
     standing_of: Callable[[bytes], PeerClass] = lambda peer: PeerClass.MEMBER

@@ -114,7 +114,7 @@ class NodeObserver:
         )
 
     def report_conditions(self, replica: Replica, unsupported: str) -> None:
-        """Warn of lasting conditions when they begin, and again when their cause changes.
+        """Warn of lasting conditions when they begin. All but a copied key are reported again when their cause changes.
 
         `unsupported` describes a decided upgrade that this program lacks, long before it takes effect.
         """
