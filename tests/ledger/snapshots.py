@@ -247,8 +247,7 @@ class Fetch:
         return self
 
     def do(self, step: DownloadStep) -> None:
-        for fault in step.faults:
-            self.faults.append(fault)
+        self.faults.extend(step.faults)
         for peer, request in step.sends:
             self._serve(peer, request)
 
@@ -272,7 +271,7 @@ class Fetch:
         return {fault.peer: fault.error.reason for fault in self.faults}
 
 
-def assert_restored(fetch: Fetch, chain: Chain) -> None:
+def assert_restored(fetch: Fetch, chain: Chain) -> Fetch:
     """The very bytes that every other peer has, and models with the roots that the state names."""
     restored = fetch.transfer.restored
     assert restored is not None
@@ -286,3 +285,4 @@ def assert_restored(fetch: Fetch, chain: Chain) -> None:
     restored.install_models()
     for (key, number), root in models_in_state(restored.state).items():
         assert fetch.models.root(key, number) == root
+    return fetch

@@ -277,8 +277,7 @@ def test_who_was_not_drawn_reports_nothing(court: Court) -> None:
 
 
 def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor() -> None:
-    court = Court(auditors=3)
-    court.round(AUDITS.window)
+    court = Court(auditors=3, rounds=AUDITS.window)
     auditor, due = court.due()[0]
     assert due.round == 1 and court.problem(court.said(auditor, due)) is None
     court.round()
@@ -293,8 +292,7 @@ TIMED = {"response_ms": 8, "serving_ms_per_reexecutor": 4}
 
 
 def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> None:
-    court = Court(auditors=3, **TIMED)
-    court.round()
+    court = Court(auditors=3, rounds=1, **TIMED)
     auditor, due = court.due()[0]
     other, of_other = court.due()[-1]
     court.round(1 + 28 - 1)
@@ -309,8 +307,7 @@ def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> N
 
 
 def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
-    court = Court(**TIMED)
-    court.round()
+    court = Court(rounds=1, **TIMED)
     for auditor, due in court.due():
         court.say(auditor, due)
     court.round(AUDITS.window - 1)
@@ -320,8 +317,7 @@ def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
 
 
 def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> None:
-    court = Court(**TIMED)
-    court.round()
+    court = Court(rounds=1, **TIMED)
     court.challenge(A)
     (dispute,) = court.audits.disputes
     court.round(2)
@@ -334,8 +330,7 @@ def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> Non
 
 def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_before_it_is_over() -> None:
     """Judges fetch one disputed proposal of a trainer at a time: f liars may dispute several at once."""
-    court = Court(auditors=3, **TIMED)
-    court.round(2)
+    court = Court(auditors=3, rounds=2, **TIMED)
     for number in (1, 2):
         auditor, due = next(item for item in court.due(A) if item[1].round == number)
         court.say(auditor, due, WITHHELD)
@@ -352,8 +347,7 @@ def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_b
 
 
 def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it() -> None:
-    court = Court(auditors=3, **TIMED)
-    court.round(2)
+    court = Court(auditors=3, rounds=2, **TIMED)
     court.say(*next(item for item in court.due(A) if item[1].round == 1), WITHHELD)
     auditor, due = next(item for item in court.due(A) if item[1].round == 2)
     other, of_other = next(item for item in court.due(B) if item[1].round == 2)
@@ -370,8 +364,7 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
 
 def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
     """After so many disputes the reports that they keep back lapse as all others do."""
-    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1)
-    court.round()
+    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1, rounds=1)
     for _ in range(2 * FALSE_CHALLENGES_MAX + 1):
         assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
         court.round()
@@ -546,8 +539,7 @@ def test_where_few_reexecute_half_of_them_is_not_enough_if_they_could_all_be_lia
 
 
 def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
-    court = Court(7)
-    court.round()
+    court = Court(7, rounds=1)
     due = replace(court.challenge(A), is_dispute=True)
     judges = court.due(disputes=True)
     assert "may not judge" in (court.problem(court.said(PEOPLE[0], due, MATCH)) or "")
@@ -583,8 +575,7 @@ def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court
 
 
 def test_a_second_auditor_of_the_same_proposal_joins_the_dispute() -> None:
-    court = Court(7, auditors=6)
-    court.round()
+    court = Court(7, auditors=6, rounds=1)
     court.challenge(A)
     court.challenge(A)
     (dispute,) = court.audits.disputes
@@ -594,8 +585,7 @@ def test_a_second_auditor_of_the_same_proposal_joins_the_dispute() -> None:
 
 
 def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> None:
-    court = Court(7, auditors=6)
-    court.round()
+    court = Court(7, auditors=6, rounds=1)
     (first, due), (second, again) = court.due(A)[:2]
     court.say(first, due, MISMATCH)
     court.say(second, replace(again, is_dispute=True), MISMATCH)
@@ -619,8 +609,7 @@ def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(c
 
 
 def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_much_is_logged_meanwhile() -> None:
-    court = Court(suspension_rounds=20)
-    court.round(2)
+    court = Court(suspension_rounds=20, rounds=2)
     court.convict(A)
     (cause,) = [entry for entry in court.state.audits.log if entry.result is AuditResult.SUSPENDED]
     court.round(18, trainers=(B, C, D))
@@ -628,8 +617,7 @@ def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_muc
     court.round(trainers=(B, C, D))
     assert len(court.log) == AUDIT_LOG_MAX and cause not in court.state.audits.log
     assert court.audits.suspension_causes == {NEW.public: cause}
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
     court.round(trainers=(B, C, D))
     assert not court.audits.suspended and not court.audits.suspension_causes
 
@@ -724,8 +712,7 @@ def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
 def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
     """And nothing is held against either: one of the two lies, and nobody can tell which."""
     court = Court(auditors=2, window=20, suspension_rounds=100)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D} and not court.audits.ignored_challengers
     assert not court.suspended(A) and not court.standing(D).refuted
     court.round()
@@ -743,8 +730,7 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
 def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
     court = Court(n, auditors=6, window=20, suspension_rounds=100)
     for auditor in PEOPLE[1 : 1 + faults]:
-        for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, auditor, A)
+        withheld(court, auditor, A, FALSE_CHALLENGES_MAX)
     assert not court.suspended(A) and apart(court, A) == {person.public for person in PEOPLE[1 : 1 + faults]}
     for said in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A), said
@@ -769,12 +755,10 @@ def test_who_is_gone_does_not_count_among_those_that_could_not_get_what_a_traine
     """As many as could lie before are more than can, once the voters are fewer."""
     court = Court(7, auditors=6, window=3, suspension_rounds=100)
     for liar in PEOPLE[5:7]:
-        for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, liar, A)
+        withheld(court, liar, A, FALSE_CHALLENGES_MAX)
     others_leave(court, *PEOPLE[5:7])
     assert court.audits.rounds[court.job(court.key).round - 1].faults == 1 and len(apart(court, A)) == 2
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[1], A)
+    withheld(court, PEOPLE[1], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {B, PEOPLE[5].public, PEOPLE[6].public} and not court.suspended(A)
     for _ in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A)
@@ -786,8 +770,7 @@ def test_only_who_could_not_get_something_has_it_counted_how_many_could_not() ->
     """Where the voters became fewer, a false challenge of another kind would suspend who was accused."""
     court = Court(7, auditors=6, window=3, suspension_rounds=100)
     for liar in PEOPLE[1:3]:
-        for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, liar, A)
+        withheld(court, liar, A, FALSE_CHALLENGES_MAX)
     others_leave(court, *PEOPLE[5:7])
     assert court.audits.rounds[court.job(court.key).round - 1].faults == 1 and apart(court, A) == {B, C}
     auditor, due = next(item for item in court.due(A) if item[0] is PEOPLE[3])
@@ -810,11 +793,9 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
     assert court.audits.withheld_claims == {A: {D: (first, first + 9)}}
     court.round()
     assert court.audits.withheld_claims == {A: {D: (first + 9,)}}
-    for _ in range(FALSE_CHALLENGES_MAX - 1):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX - 1)
     assert apart(court, A) == {D}
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
     while apart(court, A):
         court.round()
         assert court.job(court.key).round <= first + 21
@@ -826,8 +807,7 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
 
 def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
     """Audits that were drawn before the third may add some."""
-    court = Court(auditors=3, window=6, suspension_rounds=50)
-    court.round(FALSE_CHALLENGES_MAX + 2)
+    court = Court(auditors=3, window=6, suspension_rounds=50, rounds=FALSE_CHALLENGES_MAX + 2)
     for _ in range(FALSE_CHALLENGES_MAX + 1):
         withheld(court, PEOPLE[3], A)
         court.round()
@@ -837,14 +817,12 @@ def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
 
 def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -> None:
     court = Court(auditors=3, window=20, suspension_rounds=100)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     rotated(court, PEOPLE[3])
     assert apart(court, A) == {NEW.public} and len(court.audits.withheld_claims[A]) == 1
     court.round(4)
     assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
 
 
 def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() -> None:
@@ -853,8 +831,7 @@ def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() 
     for _ in range(FALSE_CHALLENGES_MAX):
         refute(court, D)
     court.round(court.audits.ignored_challengers[D] - court.job(court.key).round + 1)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D} and not court.audits.ignored_challengers
     noted = court.audits.withheld_claims
     refute(court, D)
@@ -869,8 +846,7 @@ def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() 
 
 def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -> None:
     court = Court(auditors=3, window=20, suspension_rounds=100)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D}
     left_out(court, D)
     assert D not in drawn_for(court, B)
@@ -880,8 +856,7 @@ def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
-    court = Court(4, window=20)
-    court.round(12)
+    court = Court(4, window=20, rounds=12)
     mine = [due for person, due in court.due() if person.public == D]
     for due in mine[:CHALLENGES_OPEN_MAX]:
         court.say(PEOPLE[3], due, MISMATCH)
@@ -898,9 +873,7 @@ def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
 @pytest.fixture
 def undrawn() -> Court:
     """Four rounds are closed, of which three are in the window; nothing was drawn."""
-    court = Court(rate=0.0)
-    court.round(AUDITS.window + 1)
-    return court
+    return Court(rate=0.0, rounds=AUDITS.window + 1)
 
 
 def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
@@ -989,8 +962,7 @@ def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_strang
 
 def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left() -> None:
     """Nobody is drawn so late by its nonce, either."""
-    court = Court(rate=0.0, **TIMED)
-    court.round(AUDITS.window + 1)
+    court = Court(rate=0.0, rounds=AUDITS.window + 1, **TIMED)
     court.decide(volunteered(court, PEOPLE[1], 2))
     court.round()
     assert court.audits.rounds[2].proposals[A].pending_auditors == (B,)
@@ -998,8 +970,7 @@ def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left(
 
 
 def test_who_is_suspended_does_not_volunteer() -> None:
-    court = Court(rate=0.0, anchor_rounds=1)
-    court.round(AUDITS.window + 1)
+    court = Court(rate=0.0, anchor_rounds=1, rounds=AUDITS.window + 1)
     accused(court, PEOPLE[1], A)
     court.judge(MISMATCH, 1)
     assert court.suspended(A) and not court.audits.rounds[3].undone
@@ -1074,8 +1045,7 @@ def test_who_is_drawn_by_its_nonce_may_volunteer_before_it_has_reported() -> Non
 
 
 def test_nobody_volunteers_once_all_rounds_are_taken() -> None:
-    court = Court(4, SAMPLED + b":3", rate=0.0, **TIMED)
-    court.round(2)
+    court = Court(4, SAMPLED + b":3", rate=0.0, rounds=2, **TIMED)
     assert court.audits.rounds and court.job(court.key).is_trained
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 2)) or "")
 
@@ -1094,8 +1064,7 @@ def test_a_round_that_a_volunteer_disputes_keeps_its_reward_open_and_takes_no_mo
 
 
 def test_a_volunteer_has_only_so_many_disputes_open_too() -> None:
-    court = Court(rate=0.0, window=20)
-    court.round(CHALLENGES_OPEN_MAX + 1)
+    court = Court(rate=0.0, window=20, rounds=CHALLENGES_OPEN_MAX + 1)
     for number in range(1, CHALLENGES_OPEN_MAX + 1):
         accused(court, PEOPLE[3], A, number)
     assert "the most at once" in (court.problem(volunteered(court, PEOPLE[3], CHALLENGES_OPEN_MAX + 1)) or "")
@@ -1119,13 +1088,11 @@ def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that
         court.say(auditor, due, MISMATCH)
     (dispute,) = court.audits.disputes
     assert len(dispute.challenges) == 10 and len(dispute.voted_invalid) == 5 and len(dispute.voted_valid) == 5
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
 
 
 def test_a_job_of_which_nothing_was_drawn_is_settled_by_the_block_after_its_last_round() -> None:
-    court = Court(4, SAMPLED + b":3", rate=0.0)
-    court.round()
+    court = Court(4, SAMPLED + b":3", rate=0.0, rounds=1)
     assert proposals_to_serve(A, court.state), "somebody may volunteer for it"
     court.round()
     court.decide()
@@ -1158,8 +1125,7 @@ def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: 
 
 
 def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_then_the_rest_is_paid() -> None:
-    court = Court(4, SAMPLED + b":2", response_ms=1_000)
-    court.round()
+    court = Court(4, SAMPLED + b":2", response_ms=1_000, rounds=1)
     assert court.job(court.key).phase is JobPhase.SETTLING
     court.challenge(A)
     court.judge(MATCH, 2)
@@ -1172,8 +1138,7 @@ def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_th
 
 
 def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid() -> None:
-    court = Court(4, SAMPLED + b":9")
-    court.round()
+    court = Court(4, SAMPLED + b":9", rounds=1)
     court.challenge(A)
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
     assert court.job(court.key).phase is JobPhase.FINISHED and not court.due() and court.audits.disputes
@@ -1186,8 +1151,7 @@ def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid(
 def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 5)
     assert POST_JOB_AUDIT_HEIGHTS > 100
-    court = Court(4, SAMPLED + b":2", response_ms=100_000)
-    court.round()
+    court = Court(4, SAMPLED + b":2", response_ms=100_000, rounds=1)
     for _ in range(5):
         court.decide()
         assert court.key in court.state.audits.jobs and court.job(court.key).phase is JobPhase.SETTLING
@@ -1212,8 +1176,7 @@ def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_upda
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
-    court = Court(4, window=50, auditors=3)
-    court.round(5)
+    court = Court(4, window=50, auditors=3, rounds=5)
     assert sum(len(of.proposals) for of in court.audits.rounds.values()) == 8
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 3)) or "")
     assert list(court.audits.rounds) == [4, 5] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
@@ -1224,8 +1187,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
 ) -> None:
     """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
-    court = Court(4, window=50, auditors=3)
-    court.round(2)
+    court = Court(4, window=50, auditors=3, rounds=2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]
     accused = next(due for _, due in reports if due.trainer == A)
     for auditor, due in reports:
@@ -1260,8 +1222,7 @@ def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(court: C
 
 
 def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
-    court = Court(7)
-    court.round()
+    court = Court(7, rounds=1)
     court.challenge(A)
     judge, due = court.due(disputes=True)[0]
     court.say(judge, due)
@@ -1312,7 +1273,7 @@ def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(court: Court) 
     court.round(2)
     court.challenge(A)
     court.convict(B)
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    again = court.read_back()
     assert again.audits == court.state.audits and again.state_root == court.state.state_root
     signed = court.said(*court.due(disputes=True)[0])
     one, other = (court.rules.apply_transaction(state, signed).audits for state in (again, court.state))
@@ -1329,8 +1290,7 @@ def test_an_empty_block_changes_nothing(court: Court) -> None:
 
 def test_the_same_history_gives_the_same_state() -> None:
     def history() -> bytes:
-        court = Court()
-        court.round(2)
+        court = Court(rounds=2)
         court.convict(C)
         court.round(2, trainers=(A, B, D))
         return hashlib.sha256(court.state.encoded_module("audits")).digest()

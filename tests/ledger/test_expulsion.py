@@ -575,5 +575,5 @@ def transaction(world: World, person: FastSigner, other: FastSigner, action: str
 
 def test_a_state_with_expelled_and_rotated_members_is_read_back(world: World) -> None:
     world.decide(world.rotation(PEOPLE[0], KEY), evidence=(world.double(LIAR),))
-    state: LedgerState = world.rules.decode_state(world.rules.encode_state(world.state))
+    state: LedgerState = world.read_back()
     assert state == world.state and state.state_root == world.state.state_root

@@ -69,7 +69,7 @@ def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
     assert world.refusal(world.start(300_000_001)) and not world.refusal(world.start(300_000_000))
     world.decide(*(world.wish(number, 1_000) for number in range(3)))
     assert world.refusal(world.start(1_001)) and not world.refusal(world.start(1_000)), "voters can lower it, too"
-    again = world.rules.decode_state(world.rules.encode_state(world.state))
+    again = world.read_back()
     assert again.state_root == world.state.state_root and again.module_state(NetworkState).parameters_max == 1_000
 
 

@@ -111,5 +111,4 @@ def test_a_job_that_waits_is_the_job_of_its_transaction(world: World) -> None:
     signed = world.tx(PEOPLE[1], "job/start", StartJob(LANGUAGE))
     world.decide(signed)
     assert world.state.jobs.queue[0].job == job_id(PEOPLE[1].public, world.rules.open_transaction(signed))
-    again = world.rules.decode_state(world.rules.encode_state(world.state))
-    assert again.jobs == world.state.jobs
+    assert world.read_back().jobs == world.state.jobs

@@ -157,8 +157,7 @@ def test_an_auditor_is_suspended_exactly_where_no_liars_that_there_may_be_explai
 
 
 def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
-    court = Court()
-    court.round()
+    court = Court(rounds=1)
     person, due = court.due()[0]
     loss = court.seal(person, due)
 
@@ -222,8 +221,7 @@ def test_a_suspended_auditor_is_not_drawn_and_does_not_train() -> None:
 
 
 def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
-    court = Court()
-    court.round()
+    court = Court(rounds=1)
     both = [(person, due) for person, due in court.due() if due.trainer == A]
     (first, due), (second, copied) = both[:2]
     loss = court.seal(first, due)
@@ -248,8 +246,7 @@ def test_trainers_that_open_false_losses_suspend_nobody(n: int, liars: int) -> N
 
 
 def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_were_committed() -> None:
-    court = Court()
-    court.round()
+    court = Court(rounds=1)
     court.report()
 
     def problem(author: FastSigner, said: LossOpening) -> str:

@@ -154,8 +154,7 @@ def test_the_next_job_of_the_line_has_its_place() -> None:
 
 
 def test_a_job_with_sampled_audits_ends_with_its_newest_final_model() -> None:
-    court = court_of(window=40)
-    court.round(5)
+    court = court_of(window=40, rounds=5)
     assert anchored(court)[0] == (0, 0) and place(court.job(court.key)) == (6, 6)
     job = close(court, court.key, times=NO_PROGRESS_ROUNDS)
     assert job.made_no_progress and place(job) == (0, 0) and job.rounds == 200
@@ -182,8 +181,7 @@ def test_a_job_that_is_held_ends_all_the_same() -> None:
 
 
 def test_after_a_rollback_the_rounds_are_counted_anew() -> None:
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
     accuse(court, DEE, 3, A)
     court.decide(verdict(court, CID, 3, A))
@@ -194,8 +192,7 @@ def test_after_a_rollback_the_rounds_are_counted_anew() -> None:
 
 
 def test_a_rollback_in_the_block_of_the_eighth_round_lets_the_job_go_on() -> None:
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
     accuse(court, DEE, 3, A)
     last = court.closing(court.key, dict.fromkeys(court.job(court.key).trainers, NORM))
@@ -207,7 +204,7 @@ def test_a_rollback_in_the_block_of_the_eighth_round_lets_the_job_go_on() -> Non
 def test_whoever_begins_from_a_snapshot_counts_on() -> None:
     court = court_of()
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    again = court.read_back()
     assert again.state_root == court.state.state_root
     court.ledger.applied.current = again
     assert close(court, court.key).made_no_progress

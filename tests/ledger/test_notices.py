@@ -74,15 +74,13 @@ def test_nobody_names_what_could_not_be_decided_now(world: World) -> None:
     signed = (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", StartJob(b"nonsense")))
     for item in signed:
         world.ledger.mempool.add_transaction(item)
-    for _ in range(4):
-        world.decide()
+    world.decide_empty(4)
     assert world.ledger.make_inclusion_list(PEOPLE[1].public) is None
 
 
 def test_only_voters_speak_and_are_heard(world: World) -> None:
     signed = waiting(world)
-    for _ in range(3):
-        world.decide()
+    world.decide_empty(3)
     assert world.ledger.make_inclusion_list(PEOPLE[6].public) is None
     assert not world.ledger.add_inclusion_list(PEOPLE[6].public, InclusionList(3, (transaction_digest(signed),)))
     assert world.ledger.make_inclusion_list(PEOPLE[3].public) is not None
@@ -96,8 +94,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
     old = [waiting(world, person) for person in PEOPLE[:2]]
     world.decide()
     waiting(world, PEOPLE[2])
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     said = world.ledger.make_inclusion_list(PEOPLE[1].public)
     assert said is not None and said.transactions == tuple(sorted(map(transaction_digest, old))) and INCLUSION_LIST_MAX == 64
     assert codec.decode_message(codec.encode(said), (InclusionList,)) == said
@@ -111,8 +108,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
 def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(world: World) -> None:
     signed = waiting(world)
     notice(world, PEOPLE[1], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     assert refusal(world) is None, "one voter of four may lie"
     notice(world, PEOPLE[2], of=(signed,), height=1)
     assert "has waited too long" in (refusal(world) or "")
@@ -140,8 +136,7 @@ def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> N
     unknown, hopeless = register(world, PEOPLE[0]), register(world, PEOPLE[1], ahead=3)
     world.ledger.mempool.add_transaction(hopeless)
     notice(world, *PEOPLE[:4], of=(unknown, hopeless))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     assert refusal(world) is None
 
 
@@ -151,16 +146,14 @@ def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None
     for signed in (left, right):
         world.ledger.mempool.add_transaction(signed)
     notice(world, *PEOPLE[1:4], of=(left, right))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     assert refusal(world) is not None and refusal(world, left) is None and refusal(world, right) is None
 
 
 def test_a_full_block_is_excused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     signed, others = waiting(world), [register(world, PEOPLE[3], ahead=i) for i in (1, 2)]
     notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     assert refusal(world, *others) is not None
     size = sum(len(other.body) + pool_module.SIGNED_BYTES for other in (*others, signed))
     with monkeypatch.context() as patch:
@@ -178,8 +171,7 @@ def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.
     world.decide(register(world, PEOPLE[0]))
     signed = waiting(world)  # its nonce is higher
     notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[0] == signed
 
@@ -187,8 +179,7 @@ def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.
 def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World) -> None:
     signed = waiting(world, PEOPLE[3])
     notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     body = codec.encode(BlockBody((), (world.double(PEOPLE[3]),), ()))
     assert refusal(world) is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
 
@@ -200,8 +191,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
     start = world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE), expires=200)
     world.ledger.mempool.add_transaction(start)
     notice(world, *PEOPLE[1:3], of=(start,))
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     for ahead in range(1, 6):
         world.ledger.mempool.add_transaction(register(world, PEOPLE[0], ahead))
     world.ledger.mempool.add_transaction(register(world, PEOPLE[0], 6, (TRAINER,)))
@@ -215,8 +205,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
 def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(world: World) -> None:
     signed = waiting(world)
     notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(INCLUSION_LIST_HEIGHTS_MAX):
-        world.decide()
+    world.decide_empty(INCLUSION_LIST_HEIGHTS_MAX)
     assert refusal(world) is not None
     world.decide()
     assert refusal(world) is None

@@ -24,8 +24,7 @@ ACCEPT = Verdict.ACCEPT
 
 
 def empty_blocks(world: World) -> None:
-    for _ in range(4):
-        world.decide()
+    world.decide_empty(4)
 
 
 def transition_of(world: World, *transactions: Signed) -> StateTransition:

@@ -151,7 +151,7 @@ def test_a_module_joins_and_acts_after_all_others() -> None:
     assert world.network.modules[-1] == ModuleVersion("tally", 1)
     world.add(4)
     assert world.state.modules["tally"] == Tally(4)
-    again = world.rules.decode_state(world.rules.encode_state(world.state))
+    again = world.read_back()
     assert again == world.state and again.state_root == world.state.state_root
 
 

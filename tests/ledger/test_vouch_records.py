@@ -193,7 +193,6 @@ def test_a_suspended_re_executor_is_suspended_under_its_next_key_too() -> None:
     for _ in range(WRONG_VOUCHES_MAX):
         close(world, key, liar_rejects)
     world.decide(world.rotation(PEOPLE[1], NEW))
-    for _ in range(4):
-        world.decide()
+    world.decide_empty(4)
     assert NEW.public in world.job(key).reexecutors
     assert world.job(key).round_terms(key).suspended == {NEW.public}

@@ -158,6 +158,10 @@ class World:
     ) -> LedgerState:
         return self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
 
+    def decide_empty(self, count: int) -> None:
+        for _ in range(count):
+            self.decide()
+
     def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
         """What every peer does with a decided body; a model's new root is a hash of nothing real."""
         before = self.state
@@ -193,6 +197,10 @@ class World:
                 books[key].import_from(old)
         self.ledger.rounds.clear()
         self.ledger.rounds.update(books)
+
+    def read_back(self) -> LedgerState:
+        """The state as it is after it was written to bytes."""
+        return self.rules.decode_state(self.rules.encode_state(self.state))
 
     def problem(
         self, *transactions: Signed, closings: tuple[RoundCertificate, ...] = (), evidence: tuple[Evidence, ...] = ()
