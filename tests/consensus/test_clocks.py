@@ -11,18 +11,10 @@ from consensus.block import decode_block, encode_block
 from consensus.inputs import TickInput
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Commit, Decision, Prepare, TimeoutEnvelope
-from tests.consensus.bench import Bench
+from tests.consensus.bench import Bench, follower, others
 from tests.consensus.network import Network, Node
 
 HEIGHT_SECONDS = 2.5  # a view that a dead leader costs, and the one after it
-
-
-def follower(n: int = 4) -> Bench:
-    return Bench(n, place=next(place for place in range(n) if place != Bench(n).leader()))
-
-
-def others(bench: Bench) -> list[int]:
-    return [place for place in range(bench.n) if place != bench.place]
 
 
 def dated(bench: Bench, time_ms: float) -> bytes:
@@ -34,8 +26,12 @@ def ahead(bench: Bench, seconds: float) -> bytes:
     return dated(bench, (bench.now + seconds) * 1_000)
 
 
-def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come() -> None:
-    bench = follower()
+@pytest.fixture
+def bench() -> Bench:
+    return follower(views=(0,))
+
+
+def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come(bench: Bench) -> None:
     bench.give(bench.leader(), bench.propose(ahead(bench, CLOCK_AHEAD_SECONDS + 0.4)))
     assert not bench.sent_votes(Prepare) and bench.replica.block_refusal
     assert bench.turn.deadline is not None and bench.turn.deadline - bench.now < 0.41
@@ -48,7 +44,7 @@ def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come() -> 
 @pytest.mark.parametrize("n", [4, 7])
 def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so(n: int) -> None:
     """f of those that did may be liars, and may say so as often as they like."""
-    bench = follower(n)
+    bench = follower(n=n, views=(0,))
     block = ahead(bench, 3_600.0)
     prepared = others(bench)[: bench.voters.faults_tolerated + 1]
     bench.give(bench.leader(), bench.propose(block))
@@ -61,9 +57,8 @@ def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so
     assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.block_refusal is None
 
 
-def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
+def test_who_gave_up_the_view_still_waits_for_the_block_s_time(bench: Bench) -> None:
     """It may prepare nothing in it, but what it waits for has not come."""
-    bench = follower()
     block = ahead(bench, 3_600.0)
     bench.give(bench.leader(), bench.propose(block))
     assert bench.turn.deadline is not None
@@ -74,8 +69,7 @@ def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
     assert not bench.sent_votes(Prepare) and bench.replica._is_working()
 
 
-def test_prepares_that_were_here_before_the_proposal_count_as_well() -> None:
-    bench = follower()
+def test_prepares_that_were_here_before_the_proposal_count_as_well(bench: Bench) -> None:
     block = ahead(bench, 3_600.0)
     for voter in others(bench)[:2]:
         bench.give(voter, bench.prepare(voter, block))
@@ -84,9 +78,10 @@ def test_prepares_that_were_here_before_the_proposal_count_as_well() -> None:
 
 
 @pytest.mark.parametrize(("later_ms", "prepared"), [(0, 0), (1, 1), (2, 0)])
-def test_behind_a_block_from_the_future_the_next_may_follow_at_once_but_not_later(later_ms: int, prepared: int) -> None:
+def test_behind_a_block_from_the_future_the_next_may_follow_at_once_but_not_later(
+    bench: Bench, later_ms: int, prepared: int
+) -> None:
     """Else nothing would be decided until that time has come; and liars would move the time on with every block."""
-    bench = follower()
     late = ahead(bench, 3_600.0)
     turn = bench.give(others(bench)[0], Decision(late, bench.certificate(Commit, late, 0, tuple(others(bench)))))
     bench.apply(turn.decided_blocks[0])

@@ -10,23 +10,14 @@ from consensus.pbft.block_sync import RESPONSE_BURST_MAX, FutureHeightMessages
 from consensus.voter_set import verify_timeout_certificate
 from protocol.identity import Signed
 from protocol.messages import NO_VIEW, Prepare, Prepared, Propose, Status, Timeout, TimeoutCertificate, ViewEnded
-from tests.consensus.bench import BODY, CHAIN_ID, Bench, short_follower, short_others
+from tests.consensus.bench import BODY, CHAIN_ID, Bench, ShortBench, follower, others, short_others
 from tests.sim.keys import FastVerifier
 
 JUNK = b"j" * (1 << 20)
 
 
-def follower(n: int = 4) -> Bench:
-    leaders = {Bench(n).leader(view) for view in (0, 1, 3)}
-    return Bench(n, place=next(i for i in range(n) if i not in leaders))
-
-
-def others(bench: Bench) -> tuple[int, ...]:
-    return tuple(i for i in range(bench.n) if i != bench.place)
-
-
 def in_view_one(n: int = 4) -> Bench:
-    bench = follower(n)
+    bench = follower(n=n, views=(0, 1, 3))
     for voter in others(bench):
         bench.give(voter, bench.timed_out(voter))
     assert bench.replica.view == 1
@@ -55,7 +46,7 @@ def test_a_voter_that_keeps_saying_that_it_lags_is_not_told_everything_each_time
 
 
 def test_timeouts_as_large_as_a_message_are_refused_before_they_are_kept_for_a_later_height() -> None:
-    bench = follower()
+    bench = follower(views=(0, 1, 3))
     voter, height = others(bench)[0], bench.replica.height + 1
     first = bench.sign(voter, Timeout(bench.voters.hash, height, 0, NO_VIEW, None))
     certificate = TimeoutCertificate((first, *(Signed(JUNK, signer.public, bytes(64)) for signer in bench.signers)), None)
@@ -68,7 +59,7 @@ def test_timeouts_as_large_as_a_message_are_refused_before_they_are_kept_for_a_l
 
 
 def test_the_leaders_own_short_form_replaces_one_that_somebody_else_gave_for_it() -> None:
-    bench = short_follower()
+    bench = follower(ShortBench)
     liar = short_others(bench)[0]
     block = bench.block(bench.leader(), BODY)
     right = bench.short(block)

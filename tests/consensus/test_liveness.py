@@ -93,8 +93,12 @@ def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_deci
     assert network.run_until(network.now + 4 * VIEW_SECONDS_MAX, have_decided([second, third, away]))
 
 
-def test_a_liar_that_gives_up_views_to_come_takes_nobody_there() -> None:
-    network = Network()
+@pytest.fixture
+def network() -> Network:
+    return Network()
+
+
+def test_a_liar_that_gives_up_views_to_come_takes_nobody_there(network: Network) -> None:
     network.run_until(network.now + 1.0, lambda: False)
     leader, others = leader_and_others(network)
     liar, honest = others[0], [leader, *others[1:]]
@@ -119,9 +123,8 @@ def test_a_liar_that_gives_up_views_to_come_takes_nobody_there() -> None:
     ids=["refused", "without a body", "from the future", "sound"],
 )
 def test_a_leader_that_shows_one_voter_a_block_and_gives_up_every_view_leaves_an_idle_network_at_rest(
-    items: list[int] | None, changes: dict[str, object], most: int
+    network: Network, items: list[int] | None, changes: dict[str, object], most: int
 ) -> None:
-    network = Network()
     network.run_until(network.now + 1.0, lambda: False)
     liar, honest = leader_and_others(network)
     offer(network, liar, honest[:1], items, **changes)
@@ -141,9 +144,8 @@ def test_a_leader_that_shows_one_voter_a_block_and_gives_up_every_view_leaves_an
 
 @pytest.mark.parametrize(("items", "changes"), [(None, {}), ([], {"time_ms": 10**13})], ids=["body", "time"])
 def test_a_block_whose_body_or_time_never_comes_is_given_up_even_if_nothing_else_is_due(
-    items: list[int] | None, changes: dict[str, object]
+    network: Network, items: list[int] | None, changes: dict[str, object]
 ) -> None:
-    network = Network()
     network.run_until(network.now + 1.0, lambda: False)
     liar, honest = leader_and_others(network)
     offer(network, liar, honest, items, **changes)
@@ -152,9 +154,8 @@ def test_a_block_whose_body_or_time_never_comes_is_given_up_even_if_nothing_else
 
 
 @pytest.mark.parametrize("told", [1, 3], ids=["one", "all"])
-def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -> None:
+def test_what_was_prepared_is_decided_although_nobody_else_has_work(network: Network, told: int) -> None:
     """A certificate is known to one voter only, or to all, and who proposed the block is gone."""
-    network = Network()
     network.run_until(network.now + 1.0, lambda: False)
     leader, others = leader_and_others(network)
     knowing = {node.key for node in others[:told]}
@@ -182,9 +183,8 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -
     assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, have_decided(others))
 
 
-def test_idle_time_is_nobodys_time_to_decide() -> None:
+def test_idle_time_is_nobodys_time_to_decide(network: Network) -> None:
     """What others have said, and said again, starts no view timer: it would be over when work comes."""
-    network = Network()
     network.run_until(network.now + 1.0, lambda: False)
     liar, honest = leader_and_others(network)
     give_up(network, liar, 0, honest)

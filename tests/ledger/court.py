@@ -124,7 +124,8 @@ class Court(World):
         self.decide(self.said(person, due, finding))
 
     def challenge(self, trainer: bytes, finding: ReplayFinding = MISMATCH) -> AuditDuty:
-        """One auditor of this trainer says that its update is wrong."""
+        """One auditor of this trainer, as soon as one is drawn, says that its update is wrong."""
+        self.until_drawn(trainer)
         auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
         self.say(auditor, due, finding)
         return due

@@ -158,15 +158,14 @@ class Chain(World):
         self.decide()  # certifies a root
         root = self.state.certified_roots[self.state.height - 1]
         self.decide(self.tx(person, "member/stand", StandAsVoter(self.state.height - 1, root)))
-        self.decide(*(self.tx(BY_KEY[key], "member/approve", ApproveVoter(person.public)) for key in self.state.members.voters))
-        self.decide()
-        self.decide()
+        self.decide(
+            *(self.tx(BY_KEY[key], "member/approve", ApproveVoter(person.public)) for key in self.state.members.voters),
+            empty_after=2,
+        )
         assert person.public in self.state.members.voters
 
     def dismiss_voter(self, person: FastSigner) -> None:
-        self.decide(self.tx(person, "member/resign", ResignAsVoter()))
-        self.decide()
-        self.decide()
+        self.decide(self.tx(person, "member/resign", ResignAsVoter()), empty_after=2)
         assert person.public not in self.state.members.voters
 
     def anchor(self, height: int) -> TrustedBlock:

@@ -33,7 +33,7 @@ from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_state import RoundCertificate
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
-from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
+from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of, world_with_job
 from tests.sim.keys import FastSigner
 
 
@@ -47,7 +47,6 @@ def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monke
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
     court = Court(4, SAMPLED + b":9")
     first = court.key
-    court.round()
     court.challenge(A)
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(first)))
     for author in PEOPLE[:4]:
@@ -215,8 +214,7 @@ def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
 
 
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
-    world = World(4, 4)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, voters=4, trainers=4)
     world.decide(closings=(world.closing(key),))
     assert world.state.audits == AuditsState()
 
@@ -402,7 +400,6 @@ def test_one_proposal_of_each_trainer_is_fetched_at_a_time_and_disputes_come_fir
 def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_it_false() -> None:
     """A liar may show its proposal to exactly f honest judges, at the last moment. They show it to the others."""
     court = Court(7, **TIMED)
-    court.until_drawn(A)
     court.challenge(A)
     court.judge(WITHHELD, 3)
     (dispute,) = court.audits.disputes
@@ -421,7 +418,6 @@ def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_
 
 def test_a_judge_that_did_not_see_a_proposal_waits_for_nobody_if_nobody_found_it_false() -> None:
     court = Court(7, **TIMED)
-    court.until_drawn(A)
     court.challenge(A, WITHHELD)
     court.judge(WITHHELD, 1)
     assert not any(due.is_second_verdict for _, due in court.due(A, disputes=True))
@@ -459,7 +455,6 @@ def test_the_log_keeps_the_last_results_only(court: Court) -> None:
 
 
 def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_judge(court: Court) -> None:
-    court.round()
     court.challenge(B)
     waiting = court.due(disputes=True)
     challenger = next(iter(court.audits.disputes[0].challenges))
@@ -472,7 +467,6 @@ def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_ju
 def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, needed: int) -> None:
     """The challenge counts as the first verdict."""
     court = Court(n)
-    court.until_drawn(A)
     court.challenge(A)
     court.judge(MISMATCH, max(0, needed - 2))
     assert court.suspended(A) == (needed == 1)
@@ -501,7 +495,6 @@ def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(
 ) -> None:
     """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
     court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
-    court.until_drawn(A)
     court.challenge(A, verdicts[said[0]])
     for letter in said[1:]:
         assert court.audits.disputes, "not decided yet"
@@ -515,7 +508,6 @@ def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(
 @pytest.mark.parametrize(("n", "needed"), [(4, 2), (7, 4), (10, 5)])
 def test_more_than_half_of_the_judges_refute_and_one_less_does_not(n: int, needed: int) -> None:
     court = Court(n)
-    court.until_drawn(A)
     court.challenge(A)
     challenger = next(iter(court.audits.disputes[0].challenges))
     court.judge(MATCH, needed - 1)
@@ -554,7 +546,6 @@ def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
 
 
 def test_a_verdict_after_the_end_is_refused(court: Court) -> None:
-    court.round()
     court.challenge(A)
     late = court.due(disputes=True)
     court.judge(MATCH, 2)
@@ -562,7 +553,6 @@ def test_a_verdict_after_the_end_is_refused(court: Court) -> None:
 
 
 def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court: Court) -> None:
-    court.round()
     court.challenge(A)
     (person, due), *_ = court.due(disputes=True)
     court.say(person, due, MATCH)
@@ -1358,7 +1348,6 @@ def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(cour
 
 
 def test_where_no_round_is_open_a_verdict_gets_its_own_block(court: Court) -> None:
-    court.round()
     court.challenge(A)
     auditor, due = court.due(disputes=True)[0]
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))

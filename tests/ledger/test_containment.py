@@ -21,7 +21,7 @@ from protocol import codec
 from protocol.codec import Count, Length
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
-from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
+from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World, world_with_job
 from tests.sim.keys import FastVerifier
 
 ALIKE = [
@@ -338,8 +338,7 @@ def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
 def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in_every_block(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    world = World()
-    key = world.start()
+    world, key = world_with_job()
     closing = world.closing(key)
     real: Callable[..., StateChange] = getattr(JobsModule, step)
 
@@ -383,8 +382,7 @@ def test_where_members_fail_the_voters_are_those_that_consensus_knows(monkeypatc
 
 
 def test_a_body_that_makes_a_check_fail_is_refused_and_ends_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    key = world.start(spec=LANGUAGE)
+    world, key = world_with_job(spec=LANGUAGE)
     closing = world.closing(key)
     monkeypatch.setattr("ledger.ledger_state.why_round_certificate_invalid", lambda *about: {}["missing"])
     assert "failed: KeyError" in (world.problem(closings=(closing,)) or "")

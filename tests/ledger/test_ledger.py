@@ -64,8 +64,7 @@ def test_transactions_are_put_into_an_order_in_which_they_apply_however_they_cam
 
 
 def test_a_transaction_that_follows_another_authors_is_put_behind_it(world: World) -> None:
-    world.decide(world.admission(PEOPLE[5]))
-    world.decide_empty(2)
+    world.decide(world.admission(PEOPLE[5]), empty_after=2)
     approve = world.tx(PEOPLE[0], "member/approve", ApproveVoter(PEOPLE[5].public))
     stand = world.tx(PEOPLE[5], "member/stand", StandAsVoter(1, world.state.certified_roots[1]))
     world.ledger.mempool.add_transaction(approve)

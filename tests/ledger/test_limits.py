@@ -50,15 +50,18 @@ class Limited(World):
         return self.rules.why_body_refused(self.state, codec.encode(BlockBody((), (), (signed,)))) or ""
 
 
-def test_a_new_network_allows_the_first_limit_and_no_more() -> None:
-    world = Limited()
+@pytest.fixture
+def world() -> Limited:
+    return Limited()
+
+
+def test_a_new_network_allows_the_first_limit_and_no_more(world: Limited) -> None:
     assert world.refusal(world.start(PARAMETERS_ALLOWED)) == ""
     told = world.refusal(world.start(PARAMETERS_ALLOWED + 1))
     assert "134217729 parameters, and this network allows 134217728: `peer limit parameters N` raises that" in told
 
 
-def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
-    world = Limited()
+def test_a_quorum_raises_it_and_a_minority_does_not(world: Limited) -> None:
     world.decide(world.wish(0, 300_000_000))
     world.decide(world.wish(1, 300_000_000))
     world.decide(world.wish(2, 400_000_000))
@@ -73,28 +76,23 @@ def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
     assert again.state_root == world.state.state_root and again.module_state(NetworkState).parameters_max == 1_000
 
 
-def test_a_wish_for_what_holds_takes_another_one_back() -> None:
-    world = Limited()
+def test_a_wish_for_what_holds_takes_another_one_back(world: Limited) -> None:
     world.decide(world.wish(0, 5_000))
     world.decide(world.wish(0, PARAMETERS_ALLOWED))
     assert not world.network.limit_votes
     assert "allows 134217728 parameters already" in world.refusal(world.wish(0, PARAMETERS_ALLOWED))
 
 
-def test_only_voters_set_limits_that_there_are() -> None:
-    world = Limited()
+def test_only_voters_set_limits_that_there_are(world: Limited) -> None:
     assert "is one" in world.refusal(world.wish(0, 5, "layers"))
     assert world.refusal(world.wish(4, 5)), "no member"
     assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX)) == ""
     assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX + 1))
 
 
-def test_wishes_go_with_their_author_s_vote() -> None:
-    world = Limited()
+def test_wishes_go_with_their_author_s_vote(world: Limited) -> None:
     world.decide(world.wish(3, 5_000))
-    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
-    world.decide()
-    world.decide()
+    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()), empty_after=2)
     assert not world.network.limit_votes
 
 

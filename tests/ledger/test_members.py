@@ -328,8 +328,7 @@ def test_a_candidate_shows_a_recent_root_that_was_certified(world: World) -> Non
 def test_approvals_of_a_voter_that_left_do_not_count(world: World) -> None:
     stood(world)
     approved(world, 0, 1)
-    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
-    world.decide_empty(3)
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()), empty_after=3)
     # 3 voters need 2 approvals for a quorum; one of the two given is gone
     assert voting(world) == [False, False] and len(world.state.members.voters) == 3
     approved(world, 2)

@@ -78,8 +78,12 @@ def test_nobody_names_what_could_not_be_decided_now(world: World) -> None:
     assert world.ledger.make_inclusion_list(PEOPLE[1].public) is None
 
 
-def test_only_voters_speak_and_are_heard(world: World) -> None:
-    signed = waiting(world)
+@pytest.fixture
+def signed(world: World) -> Signed:
+    return waiting(world)
+
+
+def test_only_voters_speak_and_are_heard(signed: Signed, world: World) -> None:
     world.decide_empty(3)
     assert world.ledger.make_inclusion_list(PEOPLE[6].public) is None
     assert not world.ledger.add_inclusion_list(PEOPLE[6].public, InclusionList(3, (transaction_digest(signed),)))
@@ -105,8 +109,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
 # What a block must carry ----------------------------------------------------------------------------------------------
 
 
-def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(world: World) -> None:
-    signed = waiting(world)
+def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(signed: Signed, world: World) -> None:
     notice(world, PEOPLE[1], of=(signed,))
     world.decide_empty(2)
     assert refusal(world) is None, "one voter of four may lie"
@@ -115,8 +118,9 @@ def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(world: World) -> N
     assert refusal(world, signed) is None
 
 
-def test_notices_act_two_heights_later_so_that_they_and_the_transaction_can_reach_the_leader(world: World) -> None:
-    signed = waiting(world)
+def test_notices_act_two_heights_later_so_that_they_and_the_transaction_can_reach_the_leader(
+    signed: Signed, world: World
+) -> None:
     world.decide()
     notice(world, *PEOPLE[1:3], of=(signed,))
     assert refusal(world) is None, "block 2 may have been made before notices of 1 came"
@@ -202,8 +206,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
     assert "has waited too long" in (refusal(world, *without) or "")
 
 
-def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(world: World) -> None:
-    signed = waiting(world)
+def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(signed: Signed, world: World) -> None:
     notice(world, *PEOPLE[1:3], of=(signed,))
     world.decide_empty(INCLUSION_LIST_HEIGHTS_MAX)
     assert refusal(world) is not None

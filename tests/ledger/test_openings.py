@@ -103,8 +103,12 @@ def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -
 # Rotations between report and opening --------------------------------------------------------------------------------------
 
 
-def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in_that_block() -> None:
-    court = everybody_audits()
+@pytest.fixture
+def court() -> Court:
+    return everybody_audits()
+
+
+def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in_that_block(court: Court) -> None:
     report_all(court)
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
@@ -115,8 +119,7 @@ def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in
 
 
 @pytest.mark.parametrize("loss", [None, 0])
-def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None) -> None:
-    court = everybody_audits()
+def test_an_auditor_that_rotates_is_compared_under_its_new_key(court: Court, loss: int | None) -> None:
     court.decide(report(court, BEN, 1, A, loss))
     court.decide(court.rotation(BEN, NEW), report(court, CID, 1, A))
     report_all(court)
@@ -126,8 +129,7 @@ def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None)
     assert court.audits.loss_comparisons[NEW.public].reports == 1 and B not in court.audits.loss_comparisons
 
 
-def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_it_reports() -> None:
-    court = everybody_audits()
+def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_it_reports(court: Court) -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
@@ -140,8 +142,7 @@ def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_i
     assert court.audits.loss_comparisons[NEW.public].reports == 1 and not court.standing(NEW.public).wrong_losses
 
 
-def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
-    court = everybody_audits()
+def test_a_report_and_its_rotation_in_one_block_with_the_opening(court: Court) -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     court.decide(report(court, BEN, 1, A), court.rotation(BEN, NEW, 2), opened(court, ANN, 1, A))
@@ -151,8 +152,7 @@ def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
 # One block -------------------------------------------------------------------------------------------------------------------
 
 
-def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_refused() -> None:
-    court = everybody_audits()
+def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_refused(court: Court) -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
@@ -162,8 +162,7 @@ def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_r
     assert "no report" in (court.problem(court.tx(BEN, "audit/report", AuditFinding(court.key, 1, A, MATCH, 0))) or "")
 
 
-def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it() -> None:
-    court = everybody_audits()
+def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it(court: Court) -> None:
     report_all(court)
     court.round(AUDITS.window - 1)
     opening = opened(court, ANN, 1, A)
@@ -187,8 +186,7 @@ def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at
     assert court.audits.loss_comparisons[B].reports == 2 and not court.standing(B).wrong_losses
 
 
-def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once() -> None:
-    court = everybody_audits()
+def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once(court: Court) -> None:
     report_all(court, but=[(B, A)])
     late = report(court, BEN, 1, A)
     assert "may still come" in (court.problem(opened(court, CID, 1, C)) or "")
@@ -229,8 +227,7 @@ def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
 # Expulsions and leaves -----------------------------------------------------------------------------------------------------
 
 
-def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
-    court = everybody_audits()
+def test_an_expelled_auditor_is_not_compared_and_does_not_report(court: Court) -> None:
     court.decide(report(court, BEN, 1, A, 0))
     report_all(court, but=[(B, C)])
     court.decide(evidence=(court.double(BEN),))
@@ -241,8 +238,7 @@ def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
     assert B not in court.audits.loss_comparisons and not court.standing(B).wrong_losses
 
 
-def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -> None:
-    court = everybody_audits()
+def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared(court: Court) -> None:
     report_all(court)
     court.round(AUDITS.window)
     opening = opened(court, BEN, 1, B)
@@ -252,8 +248,7 @@ def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -
     assert not court.audits.loss_comparisons
 
 
-def test_whoever_leaves_the_voters_still_reports_and_opens() -> None:
-    court = everybody_audits()
+def test_whoever_leaves_the_voters_still_reports_and_opens(court: Court) -> None:
     report_all(court, but=[(D, A)])
     court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.round(AUDITS.window)

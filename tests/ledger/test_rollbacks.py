@@ -32,7 +32,7 @@ from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.test_losses import Bound, lazy
-from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
+from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, world_with_job
 from tests.sim.keys import FastSigner
 from tests.training.replicated.support import JOB, SMALL, round_of
 from training.job_spec import AuditMode, FeedbackMemory
@@ -125,9 +125,13 @@ def test_a_conviction_takes_the_job_back_to_the_newest_anchor_at_or_before_the_f
     assert set(court.ledger.rounds) == {court.key} and court.ledger.rounds[court.key].terms.round == 11
 
 
+@pytest.fixture
+def court() -> Court:
+    return court_of(rounds=9)
+
+
 @pytest.mark.parametrize(("false", "anchor"), [(3, 0), (4, 4), (7, 4), (8, 8)])
-def test_an_anchor_is_before_the_round_that_begins_with_it(false: int, anchor: int) -> None:
-    court = court_of(rounds=9)
+def test_an_anchor_is_before_the_round_that_begins_with_it(court: Court, false: int, anchor: int) -> None:
     convict(court, false, A)
     assert place(court.job(court.key)) == (11, anchor)
 
@@ -155,8 +159,7 @@ def test_later_anchors_are_counted_in_rounds_of_the_models_own_line() -> None:
     assert [(undone.first, undone.last) for undone in court.job(court.key).undone_rounds] == [(4, 9), (4, 14)]
 
 
-def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay() -> None:
-    court = court_of(rounds=9)
+def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay(court: Court) -> None:
     late = court.said(*next(item for item in court.due(B) if item[1].round == 7))
     convict(court, 6, A)
     assert list(court.audits.rounds) == [1, 2, 3] and not any(of.undone for of in court.audits.rounds.values())
@@ -164,8 +167,7 @@ def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay() -
     assert "is awaited" in (court.problem(late) or "")
 
 
-def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_and_uses_the_next_number() -> None:
-    court = court_of(rounds=9)
+def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_and_uses_the_next_number(court: Court) -> None:
     accuse(court, DEE, 6, A)
     last, closing = verdict(court, CID, 6, A), court.closing(court.key)
     state, body = court.state, BlockBody((closing,), (), (last,))
@@ -187,8 +189,7 @@ def test_a_block_that_closes_the_round_before_an_anchor_and_undoes_it_makes_no_a
 
 
 @pytest.mark.parametrize("earlier_first", [False, True])
-def test_two_convictions_in_one_block_go_to_the_earlier_anchor(earlier_first: bool) -> None:
-    court = court_of(rounds=9)
+def test_two_convictions_in_one_block_go_to_the_earlier_anchor(court: Court, earlier_first: bool) -> None:
     accuse(court, DEE, 6, A)
     accuse(court, ANN, 2, B)
     said = [verdict(court, CID, 6, A), verdict(court, DEE, 2, B)]
@@ -198,8 +199,7 @@ def test_two_convictions_in_one_block_go_to_the_earlier_anchor(earlier_first: bo
     assert court.suspended(A) and court.suspended(B) and job.trainers == (C, D) and not court.audits.rounds
 
 
-def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again() -> None:
-    court = court_of(rounds=9)
+def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again(court: Court) -> None:
     accuse(court, DEE, 6, A)
     accuse(court, ANN, 7, B)
     court.decide(verdict(court, CID, 6, A))
@@ -215,8 +215,7 @@ def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again()
     assert court.job(court.key).distrusted_members == (A, B) and len(court.job(court.key).undone_rounds) == 1
 
 
-def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
-    court = court_of(rounds=9)
+def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt(court: Court) -> None:
     accuse(court, DEE, 2, A)
     accuse(court, ANN, 7, B)
     court.decide(verdict(court, CID, 2, A))
@@ -260,9 +259,10 @@ def test_so_many_rollbacks_are_remembered() -> None:
 # Suspended trainers -------------------------------------------------------------------------------------------------------
 
 
-def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second_conviction_does_not_suspend_again() -> None:
+def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second_conviction_does_not_suspend_again(
+    court: Court,
+) -> None:
     """Each may be about another lie that is in the model."""
-    court = court_of(rounds=9)
     accuse(court, DEE, 6, A)
     accuse(court, DEE, 2, A)
     court.decide(verdict(court, CID, 6, A))
@@ -588,8 +588,7 @@ def test_anchors_before_the_newest_final_one_are_forgotten() -> None:
 def test_the_first_model_is_an_anchor_and_where_nothing_is_in_doubt_the_newest_one_alone_is_kept() -> None:
     court = court_of(is_new=True, rate=0.0, window=1, anchor_rounds=2)
     assert anchored(court) == [(0, 0)] and court.job(court.key).anchors[0].root == court.job(court.key).model_root
-    world = World(anchor_rounds=2)
-    key = world.start(spec=b"language:9")
+    world, key = world_with_job(spec=b"language:9", anchor_rounds=2)
     for number in range(1, 6):
         world.decide(closings=(world.closing(key),))
         world.decide()  # the block that makes an anchor knows its root at its end
@@ -648,8 +647,7 @@ def wish(court: Court, person: FastSigner, number: int) -> Signed:
     return court.tx(person, "job/rollback", RequestRollback(court.key, number, court.job(court.key).last_rollback))
 
 
-def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
-    court = court_of(rounds=9)
+def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor(court: Court) -> None:
     root = court.job(court.key).anchors[1].root
     court.decide(wish(court, ANN, 4), wish(court, BEN, 8))
     court.round()
@@ -664,18 +662,15 @@ def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
     assert place(court.job(court.key)) == (14, 6), "once"
 
 
-def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not() -> None:
-    court = court_of(rounds=9)
+def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not(court: Court) -> None:
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4), wish(court, DEE, 8))
     court.decide(wish(court, ANN, 8))
     assert court.job(court.key).rollback_requests == {ANN.public: 8, BEN.public: 4, DEE.public: 8}
-    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
-    court.decide_empty(2)
+    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()), empty_after=2)
     assert place(court.job(court.key))[1] >= 10, "nobody else asks for the same as Ann"
 
 
-def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept() -> None:
-    court = court_of(rounds=9)
+def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept(court: Court) -> None:
     for number in (3, 9):
         assert "take one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
     court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
@@ -686,18 +681,16 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
     assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
 
 
-def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer() -> None:
+def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer(court: Court) -> None:
     """Of too many anchors some are forgotten, and meanwhile voters may have asked for one of these."""
-    court = court_of(rounds=9)
     job, members = court.job(court.key), court.state.members
     wanted = replace(job, rollback_requests=dict.fromkeys(members.voters, 4))
     assert _voted_back(wanted, members) == 4
     assert _voted_back(replace(wanted, anchors=(job.anchors[0], job.anchors[2])), members) is None
 
 
-def test_a_request_is_about_the_line_that_its_author_saw() -> None:
+def test_a_request_is_about_the_line_that_its_author_saw(court: Court) -> None:
     """It may be decided after the rollback that it asks for, and is no request for another one."""
-    court = court_of(rounds=9)
     late = court.tx(ANN, "job/rollback", RequestRollback(court.key, 4))
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
     court.round()
@@ -705,8 +698,7 @@ def test_a_request_is_about_the_line_that_its_author_saw() -> None:
     assert court.problem(wish(court, ANN, 4)) is None
 
 
-def test_a_voter_takes_its_request_back() -> None:
-    court = court_of(rounds=9)
+def test_a_voter_takes_its_request_back(court: Court) -> None:
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4))
     assert "asked for no other one" in (court.problem(wish(court, CID, 10)) or "")
     court.decide(wish(court, ANN, 10))
@@ -718,8 +710,7 @@ def test_a_voter_takes_its_request_back() -> None:
     assert "@4 is the present model" in (court.problem(wish(court, ANN, 4)) or "")
 
 
-def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends() -> None:
-    court = court_of(rounds=9)
+def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends(court: Court) -> None:
     author = court.people[court.job(court.key).author]
     first, second, third = [person for person in PEOPLE[:4] if person is not author]
     court.decide(wish(court, first, 4), wish(court, second, 4))
@@ -859,8 +850,7 @@ def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Feedbac
     assert ReplicatedModel.open(tmp_path / "5").root == back.root
 
 
-def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches() -> None:
-    court = court_of(rounds=9)
+def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches(court: Court) -> None:
     reached, job = court.audits.first_contestable_round, court.job(court.key)
     assert reached is not None
     final = court.state.final_round(court.key)

@@ -23,7 +23,7 @@ from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
 from rounds.round_terms import RoundTerms
-from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World, world_with_job
 from tests.sim.keys import FastSigner
 
 ACCEPT = Verdict.ACCEPT
@@ -31,8 +31,7 @@ ACCEPT = Verdict.ACCEPT
 
 def busy() -> tuple[World, bytes]:
     """A world whose next block closes a round and carries evidence and transactions."""
-    world = World()
-    key = world.start(spec=LANGUAGE + b":9")
+    world, key = world_with_job(spec=LANGUAGE + b":9")
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
     for ahead in (1, 2, 3):
         world.ledger.mempool.add_transaction(world.tx(PEOPLE[0], "member/register", RegisterRoles(()), ahead))

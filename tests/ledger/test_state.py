@@ -24,7 +24,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_state import RoundCertificate
-from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World, world_with_job
 from tests.sim.keys import FastSigner
 from training.job_spec import JobSpec
 
@@ -493,8 +493,7 @@ def test_a_job_may_be_stopped_in_the_block_that_closes_its_round(world: World) -
 
 
 def test_a_scratch_job_is_its_authors_alone_and_every_voter_re_executes_it() -> None:
-    world = World(trainers=0)
-    key = world.start(PEOPLE[2], SCRATCH)
+    world, key = world_with_job(author=PEOPLE[2], spec=SCRATCH, trainers=0)
     assert world.job(key).trainers == (PEOPLE[2].public,)
     assert world.job(key).reexecutors == world.job(key).voters == world.state.members.voters
 

@@ -117,8 +117,12 @@ def upgraded(world: Upgrading, height: int, module: str = "tally") -> None:
     world.decide(*(world.wish(number, height, module) for number in range(3)))
 
 
-def test_a_quorum_s_wish_acts_at_the_height_that_it_names() -> None:
-    world = Upgrading()
+@pytest.fixture
+def world() -> Upgrading:
+    return Upgrading()
+
+
+def test_a_quorum_s_wish_acts_at_the_height_that_it_names(world: Upgrading) -> None:
     world.add(3)
     world.decide(world.wish(0, 20))
     world.decide(world.wish(1, 20))
@@ -131,8 +135,7 @@ def test_a_quorum_s_wish_acts_at_the_height_that_it_names() -> None:
     assert world.network.module_version("tally") == 2 and world.network.due_upgrades == ()
 
 
-def test_a_transaction_is_judged_by_the_version_of_the_block_that_could_carry_it() -> None:
-    world = Upgrading()
+def test_a_transaction_is_judged_by_the_version_of_the_block_that_could_carry_it(world: Upgrading) -> None:
     upgraded(world, 15)
     world.until(14)
     after = world.rules.apply_transaction(world.state, world.tx(PEOPLE[0], "tally/add", Add(1)))
@@ -164,22 +167,19 @@ def test_a_module_joins_and_acts_after_all_others() -> None:
         (UPGRADE_AHEAD_HEIGHTS_MAX + 2, "is not"),
     ],
 )
-def test_operators_are_given_time(height: int, why: str | None) -> None:
-    world = Upgrading()
+def test_operators_are_given_time(world: Upgrading, height: int, why: str | None) -> None:
     refusal = world.refusal(world.wish(0, height))  # it would stand in block 1
     assert refusal is None if why is None else why in (refusal or "")
 
 
-def test_wishes_that_come_too_late_for_their_height_come_to_nothing() -> None:
-    world = Upgrading()
+def test_wishes_that_come_too_late_for_their_height_come_to_nothing(world: Upgrading) -> None:
     world.decide(world.wish(0, 14), world.wish(1, 14))
     world.until(4)
     assert "is not within" in (world.refusal(world.wish(2, 14)) or ""), "the third would be decided nine heights before"
     assert not world.network.upgrade_votes and world.network.due_upgrades == ()
 
 
-def test_only_voters_wish_and_only_for_what_does_not_run_yet() -> None:
-    world = Upgrading()
+def test_only_voters_wish_and_only_for_what_does_not_run_yet(world: Upgrading) -> None:
     world.decide(world.admission(PEOPLE[7]))
     assert "does not vote" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", ModuleUpgrade("tally", 2, 30))) or "")
     assert "runs tally 1 already" in (world.refusal(world.wish(0, 30, version=1)) or "")
@@ -187,8 +187,7 @@ def test_only_voters_wish_and_only_for_what_does_not_run_yet() -> None:
     assert "is decided already" in (world.refusal(world.wish(3, 40)) or "")
 
 
-def test_a_voter_has_one_wish_and_another_one_takes_its_place() -> None:
-    world = Upgrading()
+def test_a_voter_has_one_wish_and_another_one_takes_its_place(world: Upgrading) -> None:
     world.decide(world.wish(0, 20), world.wish(1, 20))
     world.decide(world.wish(0, 25))
     world.decide(world.wish(2, 20))

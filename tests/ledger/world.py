@@ -154,9 +154,16 @@ class World:
     # Blocks
 
     def decide(
-        self, *transactions: Signed, closings: tuple[RoundCertificate, ...] = (), evidence: tuple[Evidence, ...] = ()
+        self,
+        *transactions: Signed,
+        closings: tuple[RoundCertificate, ...] = (),
+        evidence: tuple[Evidence, ...] = (),
+        empty_after: int = 0,
     ) -> LedgerState:
-        return self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
+        """One block, and so many empty ones after it."""
+        self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
+        self.decide_empty(empty_after)
+        return self.state
 
     def decide_empty(self, count: int) -> None:
         for _ in range(count):
@@ -268,6 +275,11 @@ class World:
 
     def cut_off(self, key: bytes, voter: bytes) -> Signed:
         return sign_message(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))
+
+
+def world_with_job(spec: bytes = LANGUAGE, author: FastSigner = PEOPLE[0], **terms: Any) -> tuple[World, bytes]:
+    world = World(**terms)
+    return world, world.start(author, spec)
 
 
 NEW, OTHER = PEOPLE[5], PEOPLE[6]

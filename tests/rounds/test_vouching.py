@@ -404,8 +404,12 @@ def checked(me: int, of: RoundTerms, verdict: Verdict = ACCEPT) -> OpenRoundStat
     return mine
 
 
-def test_the_first_begin_at_once_and_others_when_vouches_are_late() -> None:
-    of = terms(4, 4, trainers=1)
+@pytest.fixture
+def of() -> RoundTerms:
+    return terms(4, 4, trainers=1)
+
+
+def test_the_first_begin_at_once_and_others_when_vouches_are_late(of: RoundTerms) -> None:
     first, second, third = ring_of(of)
     assert KEYS[0] in checked(first, of).vouching.assigned_at
     backup = checked(second, of)
@@ -432,8 +436,7 @@ def test_one_more_begins_for_each_vouch_that_does_not_accept(verdict: Verdict) -
     assert mine.vouching.assigned_at
 
 
-def test_nobody_begins_when_more_than_f_reject_it() -> None:
-    of = terms(4, 4, trainers=1)
+def test_nobody_begins_when_more_than_f_reject_it(of: RoundTerms) -> None:
     first, second, third = ring_of(of)
     mine = checked(second, of)
     for voter in (first, third):
@@ -450,8 +453,7 @@ def test_as_many_as_reject_a_proposal_begin_at_once_if_the_last_one_was_not_acce
     assert vouches_needed(of, KEYS[0]) == 1
 
 
-def test_nobody_begins_when_there_are_enough_vouches() -> None:
-    of = terms(4, 4, trainers=1)
+def test_nobody_begins_when_there_are_enough_vouches(of: RoundTerms) -> None:
     first, _, third = ring_of(of)
     mine = book(first, of, SLOW)
     hear_vouch(mine, third, vouch({0: ACCEPT}))
@@ -461,8 +463,7 @@ def test_nobody_begins_when_there_are_enough_vouches() -> None:
     assert not mine.vouching.assigned_at and mine.make_ballot_if_due(OPENED) == ballot({0: ACCEPT})
 
 
-def test_a_re_executor_goes_on_after_its_ballot() -> None:
-    of = terms(4, 4, trainers=1)
+def test_a_re_executor_goes_on_after_its_ballot(of: RoundTerms) -> None:
     first, _, third = ring_of(of)
     mine = checked(first, of)
     hear_vouch(mine, third, vouch({0: ACCEPT}))
@@ -473,14 +474,12 @@ def test_a_re_executor_goes_on_after_its_ballot() -> None:
     assert mine.vouching.make_vouch_if_due() == vouch({0: ACCEPT})
 
 
-def test_what_a_cheap_check_refuses_is_vouched_for_without_re_execution() -> None:
-    of = terms(4, 4, trainers=1)
+def test_what_a_cheap_check_refuses_is_vouched_for_without_re_execution(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of, NORM)
     assert mine.vouching.make_vouch_if_due() == vouch({0: NORM})
 
 
-def test_what_does_not_arrive_in_time_makes_unsure_for_good() -> None:
-    of = terms(4, 4, trainers=1)
+def test_what_does_not_arrive_in_time_makes_unsure_for_good(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of)
     given_up = OPENED + 10.0
     assert mine.next_deadline(mine.proposals_due_at) == given_up
@@ -496,8 +495,7 @@ def test_what_does_not_arrive_in_time_makes_unsure_for_good() -> None:
     )
 
 
-def test_what_has_begun_is_not_given_up() -> None:
-    of = terms(4, 4, trainers=1)
+def test_what_has_begun_is_not_given_up(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of)
     mine.vouching.started.add(KEYS[0])
     mine.assign_reexecutions(OPENED + 1e6)
@@ -523,8 +521,7 @@ def test_a_vouch_waits_while_others_are_computed_until_it_doubles_what_was_said(
     assert len(trainers) == 4 and sizes == [1, 1, 2]
 
 
-def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_it_found() -> None:
-    of = terms(4, 4, trainers=1)
+def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_it_found(of: RoundTerms) -> None:
     me = ring_of(of)[0]
     before = checked(me, of)
     before.record_replay_verdict(KEYS[0], ACCEPT, OPENED)
@@ -564,8 +561,7 @@ def test_vouches_for_another_proposal_of_the_same_trainer_do_not_count() -> None
     assert mine.current_verdict(KEYS[0]) is None
 
 
-def test_our_own_rejection_stands_whoever_vouches() -> None:
-    of = terms(4, 4, trainers=1)
+def test_our_own_rejection_stands_whoever_vouches(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of)
     mine.record_replay_verdict(KEYS[0], REPLAY, OPENED)
     for voter in ring_of(of)[1:]:
@@ -818,8 +814,7 @@ def test_a_vouch_that_repeats_a_trainer_is_evidence_and_fills_no_block() -> None
     assert hear_vouch(mine, 1, vouch({0: REPLAY, 1: REPLAY, 2: REPLAY})) is None, "evidence once"
 
 
-def test_a_voter_that_re_executes_a_proposal_names_it_however_many_are_unsure() -> None:
-    of = terms(4, 4, trainers=1)
+def test_a_voter_that_re_executes_a_proposal_names_it_however_many_are_unsure(of: RoundTerms) -> None:
     first, second, third = ring_of(of)
     mine = checked(second, of)
     for voter in (first, third):

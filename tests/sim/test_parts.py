@@ -65,8 +65,12 @@ def test_wrong_bytes_before_the_end_are_damage_wherever_they_are() -> None:
             list(read(log[:position] + bytes([log[position] ^ 1]) + log[position + 1 :]))
 
 
-def test_a_damaged_disk_keeps_its_peer_from_starting() -> None:
-    disk = Disk()
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+def test_a_damaged_disk_keeps_its_peer_from_starting(disk: Disk) -> None:
     disk.append_records([vote(0)])
     disk.append_records([vote(1)])
     disk.damage(30)
@@ -74,24 +78,21 @@ def test_a_damaged_disk_keeps_its_peer_from_starting() -> None:
         disk.read_restart_state()
 
 
-def test_a_disk_forgets_what_a_crash_tore_and_keeps_what_it_had_said_was_safe() -> None:
-    disk = Disk()
+def test_a_disk_forgets_what_a_crash_tore_and_keeps_what_it_had_said_was_safe(disk: Disk) -> None:
     disk.append_records([vote(0), OwnRoundStatement("ballot", bytes(32), 0, SIGNED)])
     disk.tear([vote(1)], 0.7, garbled=False)
     assert [voted.slot for voted in disk.read_restart_state().votes] == [("prepare", 1, 0)]
     assert disk.spoken(bytes(32), 0) == {"ballot": SIGNED}
 
 
-def test_an_image_of_a_disk_does_not_change_with_it() -> None:
-    disk = Disk()
+def test_an_image_of_a_disk_does_not_change_with_it(disk: Disk) -> None:
     disk.append_records([vote(0)])
     image = disk.image()
     disk.append_records([vote(1)])
     assert len(image.read_restart_state().votes) == 1 and len(disk.read_restart_state().votes) == 2
 
 
-def test_a_failing_disk_says_so() -> None:
-    disk = Disk()
+def test_a_failing_disk_says_so(disk: Disk) -> None:
     disk.fails = True
     with pytest.raises(StorageError):
         disk.append_records([vote(0)])

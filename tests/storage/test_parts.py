@@ -15,6 +15,7 @@ from storage import disk_blob_store as blobs_module
 from storage import multipart_objects as parts_module
 from storage.disk_blob_store import DiskBlobStore
 from storage.multipart_objects import LIST_SUFFIX, write_list
+from tests.storage.records import add_temporary, release
 
 PART = 1000  # bytes
 DATA = random.Random(1).randbytes(3258)  # four parts
@@ -194,8 +195,7 @@ def test_what_this_peer_made_is_held_with_its_list(blobs: DiskBlobStore, tmp_pat
         blobs.adopt_file(file, DIGEST)
     if how == "keep_together":
         blobs.retain_round(JOB, 3, [DIGEST])
-        blobs.release_owner("made")
-        blobs.delete_unowned(set())
+        release(blobs, "made")
     assert not file.with_name(f"{file.name}{LIST_SUFFIX}").exists()
     for store in (blobs, again := blobs_in(tmp_path)):
         assert store.piece_size(DIGEST) == len(PARTS.encode())
@@ -225,12 +225,10 @@ def test_an_object_of_several_parts_does_not_come_as_one_blob(blobs: DiskBlobSto
 
 
 def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.mark_temporary(DIGEST, "made")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "made")
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).write_bytes(DATA[:-1] + b"x")
-    blobs.release_owner("made")
-    blobs.delete_unowned(set())
+    release(blobs, "made")
     again = blobs_in(tmp_path)
     again.verify_retained()
     assert again.size(DIGEST) is None
@@ -245,12 +243,10 @@ def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> 
     blobs.add_bytes(DATA)
     blobs.delete_blob(DIGEST)
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None and blobs.piece_size(PARTS.digests[0]) is None
-    blobs.mark_temporary(DIGEST, "a round")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "a round")
     blobs.delete_unowned(set())
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
-    blobs.release_owner("a round")
-    blobs.delete_unowned(set())
+    release(blobs, "a round")
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None
     with pytest.raises(MissingBlobError):
         blobs.read_piece(PARTS.digests[0], 0, 1)
@@ -275,11 +271,9 @@ def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: DiskBlobStore, 
 
 
 def test_what_a_round_keeps_too_keeps_its_list(blobs: DiskBlobStore) -> None:
-    blobs.mark_temporary(DIGEST, "a round")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "a round")
     blobs.retain_round(JOB, 3, [DIGEST])
-    blobs.release_owner("a round")
-    blobs.delete_unowned(set())
+    release(blobs, "a round")
     assert blobs.read_range(DIGEST) == DATA and blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
     blobs.delete_rounds([(JOB[:16], 3)])
     assert blobs.piece_size(DIGEST) is None

@@ -101,9 +101,13 @@ def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
         huggingface_model.open_huggingface_model(folder)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, file: str) -> None:
-    folder = written(tmp_path)
+def test_a_pointer_of_git_lfs_is_named(folder: Path, file: str) -> None:
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
     with pytest.raises(UserError, match=rf"{file} is a pointer of Git LFS.*git lfs pull"):
         huggingface_model.open_huggingface_model(folder)
@@ -192,8 +196,7 @@ def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: P
         huggingface_model.open_huggingface_model(folder)
 
 
-def test_digests_of_downloads_are_known(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_digests_of_downloads_are_known(folder: Path) -> None:
     file = folder / "model.safetensors"
     beside = folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
     beside.parent.mkdir(parents=True)
@@ -204,8 +207,7 @@ def test_digests_of_downloads_are_known(tmp_path: Path) -> None:
         huggingface_model.open_huggingface_model(folder)
 
 
-def test_pickles_are_never_opened(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_pickles_are_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin may run a program when it is opened"):
         huggingface_model.open_huggingface_model(folder)
@@ -236,8 +238,7 @@ def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
         assert BpeTokenizer(blob).encode(text).tolist() == BpeTokenizer(json.dumps(_bpe()).encode()).encode(text).tolist()
 
 
-def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_the_tokens_of_bytes_need_no_tokenizer(folder: Path) -> None:
     for cuts_words in (True, False):  # nothing is merged, in words or beyond them
         before = {"type": "ByteLevel", "use_regex": cuts_words}
         found = {"model": {"type": "BPE", "vocab": byte_alphabet(), "merges": []}, "pre_tokenizer": before}
@@ -245,8 +246,7 @@ def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
         assert huggingface_model.open_huggingface_model(folder).tokenizer is None
 
 
-def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_a_template_of_the_text_alone_changes_no_tokenizer(folder: Path) -> None:
     template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
     model = {"type": "BPE", "vocab": byte_alphabet(), "merges": []}
     found = {"model": model, "pre_tokenizer": {"type": "ByteLevel"}, "post_processor": template}
@@ -296,8 +296,7 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> No
         ({"model": "none"}, "is no tokenizer"),
     ],
 )
-def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    folder = written(tmp_path)
+def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(folder: Path, change: dict[str, Any], why: str) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(_bpe() | change))
     with pytest.raises(UserError, match=why):
         huggingface_model.open_huggingface_model(folder)
@@ -424,8 +423,7 @@ def test_a_vocabulary_beyond_16_bits_is_refused_by_name(tmp_path: Path) -> None:
         huggingface_model.open_huggingface_model(tmp_path)
 
 
-def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_a_tokenizer_of_another_size_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(_bpe()))
     with pytest.raises(UserError, match=r"has 270 tokens, config\.json says vocab_size 256"):
         huggingface_model.open_huggingface_model(folder)

@@ -94,9 +94,13 @@ def address(number: int) -> str:
 # Who may name how many ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
 @pytest.mark.parametrize(("by", "most"), [(MEMBER, SOURCE_BOOK_MAX), (STRANGER, STRANGERS_BOOK_MAX), (None, LOCAL_BOOK_MAX)])
-def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes | None, most: int) -> None:
-    desk = Desk()
+def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(desk: Desk, by: bytes | None, most: int) -> None:
     for number in range(most + 5):
         if by is None:
             desk.book.add_local(address(number))
@@ -111,8 +115,7 @@ def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes 
         assert address(9998) in desk.book, "one has become free"
 
 
-def test_strangers_share_one_part_of_the_book_however_many_keys_they_make() -> None:
-    desk = Desk()
+def test_strangers_share_one_part_of_the_book_however_many_keys_they_make(desk: Desk) -> None:
     for number in range(STRANGERS_BOOK_MAX):
         desk.book.add_signed(address(number), STRANGER)
     desk.book.add_signed(address(9999), ERIN.public)
@@ -128,8 +131,7 @@ def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: p
     assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book) == 1
 
 
-def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers() -> None:
-    desk = Desk()
+def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers(desk: Desk) -> None:
     for peer in (STRANGER, MEMBER, STRANGER):
         desk.book.add_signed("h:1", peer)
     desk.fail("h:1")
@@ -191,8 +193,7 @@ def test_what_is_remembered_gives_way_to_what_the_operator_names() -> None:
     assert desk.entry("h:1").peer is None and not desk.entry("h:1").pinned
 
 
-def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine() -> None:
-    desk = Desk()
+def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine(desk: Desk) -> None:
     desk.book.record_own_address("10.0.0.2:7700")
     for where in (OWN, "10.0.0.2:7700", "10.0.0.3:7700"):
         desk.book.add_signed(where, ME)
@@ -206,9 +207,8 @@ def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine() -
     ids=["not linked", "linked over it", "from there", "elsewhere"],
 )
 def test_whoever_only_claims_an_address_gives_way_to_the_signed_record_of_another(
-    linked_at: str | None, dialed: bool, gives_way: bool
+    desk: Desk, linked_at: str | None, dialed: bool, gives_way: bool
 ) -> None:
-    desk = Desk()
     desk.book.add_signed("h:1", MEMBER)
     if linked_at is not None:
         desk.link(MEMBER, linked_at, dialed=dialed)
@@ -216,8 +216,7 @@ def test_whoever_only_claims_an_address_gives_way_to_the_signed_record_of_anothe
     assert desk.entry("h:1").peer == (OTHER if gives_way else MEMBER)
 
 
-def test_the_operator_is_believed_unless_the_wanted_peer_is_linked_over_this_very_address() -> None:
-    desk = Desk()
+def test_the_operator_is_believed_unless_the_wanted_peer_is_linked_over_this_very_address(desk: Desk) -> None:
     desk.book.add_signed("h:1", MEMBER)
     desk.link(MEMBER, "h:1")
     linked = desk.entry("h:1")
@@ -253,8 +252,7 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
 
 
 @pytest.mark.parametrize(("by", "failures"), [(MEMBER, FAILURES_MAX), (STRANGER, 0), (None, FAILURES_MAX)])
-def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, failures: int) -> None:
-    desk = Desk()
+def test_an_address_that_fails_so_often_in_a_row_is_forgotten(desk: Desk, by: bytes | None, failures: int) -> None:
     if by is None:
         desk.book.add_local("h:1")
     else:
@@ -333,8 +331,9 @@ def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> No
     [(STRANGER, False, False), (OTHER, False, True), (STRANGER, True, True)],
     ids=["stranger", "member", "named by the operator"],
 )
-def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(peer: bytes, named: bool, stays: bool) -> None:
-    desk = Desk()
+def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(
+    desk: Desk, peer: bytes, named: bool, stays: bool
+) -> None:
     for signer in (peer, MEMBER):
         desk.book.add_signed(address(1), signer)
     desk.entry(address(1)).is_persistent = named

@@ -8,7 +8,6 @@ import trio.testing
 
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, linked, until
-from tests.waiting import patience
 from transport.quotas import accept_limiter, cpu_quota
 from transport.quotas.accept_limiter import (
     CONNECTION_SECONDS,
@@ -65,29 +64,27 @@ async def test_whoever_is_turned_away_is_counted_and_comes_in_later(tcp: SwarmWo
         "HOST_CONNECTIONS_SHARE",
         HOST_CONNECTIONS_SHARE._replace(burst_seconds=0.0, cpu_fraction=CONNECTION_SECONDS),
     )
-    with patience():
-        alice = await tcp.start(ALICE)
-        for _ in range(4):
-            stream = await tcp.connect(alice)
-        with pytest.raises(trio.BrokenResourceError):
-            assert await stream.receive_some() == b""
-            raise trio.BrokenResourceError("closed in order")
-        await until(lambda: alice.refusal_counts().get("half-open", 0) >= 1)
-        assert alice._doors._taking._spent > 0, "what taking them cost is charged"
-        await linked(alice, await tcp.start(BOB))
+    alice = await tcp.start(ALICE)
+    for _ in range(4):
+        stream = await tcp.connect(alice)
+    with pytest.raises(trio.BrokenResourceError):
+        assert await stream.receive_some() == b""
+        raise trio.BrokenResourceError("closed in order")
+    await until(lambda: alice.refusal_counts().get("half-open", 0) >= 1)
+    assert alice._doors._taking._spent > 0, "what taking them cost is charged"
+    await linked(alice, await tcp.start(BOB))
 
 
 @pytest.mark.real("sockets")
 async def test_connections_wait_in_the_kernel_while_taking_them_costs_too_much(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with patience():
-        alice = await tcp.start(ALICE)
-        alice._doors._taking.spend(1_000.0, trio.current_time())
-        stream = await tcp.connect(alice)
-        await stream.send_all(b"nobody reads this yet")
-        with trio.move_on_after(0.2) as unread:
-            await stream.receive_some()
-        assert unread.cancelled_caught and not alice.refusal_counts()
-        alice._doors._taking.spend(-1_000.0, trio.current_time())
-        await until(lambda: alice.refusal_counts().get("not-folkmoot") == 1)
+    alice = await tcp.start(ALICE)
+    alice._doors._taking.spend(1_000.0, trio.current_time())
+    stream = await tcp.connect(alice)
+    await stream.send_all(b"nobody reads this yet")
+    with trio.move_on_after(0.2) as unread:
+        await stream.receive_some()
+    assert unread.cancelled_caught and not alice.refusal_counts()
+    alice._doors._taking.spend(-1_000.0, trio.current_time())
+    await until(lambda: alice.refusal_counts().get("not-folkmoot") == 1)

@@ -385,8 +385,12 @@ def took(pace: DownloadWindow, seconds: float, now: float) -> None:
     pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now)
 
 
-def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue() -> None:
-    pace = DownloadWindow()
+@pytest.fixture
+def pace() -> DownloadWindow:
+    return DownloadWindow()
+
+
+def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue(pace: DownloadWindow) -> None:
     for _ in range(WINDOW_CHUNKS_MAX):
         took(pace, 0.3, now=1.0)
     assert pace.window == WINDOW_CHUNKS_MAX
@@ -398,15 +402,13 @@ def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once
     assert pace.window == WINDOW_CHUNKS_MIN
 
 
-def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -> None:
-    pace = DownloadWindow()
+def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way(pace: DownloadWindow) -> None:
     took(pace, 5.0, now=1.0)
     assert pace.window == WINDOW_CHUNKS_START // 2
 
 
-def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick() -> None:
+def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick(pace: DownloadWindow) -> None:
     """Or every later answer would be late, and two chunks at a time the most that is ever asked for."""
-    pace = DownloadWindow()
     pace.record_request(bytes(32), 0, now=1.0)
     pace.record_request(bytes(32), 0, now=1.3)  # another transfer of the same
     pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.31)
@@ -416,8 +418,7 @@ def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_qui
     assert pace.fastest == pytest.approx(0.31)
 
 
-def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_answer() -> None:
-    pace = DownloadWindow()
+def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_answer(pace: DownloadWindow) -> None:
     for number in range(10 * ASKED_MAX):
         pace.record_request(bytes(32), number, now=1.0)
     assert len(pace.asked) == ASKED_MAX
@@ -425,8 +426,7 @@ def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_a
     assert not pace.asked
 
 
-def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ() -> None:
-    pace = DownloadWindow()
+def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ(pace: DownloadWindow) -> None:
     for number in range(20):
         took(pace, 2.0, now=10.0 * number)
     assert pace.answer_timeout == pytest.approx(2.0, rel=0.1)
@@ -448,8 +448,7 @@ def test_short_answers_say_nothing_of_a_link_nor_do_those_that_a_holder_had_queu
     assert pace.fastest == pytest.approx(0.4) and pace.window == WINDOW_CHUNKS_START + 1
 
 
-def test_an_answer_a_second_late_is_none_that_waited_in_a_queue() -> None:
-    pace = DownloadWindow()
+def test_an_answer_a_second_late_is_none_that_waited_in_a_queue(pace: DownloadWindow) -> None:
     took(pace, 0.3, now=1.0)
     took(pace, 0.3 + 0.95 * QUEUE_SECONDS, now=10.0)
     assert QUEUE_SECONDS > 4 * 0.3 and pace.window == WINDOW_CHUNKS_START + 2

@@ -79,8 +79,12 @@ class World:
         return [message for target, message in self.sent if target == peer and isinstance(message, kind)]
 
 
-def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back(world: World) -> None:
     world.open(A, B)
     assert world.to(B, IncomingCircuit) == [IncomingCircuit(ONE, A)]
     world.data(A, Priority.VOTE, b"there")
@@ -111,8 +115,7 @@ def test_only_members_reach_members_that_have_reserved(
     assert world.refused == {reason: 1} and not world.relay.circuits and not world.to(target, IncomingCircuit)
 
 
-def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -> None:
-    world = World()
+def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up(world: World) -> None:
     world.open(A, B)
     world.takes = False
     world.relay.set_reservation(B, True, 0.0)  # again: it has that
@@ -124,8 +127,7 @@ def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -
     assert [sent.data for sent in world.forward()] == [b"still"] and world.relay.reservations.peers == ()
 
 
-def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
-    world = World()
+def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it(world: World) -> None:
     world.open(A, B)
     world.data(C, Priority.VOTE)
     world.relay.on_close(C, CloseCircuit(ONE, "ended"))
@@ -134,8 +136,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
     assert world.to(C, CloseCircuit) == [CloseCircuit(ONE, "relay-full")]
 
 
-def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def test_reservations_and_circuits_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(RELAY_RESERVATIONS_MAX + 1):
         world.relay.set_reservation(number.to_bytes(32, "big"), True, 0.0)
     assert len(world.relay.reservations.peers) == RELAY_RESERVATIONS_MAX and world.refused == {"relay-full": 1}
@@ -153,8 +154,7 @@ def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert world.relay.circuits == 2
 
 
-def test_nobody_takes_all_circuits_that_another_may_have() -> None:
-    world = World()
+def test_nobody_takes_all_circuits_that_another_may_have(world: World) -> None:
     for number in range(module.CIRCUITS_PER_PEER_MAX):
         world.open(A, B, number.to_bytes(16, "big"))
     assert world.relay.circuits == module.CIRCUITS_PER_PAIR_MAX
@@ -176,8 +176,7 @@ def test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link() -> N
     assert world.relay.reservations.peers == (B,), "others are not"
 
 
-def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
-    world = World()
+def test_whoever_opens_circuits_all_the_time_is_slowed_down(world: World) -> None:
     opened = 0
     for second in range(200):
         world.now = float(second)
@@ -192,8 +191,7 @@ def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
     assert world.relay.circuits == 1, "others are not"
 
 
-def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others() -> None:
-    world = World()
+def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others(world: World) -> None:
     world.open(A, B)
     world.open(C, D, TWO)
     for _ in range(4):
@@ -272,8 +270,7 @@ def test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_shar
         assert TWO in [message.circuit for message in world.forward()[:3]], "behind one record of each other member"
 
 
-def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record() -> None:
-    world = World()
+def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record(world: World) -> None:
     world.open(A, B)
     for _ in range(WINDOW_BYTES[Priority.BULK] // len(RECORD)):
         world.data(A, Priority.BULK)
@@ -300,9 +297,8 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
     assert [message.circuit for message in world.forward()] == [TWO], "another circuit has a budget of its own"
 
 
-def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() -> None:
+def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay(world: World) -> None:
     """An entry of the queue is some fifty bytes, and its work that of a record of a kilobyte, whatever it holds."""
-    world = World()
     world.open(A, B)
     world.relay._circuits[ONE].queues[A][Priority.BULK].credit = 0
     for _ in range(RECORDS_MAX[Priority.BULK] + 1):
@@ -319,8 +315,7 @@ def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() ->
     assert forwarded <= module.CIRCUIT_BYTES_PER_SECOND / RECORD_COST_BYTES * (1.0 + module.BURST_SECONDS) + 2
 
 
-def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory() -> None:
-    world = World()
+def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory(world: World) -> None:
     world.open(A, B)
     world.open(A, D, TWO)
     records = WINDOW_BYTES[Priority.BULK] // len(RECORD)
@@ -340,8 +335,7 @@ def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_
     assert world.relay.circuits == 1 and world.forward(1.0) == []
 
 
-def test_a_circuit_ends_with_the_link_of_either_end() -> None:
-    world = World()
+def test_a_circuit_ends_with_the_link_of_either_end(world: World) -> None:
     world.open(A, B)
     world.data(A, Priority.BULK)
     world.relay.on_unlinked(B)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -185,8 +186,12 @@ def full(made: UploadQueue, now: float = 0.0) -> None:
     assert [made.request_slot(DIGEST, key, SIZE, now) for key in KEYS[:UPLOAD_SLOTS]] == [UploadDecision.SLOT] * UPLOAD_SLOTS
 
 
-def test_the_fourth_waits_and_is_told_of_the_three() -> None:
-    made = UploadQueue()
+@pytest.fixture
+def made() -> UploadQueue:
+    return UploadQueue()
+
+
+def test_the_fourth_waits_and_is_told_of_the_three(made: UploadQueue) -> None:
     full(made)
     assert made.request_slot(DIGEST, KEYS[3], SIZE, 0.0) is UploadDecision.ELSEWHERE
     assert set(made.other_holders(DIGEST, KEYS[3])) == set(KEYS[:3])
@@ -196,8 +201,7 @@ def test_the_fourth_waits_and_is_told_of_the_three() -> None:
     assert made.request_slot(DIGEST, KEYS[3], SIZE, 1.1) is UploadDecision.SLOT
 
 
-def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody() -> None:
-    made = UploadQueue()
+def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody(made: UploadQueue) -> None:
     full(made)
     for key in KEYS[3:5]:
         made.request_slot(DIGEST, key, SIZE, 0.0)
@@ -207,8 +211,7 @@ def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody() -> None:
     assert made.request_slot(DIGEST, KEYS[3], SIZE, 3.0) is UploadDecision.ELSEWHERE
 
 
-def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards() -> None:
-    made = UploadQueue()
+def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards(made: UploadQueue) -> None:
     for round in range(5):  # others have shown what the uplink carries
         for key in KEYS[5:10]:
             made.request_slot(bytes([round]) * 32, key, SIZE, 0.0)
@@ -224,15 +227,13 @@ def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards() -> None:
     assert made.request_slot(DIGEST, KEYS[0], SIZE, 5.0) is UploadDecision.CHUNK and KEYS[0] not in places, "beside the places"
 
 
-def test_nobody_is_named_that_never_asked_here() -> None:
-    made = UploadQueue()
+def test_nobody_is_named_that_never_asked_here(made: UploadQueue) -> None:
     full(made)
     made.on_peer_has(DIGEST, KEYS[9], 0.0)
     assert KEYS[9] not in [*made.other_holders(DIGEST, KEYS[4]), *made.other_holders(DIGEST, KEYS[4])]
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    made = UploadQueue()
+def test_what_is_remembered_is_bounded(made: UploadQueue) -> None:
     for number in range(2 * upload_queue.BLOBS_MAX):
         made.request_slot(number.to_bytes(32, "big"), KEYS[0], SIZE, 0.0)
     assert len(made._blobs) == upload_queue.BLOBS_MAX

@@ -125,8 +125,12 @@ def test_the_root_is_that_of_the_definition(count: int) -> None:
     assert table_of(rows).root.rows == count
 
 
-def test_size_is_what_the_rows_take_at_most() -> None:
-    rows = many(300)
+@pytest.fixture
+def rows() -> dict[bytes, Note]:
+    return many(300)
+
+
+def test_size_is_what_the_rows_take_at_most(rows: dict[bytes, Note]) -> None:
     encoded = codec.encode(tuple((key, codec.encode(value)) for key, value in rows.items()))
     size = table_of(rows).root.size
     assert size == sum(len(key) + len(codec.encode(value)) + 6 for key, value in rows.items())
@@ -142,8 +146,7 @@ def test_buckets_are_the_highest_subtrees_that_fit() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 5, BUCKET_ROWS_MAX, 40])
-def test_few_rows_of_many_have_the_root_that_they_have_alone(left: int) -> None:
-    rows = many(300)
+def test_few_rows_of_many_have_the_root_that_they_have_alone(rows: dict[bytes, Note], left: int) -> None:
     few = dict(list(rows.items())[:left])
     gone = [key for key in rows if key not in few]
     whole = one_by_one = table_of(rows)
@@ -264,9 +267,8 @@ def test_slots_of_rows_that_are_gone_are_used_again_or_dropped() -> None:
         table = table.with_rows({key: None for key, _ in table.items() if key not in rows})
 
 
-def test_two_stores_take_the_same_table() -> None:
+def test_two_stores_take_the_same_table(rows: dict[bytes, Note]) -> None:
     """Simulated peers may hold one and the same state."""
-    rows = many(300)
     table = table_of(rows)
     one, other = MemoryBucketStore(), MemoryBucketStore()
     one.save_table(table)
@@ -320,8 +322,7 @@ def test_every_row_and_its_absence_is_proven(changes: Changes, key: bytes) -> No
         assert table.verify_row(root, key, lie, proof) == (lie == value)
 
 
-def test_a_proof_shows_no_other_key_value_or_root() -> None:
-    rows = many(300)
+def test_a_proof_shows_no_other_key_value_or_root(rows: dict[bytes, Note]) -> None:
     table = table_of(rows)
     root, absent = table.root.hash, [bytes([1, number]) for number in range(200)]
     shown = {key: table.prove_key(key) for key in (*rows, *absent)}
@@ -339,8 +340,7 @@ def test_a_proof_shows_no_other_key_value_or_root() -> None:
         assert not any(table.verify_row(root, other, None, shown[key]) for other in list(rows)[:50])
 
 
-def test_a_row_that_was_deleted_is_not_proven_any_more() -> None:
-    rows = many(300)
+def test_a_row_that_was_deleted_is_not_proven_any_more(rows: dict[bytes, Note]) -> None:
     table = table_of(rows)
     for key in list(rows)[:100]:
         proof = table.prove_key(key)
