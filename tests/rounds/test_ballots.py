@@ -39,6 +39,7 @@ from tests.rounds.building import (
     hear_ballot,
     hear_cut_off,
     hear_proposal,
+    judge_proposal,
     opened,
     problem,
     proposal,
@@ -257,8 +258,7 @@ def test_a_voter_speaks_once_all_awaited_trainers_are_judged_and_not_before() ->
     mine = book(3, terms(awaited=2))
     for trainer in (0, 1):
         assert mine.make_ballot_if_due(OPENED) is None
-        hear_proposal(mine, trainer)
-        mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)
+        judge_proposal(mine, trainer, ACCEPT)
     due = mine.make_ballot_if_due(OPENED)
     assert due == ballot({0: ACCEPT, 1: ACCEPT})
     assert due is not None
@@ -281,14 +281,12 @@ def test_a_trainer_that_returns_is_waited_for_until_t1_and_no_longer() -> None:
     for comes in (True, False):
         mine = book(3, terms(awaited=2), timers)
         for trainer in (0, 1):
-            hear_proposal(mine, trainer, now=OPENED + 1.0)
-            mine.record_verdict(KEYS[trainer], ACCEPT, OPENED + 1.0)
+            judge_proposal(mine, trainer, ACCEPT, OPENED + 1.0)
         assert mine.make_ballot_if_due(OPENED + 2.9) is None and mine.proposals_due_at == OPENED + 3.0, (
             "its time does not count as theirs"
         )
         if comes:
-            hear_proposal(mine, 2, now=OPENED + 2.9)
-            mine.record_verdict(KEYS[2], ACCEPT, OPENED + 2.9)
+            judge_proposal(mine, 2, ACCEPT, OPENED + 2.9)
             assert mine.make_ballot_if_due(OPENED + 2.9) == ballot({0: ACCEPT, 1: ACCEPT, 2: ACCEPT})
         else:
             assert mine.make_ballot_if_due(OPENED + 3.0) == ballot({0: ACCEPT, 1: ACCEPT})
@@ -450,8 +448,7 @@ def test_the_pace_has_a_floor_a_ceiling_and_does_not_hear_trainers_that_nobody_a
 
 def test_after_the_first_timer_only_those_that_came_are_waited_for() -> None:
     mine = book(3, terms())
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     assert mine.make_ballot_if_due(OPENED + 59) is None
     assert mine.make_ballot_if_due(OPENED + 61) == ballot({0: ACCEPT})
 

@@ -51,6 +51,7 @@ from tests.rounds.building import (
     hear_cut_off,
     hear_proposal,
     hear_vouch,
+    judge_proposal,
     opened,
     problem,
     terms,
@@ -398,8 +399,7 @@ def ring_of(of: RoundTerms, trainer: int = 0) -> list[int]:
 def checked(me: int, of: RoundTerms, verdict: Verdict = ACCEPT) -> OpenRoundState:
     """The book of a voter that has checked proposal 0."""
     mine = book(me, of, SLOW)
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], verdict, OPENED)
+    judge_proposal(mine, 0, verdict)
     mine.assign_reexecutions(OPENED)
     return mine
 
@@ -457,8 +457,7 @@ def test_nobody_begins_when_there_are_enough_vouches(of: RoundTerms) -> None:
     first, _, third = ring_of(of)
     mine = book(first, of, SLOW)
     hear_vouch(mine, third, vouch({0: ACCEPT}))
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     mine.assign_reexecutions(OPENED + 100)
     assert not mine.vouching.assigned_at and mine.make_ballot_if_due(OPENED) == ballot({0: ACCEPT})
 
@@ -475,8 +474,7 @@ def test_a_re_executor_goes_on_after_its_ballot(of: RoundTerms) -> None:
 
 
 def test_what_a_cheap_check_refuses_is_vouched_for_without_re_execution(of: RoundTerms) -> None:
-    mine = checked(ring_of(of)[0], of, NORM)
-    assert mine.vouching.make_vouch_if_due() == vouch({0: NORM})
+    assert checked(ring_of(of)[0], of, NORM).vouching.make_vouch_if_due() == vouch({0: NORM})
 
 
 def test_what_does_not_arrive_in_time_makes_unsure_for_good(of: RoundTerms) -> None:
@@ -508,8 +506,7 @@ def test_a_vouch_waits_while_others_are_computed_until_it_doubles_what_was_said(
     mine = book(me, of, SLOW)
     trainers = [trainer for trainer in range(13) if me in ring_of(of, trainer)[:4]]
     for trainer in trainers:
-        hear_proposal(mine, trainer)
-        mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)
+        judge_proposal(mine, trainer, ACCEPT)
     mine.assign_reexecutions(OPENED)
     mine.vouching.started |= mine.vouching.assigned_at.keys()
     sizes = []
@@ -537,8 +534,7 @@ def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_i
 def light(vouches: Mapping[int, Verdict], n: int = 7) -> Verdict | None:
     """The verdict of a voter without a worker on proposal 0, which passed its own checks."""
     mine = book(n - 1, terms(n, n - 1, trainers=1))
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     for voter, verdict in vouches.items():
         hear_vouch(mine, voter, vouch({0: verdict}))
     return mine.current_verdict(KEYS[0])
@@ -554,8 +550,7 @@ def test_a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections(
 
 def test_vouches_for_another_proposal_of_the_same_trainer_do_not_count() -> None:
     mine = book(6, terms(7, 6, trainers=1))
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     for voter in (1, 2, 3):
         hear_vouch(mine, voter, vouch({0: ACCEPT}, {0: 1}))
     assert mine.current_verdict(KEYS[0]) is None
@@ -582,8 +577,7 @@ def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
     of = terms(4, 4, trainers=2)
     mine = book(1, of)
     for trainer in (0, 1):
-        hear_proposal(mine, trainer)
-        mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)
+        judge_proposal(mine, trainer, ACCEPT)
     hear_vouch(mine, 2, vouch({0: UNJUDGED, 1: ACCEPT}))
     assert mine.trainers_in_ballot == {KEYS[0], KEYS[1]}
     hear_vouch(mine, 3, vouch({0: UNJUDGED}))
@@ -596,8 +590,7 @@ def test_a_proposal_that_nobody_can_judge_is_named_if_there_is_no_other() -> Non
     """Otherwise no ballot would be cast, and the round would never be closed."""
     five = frozenset(KEYS[:5])
     mine = book(3, replace(terms(4, 2, trainers=1), trainers=five, trainers_to_vouch_for=five))
-    hear_proposal(mine, 4)
-    mine.record_verdict(KEYS[4], ACCEPT, OPENED)
+    judge_proposal(mine, 4, ACCEPT)
     hear_vouch(mine, 0, vouch({4: ACCEPT}))
     assert mine.trainers_in_ballot == {KEYS[4]} and mine.current_verdict(KEYS[4]) is None
     hear_vouch(mine, 1, vouch({4: REPLAY}))

@@ -41,6 +41,11 @@ def read(folder: Path) -> tuple[dict[str, Float32Array], bytes]:
     return layout_of(spec).tensor_views(np.frombuffer(stream.getvalue(), "<f4")), digest
 
 
+def refused(why: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        huggingface_model.open_huggingface_model(folder)
+
+
 def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
     values = tensors()
     own = huggingface_model.open_huggingface_model(written(tmp_path, values))
@@ -57,10 +62,8 @@ def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
     assert len(found) == len(values) == len({array.tobytes() for array in values.values()})
 
 
-def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
-    values = tensors(tied=True)
-    written(tmp_path / "one", values, tie_word_embeddings=True)
-    folder = written(tmp_path / "many", values, tie_word_embeddings=True)
+def cut_in_two(folder: Path, values: dict[str, Float32Array]) -> dict[str, dict[str, str]]:
+    """The index of the files."""
     (folder / "model.safetensors").unlink()
     names = list(values)
     parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
@@ -68,37 +71,35 @@ def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
         safetensors.save_file({name: values[name] for name in of}, folder / file)
     index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
+    values = tensors(tied=True)
+    written(tmp_path / "one", values, tie_word_embeddings=True)
+    folder = written(tmp_path / "many", values, tie_word_embeddings=True)
+    index = cut_in_two(folder, values)
     assert read(folder)[1] == read(tmp_path / "one")[1]
-    index["weight_map"][names[0]] = "b.safetensors"
+    index["weight_map"][next(iter(values))] = "b.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"'model\.embed_tokens\.weight' is not in b\.safetensors"):
-        huggingface_model.open_huggingface_model(folder)
-    index["weight_map"][names[0]] = "../one/model.safetensors"
+    refused(r"'model\.embed_tokens\.weight' is not in b\.safetensors", folder)
+    index["weight_map"][next(iter(values))] = "../one/model.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="no safetensors file in this folder"):
-        huggingface_model.open_huggingface_model(folder)
+    refused("no safetensors file in this folder", folder)
 
 
 @pytest.mark.parametrize("missing", [["b.safetensors"], ["a.safetensors", "b.safetensors"]])
 def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
     values = tensors()
     folder = written(tmp_path, values)
-    (folder / "model.safetensors").unlink()
-    names = list(values)
-    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
-    for file, of in parts.items():
-        safetensors.save_file({name: values[name] for name in of}, folder / file)
-    index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    cut_in_two(folder, values)
     assert read(folder)
     for file in missing:
         (folder / file).unlink()
     count = f"{len(missing)} of 2 files"
-    with pytest.raises(UserError, match=rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json", folder)
     (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # the cache of a download that was cleaned
-    with pytest.raises(UserError, match=f"{missing[0]} is missing"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(f"{missing[0]} is missing", folder)
 
 
 @pytest.fixture
@@ -109,8 +110,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
 def test_a_pointer_of_git_lfs_is_named(folder: Path, file: str) -> None:
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
-    with pytest.raises(UserError, match=rf"{file} is a pointer of Git LFS.*git lfs pull"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(rf"{file} is a pointer of Git LFS.*git lfs pull", folder)
 
 
 def test_halves_are_the_same_numbers_as_float32(tmp_path: Path) -> None:
@@ -183,8 +183,7 @@ def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: P
     whole = file.read_bytes()
     length = int.from_bytes(whole[:8], "little")
     file.write_bytes(_flipped(whole, len(whole) - 1))
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged: its SHA-256 is not"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"model\.safetensors is damaged: its SHA-256 is not", folder)
     (folder / "SHA256SUMS").unlink()
     assert read(folder)[1] != digest
     for at in range(0, 8 + length, 13):
@@ -192,8 +191,7 @@ def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: P
         with pytest.raises(UserError):
             huggingface_model.open_huggingface_model(folder)
     file.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match="is damaged"):
-        huggingface_model.open_huggingface_model(folder)
+    refused("is damaged", folder)
 
 
 def test_digests_of_downloads_are_known(folder: Path) -> None:
@@ -203,17 +201,14 @@ def test_digests_of_downloads_are_known(folder: Path) -> None:
     beside.write_text(f"{'0' * 40}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n1.0\n")
     huggingface_model.open_huggingface_model(folder)
     beside.write_text(f"{'0' * 40}\n{'1' * 64}\n1.0\n")
-    with pytest.raises(UserError, match=r"its SHA-256 is not 1111111111111111…"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"its SHA-256 is not 1111111111111111…", folder)
 
 
 def test_pickles_are_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin may run a program when it is opened"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"pytorch_model\.bin may run a program when it is opened", folder)
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"has neither model\.safetensors nor", folder)
 
 
 def tensors_of(vocabulary: int) -> dict[str, Float32Array]:
@@ -225,16 +220,20 @@ def _bpe() -> dict[str, Any]:
     return made
 
 
+def tokenizer_from(folder: Path, found: dict[str, Any]) -> bytes:
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    blob = huggingface_model.open_huggingface_model(folder).tokenizer
+    assert blob is not None
+    return blob
+
+
 def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
     found = _bpe()
-    values = tensors_of(270)
-    folder = written(tmp_path, values, vocab_size=270)
+    folder = written(tmp_path, tensors_of(270), vocab_size=270)
     text = "the word, äöü".encode()
     for merges in (found["model"]["merges"], [" ".join(pair) for pair in found["model"]["merges"]]):
         found["model"]["merges"] = merges
-        (folder / "tokenizer.json").write_text(json.dumps(found))
-        blob = huggingface_model.open_huggingface_model(folder).tokenizer
-        assert blob is not None
+        blob = tokenizer_from(folder, found)
         assert BpeTokenizer(blob).encode(text).tolist() == BpeTokenizer(json.dumps(_bpe()).encode()).encode(text).tolist()
 
 
@@ -298,8 +297,7 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(folder: Path) -> None
 )
 def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(folder: Path, change: dict[str, Any], why: str) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(_bpe() | change))
-    with pytest.raises(UserError, match=why):
-        huggingface_model.open_huggingface_model(folder)
+    refused(why, folder)
     assert huggingface_model.open_huggingface_model(folder, as_bytes=True).tokenizer is None
 
 
@@ -338,8 +336,7 @@ def tokenizer_of_kind(kind: str) -> Any:
 def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: str, padding: int) -> None:
     theirs = tokenizer_of_kind(kind)
     vocabulary = theirs.get_vocab_size() + padding
-    values = tensors_of(vocabulary)
-    folder = written(tmp_path, values, vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
+    folder = written(tmp_path, tensors_of(vocabulary), vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
     theirs.save(str(folder / "tokenizer.json"))
     blob = huggingface_model.open_huggingface_model(folder).tokenizer
     assert blob is not None
@@ -376,9 +373,7 @@ def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_merges_
     folder = written(tmp_path, tensors_of(number + 1), vocab_size=number + 1)
     for ignores in (True, False):
         found["model"]["ignore_merges"] = ignores
-        (folder / "tokenizer.json").write_text(json.dumps(found))
-        blob = huggingface_model.open_huggingface_model(folder).tokenizer
-        assert blob is not None
+        blob = tokenizer_from(folder, found)
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(load_vocabulary(blob, number + 1))))
         ids = BpeTokenizer(blob).encode(b"unmerged").tolist()
         assert ids == exported.encode("unmerged").ids and (ids == [number]) is ignores
@@ -410,23 +405,19 @@ def test_the_end_of_text_is_special_also_where_the_file_has_a_plain_token(tmp_pa
     found["added_tokens"] = [token for token in found["added_tokens"] if token["id"] != end]
     vocabulary = len(found["model"]["vocab"])
     folder = written(tmp_path, tensors_of(vocabulary), vocab_size=vocabulary, eos_token_id=end)
-    (folder / "tokenizer.json").write_text(json.dumps(found))
-    blob = huggingface_model.open_huggingface_model(folder).tokenizer
-    assert blob is not None
+    blob = tokenizer_from(folder, found)
     ours = BpeTokenizer(blob)
     assert ours.end_of_text == end and end not in ours.encode(b"<|im_end|>").tolist() and ours.decode([end]) == b""
 
 
 def test_a_vocabulary_beyond_16_bits_is_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path, vocab_size=128_256)
-    with pytest.raises(UserError, match=r"config\.json: .*128256.*65536"):
-        huggingface_model.open_huggingface_model(tmp_path)
+    refused(r"config\.json: .*128256.*65536", tmp_path)
 
 
 def test_a_tokenizer_of_another_size_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(_bpe()))
-    with pytest.raises(UserError, match=r"has 270 tokens, config\.json says vocab_size 256"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"has 270 tokens, config\.json says vocab_size 256", folder)
 
 
 def test_the_folders_of_these_tests_have_the_tensors_of_transformers() -> None:

@@ -78,6 +78,11 @@ def buckets_of(table: Table[Note]) -> list[Bucket]:
 # What a table is ---------------------------------------------------------------------------------------------------------
 
 
+def refused(why: str, *proof: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        verify_range(*proof)
+
+
 @given(HISTORIES, st.randoms(use_true_random=False))
 @settings(max_examples=150)
 def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: list[Changes], asked: Any) -> None:
@@ -420,13 +425,10 @@ def test_a_part_with_other_rows_is_refused() -> None:
         "one is new": tuple(sorted((*part.rows, (new, b"\x92\x00\xa0")), key=lambda row: records.bits(row[0]))),
     }
     for shown in others.values():
-        with pytest.raises(RemoteProtocolError, match="bad-part"):
-            verify_range(root, "01", replace(part, rows=shown))
+        refused("bad-part", root, "01", replace(part, rows=shown))
     for of in ("0", "00", "010", "011"):
-        with pytest.raises(RemoteProtocolError, match="bad-part"):
-            verify_range(root, of, part)
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.without_row(first[0]).root.hash, "01", part)
+        refused("bad-part", root, of, part)
+    refused("bad-part", table.without_row(first[0]).root.hash, "01", part)
 
 
 def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
@@ -435,12 +437,10 @@ def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
     table = table_of({key: Note(1)})
     of = records.bits(key)[:3]
     hidden = RangeProof((), OtherLeaf(records.sha256(key), records.sha256(codec.encode(Note(1)))), ())
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.root.hash, of, hidden)
+    refused("bad-part", table.root.hash, of, hidden)
     beside = of[:2] + ("0" if of[2] == "1" else "1")
     assert verify_range(table.root.hash, beside, hidden) == ()
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.root.hash, beside, table.prove_range(of))
+    refused("bad-part", table.root.hash, beside, table.prove_range(of))
 
 
 def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
@@ -448,8 +448,7 @@ def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
     table = table_of({key.encode(): Note(0) for key in keys})
     part = table.prove_range("01011")
     assert len(part.rows) > 2 and part.siblings == (None,) * 5
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.root.hash, "01011", replace(part, siblings=()))
+    refused("bad-part", table.root.hash, "01011", replace(part, siblings=()))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------
