@@ -52,8 +52,7 @@ def test_an_idle_network_sends_nothing(network: Network) -> None:
 
 def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards(network: Network) -> None:
     decide(network, 1)
-    killed = leader(network)
-    network.crash(killed)
+    network.crash(leader(network))
     assert LEADER_LOST_SECONDS < decide(network, 2) < LEADER_LOST_SECONDS + 0.5
     assert deciding_view(network, 2) == 1
     for item in range(3, 11):

@@ -257,8 +257,7 @@ def test_whoever_says_two_things_of_one_kind_in_one_round_lies_and_nobody_else(k
         return bench.sign(1, next(statement for statement in kinds if isinstance(statement, of)))
 
     first = said()
-    proof = Evidence(first, said(variant=1))
-    assert verify_evidence(proof, CHAIN_ID, FastVerifier()) == bench.signers[1].public
+    assert verify_evidence(Evidence(first, said(variant=1)), CHAIN_ID, FastVerifier()) == bench.signers[1].public
     proves_nothing(Evidence(first, first))
     proves_nothing(Evidence(first, said(number=4, variant=1)))
     proves_nothing(Evidence(first, said(variant=1, job=bytes([1]) * 32)))

@@ -231,8 +231,7 @@ def test_one_honest_answer_is_enough_also_when_it_comes_after_the_others(bench: 
 
 def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody() -> None:
     bench = follower()
-    block = bench.block(bench.leader())
-    bench.give(bench.leader(), bench.propose(block))
+    bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
     known = bench.sent_votes(Prepare)[0]
     late = Untold(place=bench.place, journal=bench.journal)
     late.replica = late._replica(bench.journal.read_restart_state())
@@ -412,15 +411,13 @@ def test_an_answer_names_what_came_only_in_certificates_also_after_a_restart() -
 
 def test_the_lock_is_sent_before_the_answer() -> None:
     bench = follower()
-    block = bench.block(bench.leader())
-    bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, others(bench))))
+    bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, bench.block(bench.leader()), 0, others(bench))))
     turn = bench.give(others(bench)[0], GetRememberedStatements())
     assert [type(send.message) for send in turn.sends if isinstance(send, SendMessage)] == [Prepared, RememberedStatements]
 
 
 def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard(bench: Untold) -> None:
-    block = bench.block(bench.leader())
-    lock = Prepared(bench.certificate(Prepare, block, 0, others(bench)))
+    lock = Prepared(bench.certificate(Prepare, bench.block(bench.leader()), 0, others(bench)))
     bench.give(others(bench)[1], lock)
     bench.restart()
     turn = bench.give(others(bench)[0], GetRememberedStatements())

@@ -92,8 +92,7 @@ class OneReplica(RuleBasedStateMachine):
         for event in events:
             self.replica.handle_input(event, self.now)
         turn = self.replica.finish_step(self.now)
-        sends = persist_effects(turn, self.disk)
-        self.take(turn, sends)
+        self.take(turn, persist_effects(turn, self.disk))
         for _ in range(TICKS_MAX):
             if turn.deadline is None or turn.deadline > self.now:
                 break
@@ -334,8 +333,7 @@ class OneReplica(RuleBasedStateMachine):
             high = next((entry for entry in company.prepared if entry[0] <= view), None)
             self.give(liar.public, company.timeout(liar, view, high if digest % 2 else None))
         elif kind is not Propose:
-            statement = kind(company.voters.hash, company.height, view, block)
-            self.give(liar.public, Vote(company.sign(liar, statement)))
+            self.give(liar.public, Vote(company.sign(liar, kind(company.voters.hash, company.height, view, block))))
         else:
             self.offer(company.propose(view, 100 + digest % 50), company.is_liar(company.leader(view)))
 

@@ -153,8 +153,7 @@ class Chain(World):
 
     def admit_voter(self, person: FastSigner, number: int) -> None:
         """Three blocks, after which the newcomer decides."""
-        token = FastSigner(f"token {number}")
-        self.decide(self.admission(person, token=token))
+        self.decide(self.admission(person, token=FastSigner(f"token {number}")))
         self.decide()  # certifies a root
         root = self.state.certified_roots[self.state.height - 1]
         self.decide(self.tx(person, "member/stand", StandAsVoter(self.state.height - 1, root)))

@@ -256,8 +256,7 @@ def test_the_first_round_and_the_last_ones_are_reexecuted_before_the_ballot_and_
 def test_a_report_is_logged_and_awaited_once(court: Court) -> None:
     court.round()
     auditor, due = court.due()[0]
-    signed = court.said(auditor, due)
-    court.decide(signed)
+    court.decide(court.said(auditor, due))
     assert court.log == [(AuditResult.PASSED, due.trainer, auditor.public)]
     entry = court.state.audits.log[0]
     assert (entry.finding, entry.relative_error_ppm) == (MATCH, 7)
@@ -437,8 +436,7 @@ def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_ol
 def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
     serving_ms_per_reexecutor: int, refused: str | None
 ) -> None:
-    audits = replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=serving_ms_per_reexecutor)
-    world = World(4, 4, audits)
+    world = World(4, 4, replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=serving_ms_per_reexecutor))
     if refused is None:
         assert world.start(spec=SAMPLED) in world.state.audits.jobs
     else:
@@ -673,8 +671,7 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
     assert court.standing(D).refuted == FALSE_CHALLENGES_MAX
     court_round = court.job(court.key).round
     assert court.audits.ignored_challengers == {D: court_round + 1 + AUDITS.suspension_rounds}
-    waiting = [due for person, due in court.due() if person.public == D]
-    for due in waiting:
+    for due in [due for person, due in court.due() if person.public == D]:
         assert "too often" in (court.problem(court.said(PEOPLE[3], due, MISMATCH)) or "")
         assert court.problem(court.said(PEOPLE[3], due, MATCH)) is None
     court.round()
@@ -1153,8 +1150,7 @@ def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(
 def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_update_is_audited(court: Court) -> None:
     """Its update is in the model."""
     court.round(2)
-    closing = court.closing(court.key)
-    court.decide(closings=(closing,), evidence=(court.double(PEOPLE[1]),))
+    court.decide(closings=(court.closing(court.key),), evidence=(court.double(PEOPLE[1]),))
     of = court.audits.rounds[3]
     assert (
         of.proposals[B].pending_auditors

@@ -196,8 +196,7 @@ def test_what_could_be_decided_before_a_block_is_looked_at_anew_after_it(world: 
 
 
 def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: World) -> None:
-    key = world.start()
-    closing = world.closing(key)
+    closing = world.closing(world.start())
     sound, broken = codec.encode(BlockBody((closing,), (), ())), codec.encode(BlockBody((replace(closing, round=3),), (), ()))
     height = world.state.height + 1
     assert world.ledger.why_body_refused(height, sound, b"") is None

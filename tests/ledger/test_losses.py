@@ -222,8 +222,7 @@ def test_a_suspended_auditor_is_not_drawn_and_does_not_train() -> None:
 
 def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
     court = Court(rounds=1)
-    both = [(person, due) for person, due in court.due() if due.trainer == A]
-    (first, due), (second, copied) = both[:2]
+    (first, due), (second, copied) = [(person, due) for person, due in court.due() if due.trainer == A][:2]
     loss = court.seal(first, due)
     court.decide(court.tx(first, "audit/report", AuditFinding(due.job, *due.proposal_key, MATCH, 0, loss)))
     court.decide(court.tx(second, "audit/report", AuditFinding(copied.job, *copied.proposal_key, MATCH, 0, loss)))

@@ -221,8 +221,7 @@ def test_whoever_overhears_an_invitation_cannot_use_it_without_the_tokens_key(wo
 def test_only_voters_invite(world: World) -> None:
     admitted(world, NEW)
     stranger = world.admission(OTHER, by=PEOPLE[7], token=FastSigner("a"))
-    member = world.admission(OTHER, by=NEW, token=FastSigner("b"))
-    for signed in (stranger, member):
+    for signed in (stranger, world.admission(OTHER, by=NEW, token=FastSigner("b"))):
         assert "does not vote" in (world.problem(signed) or "")
 
 
@@ -316,8 +315,7 @@ def test_standing_again_keeps_the_approvals(world: World) -> None:
 def test_a_candidate_shows_a_recent_root_that_was_certified(world: World) -> None:
     admitted(world, NEW)
     roots = world.state.certified_roots
-    wrong = (StandAsVoter(0, bytes(32)), StandAsVoter(1, world.state.state_root), StandAsVoter(7, roots[0]))
-    for stand in wrong:
+    for stand in (StandAsVoter(0, bytes(32)), StandAsVoter(1, world.state.state_root), StandAsVoter(7, roots[0])):
         assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", stand)) or ""), stand
     assert world.problem(world.tx(NEW, "member/stand", StandAsVoter(0, roots[0]))) is None
     assert "votes already" in (world.problem(world.tx(PEOPLE[0], "member/stand", StandAsVoter(0, roots[0]))) or "")

@@ -90,8 +90,7 @@ def test_trainers_that_a_liar_has_invited_end_no_job() -> None:
 def test_a_job_that_is_stopped_with_its_eighth_refused_round_was_stopped() -> None:
     world, key = started()
     close(world, key, times=NO_PROGRESS_ROUNDS - 1)
-    last = world.closing(key, dict.fromkeys((A, B, C, D), NORM))
-    world.decide(world.tx(ANN, "job/stop", StopJob(key)), closings=(last,))
+    world.decide(world.tx(ANN, "job/stop", StopJob(key)), closings=(world.closing(key, dict.fromkeys((A, B, C, D), NORM)),))
     job = world.job(key)
     assert job.phase is JobPhase.FINISHED and job.round == 8 and not job.made_no_progress
 
@@ -161,8 +160,7 @@ def test_the_last_round_of_a_job_is_its_end_whatever_was_refused() -> None:
 def test_a_job_that_is_held_ends_all_the_same() -> None:
     court = court_of(modules=(DialModule(),))
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
-    last = court.closing(court.key, dict.fromkeys((A, B, C, D), NORM))
-    court.decide(turn(court, is_held=True), closings=(last,))
+    court.decide(turn(court, is_held=True), closings=(court.closing(court.key, dict.fromkeys((A, B, C, D), NORM)),))
     assert court.job(court.key).made_no_progress
 
 

@@ -71,8 +71,7 @@ def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: 
 
 
 def test_nobody_names_what_could_not_be_decided_now(world: World) -> None:
-    signed = (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", StartJob(b"nonsense")))
-    for item in signed:
+    for item in (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", StartJob(b"nonsense"))):
         world.ledger.mempool.add_transaction(item)
     world.decide_empty(4)
     assert world.ledger.make_inclusion_list(PEOPLE[1].public) is None
@@ -181,8 +180,7 @@ def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.
 
 
 def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World) -> None:
-    signed = waiting(world, PEOPLE[3])
-    notice(world, *PEOPLE[1:3], of=(signed,))
+    notice(world, *PEOPLE[1:3], of=(waiting(world, PEOPLE[3]),))
     world.decide_empty(2)
     body = codec.encode(BlockBody((), (world.double(PEOPLE[3]),), ()))
     assert refusal(world) is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
@@ -202,8 +200,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
     body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[-1] == start
     assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
-    without = decode_body(body).transactions[:-1]
-    assert "has waited too long" in (refusal(world, *without) or "")
+    assert "has waited too long" in (refusal(world, *decode_body(body).transactions[:-1]) or "")
 
 
 def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(signed: Signed, world: World) -> None:
@@ -240,8 +237,7 @@ def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tu
         act(world, action, number)
         body = world.ledger.make_body(world.state.height + 1, 0)
         assert world.ledger.has_work() == (body is not None)
-        newcomer = LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)
-        for peer in (world.ledger, newcomer):
+        for peer in (world.ledger, LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)):
             assert body is None or peer.why_body_refused(world.state.height + 1, body, b"") is None
 
 

@@ -89,8 +89,7 @@ def test_what_the_last_block_wrote_is_not_proven_before_a_block_certifies_it() -
 
 def test_the_state_before_the_first_block_is_certified_by_it() -> None:
     chain = Chain()
-    shelf = chain.shelf()
-    assert shelf.newest_snapshot is None
+    assert chain.shelf().newest_snapshot is None
     chain.decide()
     found = checked(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), TABLE, HERE))
     assert (found.height, found.value, found.root.rows) == (0, None, 0)
@@ -180,8 +179,7 @@ def _other_root(chain: Chain, proof: RowProof) -> RowProof:
     lie = chain.fork()
     lie.write({HERE: b"a lie"})
     lie.decide()
-    forged = opened(made(lie, HERE))
-    return replace(forged, light_blocks=proof.light_blocks)
+    return replace(opened(made(lie, HERE)), light_blocks=proof.light_blocks)
 
 
 def _own_voters(chain: Chain, proof: RowProof) -> RowProof:
@@ -282,8 +280,7 @@ class _DecoyModule(Module[_Decoy]):
     state_type = _Decoy
 
     def genesis_state(self, genesis: Genesis) -> _Decoy:
-        value = codec.encode(Note(bytes(32), b"a lie", 1))
-        return _Decoy(TableRoot(records.root({HERE: value}), 1, 40), Table(Note))
+        return _Decoy(TableRoot(records.root({HERE: codec.encode(Note(bytes(32), b"a lie", 1))}), 1, 40), Table(Note))
 
 
 def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_module() -> None:

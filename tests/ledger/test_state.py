@@ -87,8 +87,7 @@ def test_a_state_is_read_back_as_it_was_stored_and_its_bytes_are_stable() -> Non
 def test_a_state_larger_than_any_message_is_read_back(world: World) -> None:
     """Eight jobs with the largest specifications: a peer must be able to start again."""
     for i in range(RUNNING_MAX):
-        padded = b"scratch:" + b"%d" % (i + 1)
-        world.start(PEOPLE[i % 4], padded.ljust(TRANSACTION_BYTES_MAX - 512))
+        world.start(PEOPLE[i % 4], (b"scratch:" + b"%d" % (i + 1)).ljust(TRANSACTION_BYTES_MAX - 512))
     encoded = world.rules.encode_state(world.state)
     assert len(encoded) > 1 << 20
     assert world.rules.decode_state(encoded).state_root == world.state.state_root
@@ -238,8 +237,7 @@ def test_a_job_that_its_own_block_closes_and_stops_is_not_forgotten_in_it(world:
         key = world.start(PEOPLE[1], SCRATCH + b":1")
         world.decide(closings=(world.closing(key),))
     stop = world.tx(PEOPLE[0], "job/stop", StopJob(old))
-    start = world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE), ahead=2)
-    world.decide(stop, start, closings=(world.closing(old),))
+    world.decide(stop, world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE), ahead=2), closings=(world.closing(old),))
     assert world.job(old).phase is JobPhase.FINISHED and len(world.state.jobs.running()) == 1
 
 
@@ -526,5 +524,4 @@ def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
 
 @pytest.mark.parametrize("norm, fine", [(1e9, True), (1e200, False)])
 def test_a_specification_that_would_overflow_in_every_voter_is_refused(norm: float, fine: bool) -> None:
-    spec = JobSpec(name="x", objective="scratch", initial_norm=norm)
-    assert (spec.problem() is None) == fine
+    assert (JobSpec(name="x", objective="scratch", initial_norm=norm).problem() is None) == fine

@@ -241,8 +241,7 @@ class World:
         if audits is None:
             return None, None
         known = audits.commitments.get(voter)
-        reveal = nonce_of(voter, known.round) if known else None
-        return reveal, commit_nonce(nonce_of(voter, self.job(key).round))
+        return nonce_of(voter, known.round) if known else None, commit_nonce(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""

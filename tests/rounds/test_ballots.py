@@ -114,8 +114,7 @@ def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_g
 def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int, data: st.DataObject) -> None:
     """Also when the liars name proposals that nobody else has seen: the round must not wait for cut-offs because of them."""
     of, f = terms(n), faults_tolerated(n)
-    truth = ballot({0: ACCEPT, 1: REPLAY})
-    votes = dict.fromkeys(KEYS[: n - f], truth)
+    votes = dict.fromkeys(KEYS[: n - f], ballot({0: ACCEPT, 1: REPLAY}))
     for liar in KEYS[n - f : n]:
         said = data.draw(judgements)
         votes[liar] = ballot({t: v for t, (v, _) in said.items()}, {t: variant for t, (_, variant) in said.items()})
@@ -206,8 +205,7 @@ def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging
 def test_two_different_proposals_are_evidence_once_and_judged_as_equivocation_for_good() -> None:
     mine = book(3, terms())
     assert hear_proposal(mine, 0) is None and hear_proposal(mine, 0) is None
-    pair = hear_proposal(mine, 0, variant=1)
-    assert pair == (proposal(0)[0], proposal(0, 1)[0])
+    assert hear_proposal(mine, 0, variant=1) == (proposal(0)[0], proposal(0, 1)[0])
     assert hear_proposal(mine, 0, variant=2) is None
     mine.record_verdict(KEYS[0], ACCEPT, OPENED)
     assert mine.current_verdict(KEYS[0]) is Verdict.EQUIVOCATION

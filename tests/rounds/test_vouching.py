@@ -109,8 +109,7 @@ def unsafe(case: Case, honest: Verdict) -> bool:
                 hear_vouch(mine, other, vouch(verdicts))
             if voter in vouches:
                 mine.record_replay_verdict(KEYS[trainer], honest, OPENED)
-            ours = mine.make_ballot_if_due(mine.cut_off_due_at)
-            said[KEYS[voter]] = ours or ballot({})
+            said[KEYS[voter]] = mine.make_ballot_if_due(mine.cut_off_due_at) or ballot({})
     return bool(compute_round_result(of, said, vouched(of, vouches)).accepted)
 
 
@@ -574,8 +573,7 @@ def test_our_own_re_execution_is_enough_for_our_ballot_and_an_unsure_one_is_not(
 
 def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
     """It costs no round more than its vouches take, and no round after it gets more time."""
-    of = terms(4, 4, trainers=2)
-    mine = book(1, of)
+    mine = book(1, terms(4, 4, trainers=2))
     for trainer in (0, 1):
         judge_proposal(mine, trainer, ACCEPT)
     hear_vouch(mine, 2, vouch({0: UNJUDGED, 1: ACCEPT}))
@@ -699,8 +697,7 @@ def test_a_closing_without_the_vouches_is_invalid() -> None:
     cut = ascending([sign_message(SIGNERS[voter], CHAIN, cut_off) for voter, cut_off in ((0, CUT), (1, CUT))])
     assert "exactly the accepted" in (problem(of, replace(closing, vouches=(), cut_offs=cut)) or "")
     assert problem(of, replace(closing, vouches=(), cut_offs=cut, proposals=())) is None
-    twice = replace(closing, vouches=closing.vouches * 2)
-    assert "each once" in (problem(of, twice) or "")
+    assert "each once" in (problem(of, replace(closing, vouches=closing.vouches * 2)) or "")
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
         stranger = sign_message(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))
         problem(of, replace(closing, vouches=ascending([*closing.vouches, stranger])))
@@ -766,8 +763,7 @@ def test_the_outcome_says_who_vouched_who_did_so_falsely_and_who_was_silent() ->
     liar, *honest = against
     refused = told({liar: {1: ACCEPT}, **{voter: {1: REPLAY} for voter in honest}})
     assert KEYS[liar] in refused.wrong_vouchers and not refused.accepted
-    few = told({liar: {1: ACCEPT}, honest[0]: {1: REPLAY}})
-    assert not few.wrong_vouchers, "f that reject prove nothing"
+    assert not told({liar: {1: ACCEPT}, honest[0]: {1: REPLAY}}).wrong_vouchers, "f that reject prove nothing"
 
 
 @pytest.mark.parametrize("n", [3, 4, 7])

@@ -263,8 +263,7 @@ def _stop(draw: Draw) -> None:
 def _leave_together(draw: Draw) -> None:
     """Several at once, and at least two stay. Where none of these may be away, no clock is far off."""
     at, _ = draw.span(0, 0)
-    count = draw.random.randint(2, max(2, draw.n // 2))
-    for peer in sorted(draw.random.sample(range(draw.n), min(count, draw.n - 2))):
+    for peer in sorted(draw.random.sample(range(draw.n), min(draw.random.randint(2, max(2, draw.n // 2)), draw.n - 2))):
         draw.add("leave", at, at, (peer,))
     for number, fault in enumerate(draw.faults):
         if fault.kind == "skew" and abs(fault.amount) > CLOCK_AHEAD_SECONDS:
@@ -380,7 +379,6 @@ SICKNESS_PROBABILITY = 0.25  # of each of the f that lies not
 
 
 def _draw_sicknesses(draw: Draw, budget: int) -> None:
-    honest = [peer for peer in range(draw.n) if peer not in draw.liars]
-    for peer in draw.random.sample(honest, budget):
+    for peer in draw.random.sample([peer for peer in range(draw.n) if peer not in draw.liars], budget):
         if draw.random.random() < SICKNESS_PROBABILITY:
             draw.random.choice(SICKNESSES)(draw, peer)

@@ -27,7 +27,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
 from tests.packages import PACKAGES
-from tests.sim import campaign, invariants, progress, twins
+from tests.sim import campaign, heartbeats, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
 from tests.sim.keys import FastSigner, FastVerifier
@@ -35,6 +35,7 @@ from tests.sim.plan import SKEW_ACCEPTED, Fault, calm, expand, faults_tolerated
 from tests.sim.shrink import minimal
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
+from transport.wire import failure_detector
 
 SIGNED = Signed(b"body", bytes(32), bytes(64))
 
@@ -287,8 +288,7 @@ def test_a_campaign_says_what_its_histories_had_in_them(
 
 
 def test_a_wrong_clock_is_counted() -> None:
-    skewed = Fault(0, "skew", 0.0, 1.0, (1,), 0.5)
-    assert Simulation(replace(calm(liars=()), faults=(skewed,))).counts == {"skew": 1}
+    assert Simulation(replace(calm(liars=()), faults=(Fault(0, "skew", 0.0, 1.0, (1,), 0.5),))).counts == {"skew": 1}
 
 
 @pytest.mark.parametrize(
@@ -311,3 +311,24 @@ def test_a_reader_that_has_read_enough_ends_a_history_quietly() -> None:
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+# Heartbeats -----------------------------------------------------------------------------------------------------------
+
+
+LINKS = heartbeats.LINKS | {"worse": replace(heartbeats.LINKS["clean, 300 ms"], lost_pings=0.4)}
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("links", LINKS)
+def test_a_silent_peer_is_suspected_in_time_and_nobody_else(links: str) -> None:
+    outcome = heartbeats.one(0, 3, LINKS[links], seconds=300.0)
+    assert outcome.holds, outcome
+
+
+@pytest.mark.virtual
+def test_with_three_pings_alone_lost_ones_look_like_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: no more pings where an answer is overdue, and no history."""
+    monkeypatch.setattr(failure_detector.LinkFailureDetector, "next_ping_at", lambda silence, now, due: due)
+    monkeypatch.setattr(failure_detector, "SILENCES_MIN", failure_detector.SILENCES_KEPT + 1)
+    assert heartbeats.one(0, 3, LINKS["worse"], seconds=300.0).falsely > 0

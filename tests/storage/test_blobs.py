@@ -318,8 +318,7 @@ def test_a_power_cut_takes_nothing_of_what_is_kept_together(
     blobs.retain_round(JOB, 3, [DIGEST])
     (tmp_path / "passing" / DIGEST.hex()).unlink()  # it passed, and the audits of its round are left
     disk.cut(tmp_path / "passing", names_stay)
-    again = started(tmp_path)
-    assert again.read_range(DIGEST) == DATA
+    assert started(tmp_path).read_range(DIGEST) == DATA
 
 
 @pytest.mark.parametrize("names_stay", [True, False])

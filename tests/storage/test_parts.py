@@ -338,8 +338,7 @@ def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: DiskBlobSto
 def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(blobs: DiskBlobStore, tmp_path: Path) -> None:
     blobs.add_bytes(DATA)
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}.here").write_bytes(b"\1\1\1\0")
-    again = blobs_in(tmp_path)
-    assert again.read_range(DIGEST) == DATA
+    assert blobs_in(tmp_path).read_range(DIGEST) == DATA
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
 
 

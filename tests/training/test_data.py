@@ -155,8 +155,7 @@ def test_what_is_enough_stays_so_where_the_cut_moves_back_to_a_character(tmp_pat
     spec = replace(SPEC, held_out_permille=permille)
     for ahead in range(4):
         content = (b"x" * ahead + "🙂".encode() * 600)[: text_bytes_min(spec)]
-        tokens = open_tokens(spec, write(tmp_path / "a", content), tokenizer.ByteTokenizer())
-        assert len(tokens.train) > spec.model.context
+        assert len(open_tokens(spec, write(tmp_path / "a", content), tokenizer.ByteTokenizer()).train) > spec.model.context
 
 
 def test_the_default_text_is_large_enough_and_the_same_each_time() -> None:
@@ -308,5 +307,4 @@ def test_every_part_of_the_assignment_decides_the_batch(changed: dict[str, objec
 
 
 def test_every_sequence_fits_the_text_and_all_offsets_are_reached() -> None:
-    drawn = offsets(batch=2_000, tokens=140, context=128)
-    assert set(drawn) == set(range(140 - 128))
+    assert set(offsets(batch=2_000, tokens=140, context=128)) == set(range(140 - 128))

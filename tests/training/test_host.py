@@ -270,8 +270,7 @@ def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path)
 
 
 def test_a_process_that_was_killed_computes_nothing_anew(tmp_path: Path) -> None:
-    rounds = Rounds(JobModelStore(tmp_path)).play(5)
-    assert rounds.recovered(tmp_path) == 0
+    assert Rounds(JobModelStore(tmp_path)).play(5).recovered(tmp_path) == 0
 
 
 def test_what_a_durable_write_left_half_done_is_no_model_to_begin_with(tmp_path: Path) -> None:

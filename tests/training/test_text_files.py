@@ -72,8 +72,7 @@ def refused(why: str, *read_from: Any) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 def test_the_texts_of_records_are_learned_and_nothing_else(tmp_path: Path, name: str, packed: bool) -> None:
     content = RECORDS[name].encode() if isinstance(RECORDS[name], str) else RECORDS[name]
-    path = write(tmp_path / (name + ".gz" * packed), gzip.compress(content) if packed else content)
-    assert read(path) == (WHOLE, ())
+    assert read(write(tmp_path / (name + ".gz" * packed), gzip.compress(content) if packed else content)) == (WHOLE, ())
 
 
 def test_a_packed_text_is_unpacked_whatever_its_name(tmp_path: Path) -> None:
@@ -232,8 +231,7 @@ def test_every_file_that_is_left_out_of_a_folder_is_named_with_the_reason(tmp_pa
     text, notes = read(tmp_path)
     assert text == "one\ntwo\n" + WHOLE
     named = {line.split(": ")[0].strip(): line.split(": ", 1)[1] for line in notes[1:]}
-    kept = {"a.txt", "c.csv", "sub/g.jsonl", ".git/config"}
-    assert named.keys() == files.keys() - kept | {".git/"}
+    assert named.keys() == files.keys() - {"a.txt", "c.csv", "sub/g.jsonl", ".git/config"} | {".git/"}
     assert notes[0] == f"files left out: {len(named)}"
     reasons = {"b.jsonl.gz": "not JSON", "d.html": "HTML", "e.rst": r"\.rst", "f.txt": "NUL", ".git/": "hidden"}
     reasons |= {"._a.txt": "hidden", "README.md": "about the folder", "empty.txt": "empty"}
@@ -293,8 +291,7 @@ def test_names_with_line_breaks_stay_on_their_line(tmp_path: Path) -> None:
 
 
 def test_pyarrow_is_an_extra() -> None:
-    pyproject = Path(__file__).parents[2] / "pyproject.toml"
-    assert 'data = ["pyarrow>=' in pyproject.read_text()
+    assert 'data = ["pyarrow>=' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("name", ["array.json", "array.jsonl", "comma.csv"])

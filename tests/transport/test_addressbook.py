@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN
@@ -27,6 +28,7 @@ from transport.discovery.address_book import (
     AddressEntry,
     parse_bootstrap,
 )
+from transport.discovery.own_addresses import OwnAddresses
 from transport.network import DialInfo
 
 ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.public
@@ -188,8 +190,7 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
 
 
 def test_what_is_remembered_gives_way_to_what_the_operator_names() -> None:
-    remembered = parse_bootstrap(f"{peer_id(OTHER)}@h:1", remembered=True)
-    desk = Desk((parse_bootstrap("h:1"), remembered))
+    desk = Desk((parse_bootstrap("h:1"), parse_bootstrap(f"{peer_id(OTHER)}@h:1", remembered=True)))
     assert desk.entry("h:1").peer is None and not desk.entry("h:1").pinned
 
 
@@ -339,3 +340,55 @@ def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(
     desk.entry(address(1)).is_persistent = named
     desk.book.record_refusal(address(1))
     assert (address(1) in desk.book) == stays
+
+
+# Own addresses --------------------------------------------------------------------------------------------------------
+
+
+HOSTS = ("192.0.2.1", "2001:db8::1")
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "outside", "reached"),
+    [
+        ("10.0.0.1:1", (), None, ("10.0.0.1:1",)),
+        ("0.0.0.0:1", (), None, ("203.0.113.9:1", "192.0.2.1:1", "198.51.100.2:1")),
+        ("[::]:1", (), None, ("[2001:db8::1]:1",)),
+        ("0.0.0.0:1", ("peer.example:7",), None, ("peer.example:7",)),
+        ("10.0.0.1:1", (), "203.0.113.9:7700", ("203.0.113.9:7700", "10.0.0.1:1")),
+        (NO_LISTEN_ADDRESS, (), None, ()),
+    ],
+)
+def test_a_wildcard_stands_for_the_hosts_of_its_version_and_what_is_advertised_goes_before_all_but_the_router(
+    listen: str, advertise: tuple[str, ...], outside: str | None, reached: tuple[str, ...]
+) -> None:
+    own = OwnAddresses(listen, advertise, lambda: HOSTS)
+    own.external_address = outside
+    assert own.reachable_addresses("203.0.113.9", ["198.51.100.2"]) == reached
+
+
+@pytest.mark.parametrize(
+    ("listen", "outside", "host", "port"),
+    [
+        ("0.0.0.0:1", None, "192.0.2.1", 1),
+        ("0.0.0.0:1", None, "2001:db8::1", None),
+        ("0.0.0.0:1,[::]:2", None, "2001:db8::1", 2),
+        ("0.0.0.0:1", "203.0.113.9:7700", "203.0.113.9", 7700),
+        ("0.0.0.0:1", "203.0.113.9:7700", "192.0.2.1", 1),
+        ("0.0.0.0:1", None, None, 1),
+        (NO_LISTEN_ADDRESS, None, None, None),
+    ],
+)
+def test_the_port_is_that_of_an_address_of_the_same_version(
+    listen: str, outside: str | None, host: str | None, port: int | None
+) -> None:
+    own = OwnAddresses(listen, (), lambda: HOSTS)
+    own.external_address = outside
+    assert own.port_at(host) == port
+
+
+def test_the_first_and_what_is_said_to_be_there() -> None:
+    own = OwnAddresses("10.0.0.1:1,10.0.0.2:2", ("peer.example:7",), tuple)
+    assert own.first_listening == "10.0.0.1:1" and own.reachable_addresses(None, ()) == ("peer.example:7",)
+    assert "10.0.0.2:2" in own and "peer.example:7" in own and "10.0.0.3:3" not in own
+    assert OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).first_listening == NO_LISTEN_ADDRESS

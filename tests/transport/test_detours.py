@@ -106,8 +106,7 @@ async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tc
     async def hear(hearer: Swarm, speaker: Swarm) -> None:
         messages = (await received(hearer, 3 * count))[speaker.me]
         for priority in Priority:
-            numbers = [int(one.split()[1]) for one in messages if one.startswith(b"%d " % priority)]
-            assert numbers == [*range(count)]
+            assert [int(one.split()[1]) for one in messages if one.startswith(b"%d " % priority)] == [*range(count)]
 
     async with trio.open_nursery() as nursery:
         for one, other in ((alice, bob), (bob, alice)):

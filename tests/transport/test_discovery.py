@@ -85,8 +85,7 @@ async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorl
 async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_hold_a_newer_record(tcp: SwarmWorld) -> None:
     bob = await tcp.start(BOB, bootstrap=[])
     carol = await tcp.join(CAROL, bob)
-    old = record(ALICE, free_address(), sequence=7)
-    carol._links[bob.me].queue_message(PeerRecords((old,)), Priority.CONTROL)
+    carol._links[bob.me].queue_message(PeerRecords((record(ALICE, free_address(), sequence=7),)), Priority.CONTROL)
     await until(lambda: bob.records.has_records_of(ALICE.public))
     alice = await tcp.start(ALICE, bootstrap=[bob.address])
     await until(lambda: bob.records.addresses(alice.me) == (alice.address,))
@@ -174,8 +173,7 @@ async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
     bob = await tcp.join(BOB, alice)
     records = tuple(map(junk, range(count)))
     for start in range(0, count, PEER_RECORDS_MAX):
-        part = PeerRecords(records[start : start + PEER_RECORDS_MAX])
-        bob._links[alice.me].queue_message(part, Priority.CONTROL)
+        bob._links[alice.me].queue_message(PeerRecords(records[start : start + PEER_RECORDS_MAX]), Priority.CONTROL)
     named = lambda: sum(entry.address.startswith("198.51.100.") for entry in alice._book.entries())  # noqa: E731
     await until(lambda: named() >= book_max)
     await trio.testing.wait_all_tasks_blocked()

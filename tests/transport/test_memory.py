@@ -144,8 +144,7 @@ async def test_reveals_fill_a_fast_link_with_a_long_round_trip(autojump_clock: M
 async def test_reveals_over_a_slow_link_come_once_and_make_no_queue(autojump_clock: MockClock) -> None:
     rate = 83_000  # a third of 2 Mbit/s
     async with open_world(MemoryWorld) as world:
-        slow = LinkConditions(latency_seconds=0.15, bytes_per_second=rate)
-        world.mesh.set_conditions(ALICE.public, BOB.public, slow)
+        world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=rate))
         alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
         await world.start(CAROL)  # somebody else could be asked, and has nothing
         await linked(alice, bob)
@@ -159,8 +158,7 @@ async def test_reveals_over_a_slow_link_come_once_and_make_no_queue(autojump_clo
 async def test_reveals_one_after_another_come_once_over_a_link_slower_than_the_patience(autojump_clock: MockClock) -> None:
     rate = 25_000  # a chunk takes longer than a second
     async with open_world(MemoryWorld) as world:
-        slow = LinkConditions(latency_seconds=0.15, bytes_per_second=rate)
-        world.mesh.set_conditions(ALICE.public, BOB.public, slow)
+        world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=rate))
         alice, bob = await world.pair(Revealing(), MemoryBlobs(*REVEALS))
         carol = await world.start(CAROL)  # has nothing
         await linked(alice, bob, carol)
@@ -180,8 +178,7 @@ async def test_a_reveal_that_is_given_up_and_wanted_again_does_not_stand_still(
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=rate))
         alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
-        carol = await world.start(CAROL)
-        await linked(alice, bob, carol)
+        await linked(alice, bob, await world.start(CAROL))
         with trio.move_on_after(seconds):
             await alice.fetch_blob(digest(REVEALS[0]), len(REVEALS[0]), [bob.me])
         blobs.watch()
@@ -233,5 +230,4 @@ async def test_a_profile_that_loses_delays_and_loses_nothing(autojump_clock: Moc
         for n in range(300):
             assert alice.send(bob.me, n.to_bytes(2, "big"))
             await trio.sleep(0.1)
-        seen = [int.from_bytes((await next_event(bob, DataReceived)).data, "big") for _ in range(300)]
-        assert seen == list(range(300))
+        assert [int.from_bytes((await next_event(bob, DataReceived)).data, "big") for _ in range(300)] == list(range(300))

@@ -51,8 +51,7 @@ def test_two_that_miss_it_make_it_relayed_and_they_are_asked_again_later(reach: 
 def test_who_says_nothing_is_waited_for_before_another_is_asked(reach: Reachability) -> None:
     for peer in (B, C, D):
         reach.on_observed(peer, HOME, False)
-    first = reach.choose_dialers(0)
-    assert len(first) == 2 and reach.choose_dialers(1) == []
+    assert len(reach.choose_dialers(0)) == 2 and reach.choose_dialers(1) == []
     assert len(reach.choose_dialers(ANSWER_SECONDS)) == 1
 
 
@@ -64,8 +63,7 @@ def test_what_nobody_was_asked_is_not_heard(reach: Reachability) -> None:
 
 
 def test_strangers_are_neither_believed_nor_asked(reach: Reachability) -> None:
-    strangers = [Identity(bytes([n]) * 32).public for n in range(50, 54)]
-    for peer in strangers:
+    for peer in [Identity(bytes([n]) * 32).public for n in range(50, 54)]:
         reach.on_observed(peer, HOME, True)
         reach.on_inbound_handshake(peer)
     assert reach.observed_host is None and reach.state is ReachabilityState.UNKNOWN and reach.choose_dialers(0) == []

@@ -215,8 +215,7 @@ async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp:
 @pytest.mark.real("sockets")
 async def test_a_peer_that_only_knows_one_other_finds_everybody(tcp: SwarmWorld) -> None:
     alice = await tcp.start(ALICE)
-    others = [await tcp.start(identity, bootstrap=[alice.address]) for identity in (BOB, CAROL, DAVE)]
-    await linked(alice, *others)
+    await linked(alice, *[await tcp.start(identity, bootstrap=[alice.address]) for identity in (BOB, CAROL, DAVE)])
 
 
 @pytest.mark.real("sockets")
@@ -246,8 +245,7 @@ async def test_what_the_operator_says_of_an_address_goes_before_what_is_remember
 async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> None:
     alice = await tcp.start(ALICE)
     bob = await tcp.start(BOB, bootstrap=[f"{peer_id(CAROL.public)}@{alice.address}"])
-    carol = await tcp.start(CAROL, bootstrap=[f"{peer_id(ALICE.public)}@{alice.address}"])
-    await linked(alice, carol)
+    await linked(alice, await tcp.start(CAROL, bootstrap=[f"{peer_id(ALICE.public)}@{alice.address}"]))
     await until(lambda: bob.refusal_counts().get("wrong-peer"))
     assert alice.me not in bob.connected_peers() or not bob._links[alice.me].dialed
 
@@ -416,8 +414,7 @@ async def test_several_addresses_are_listened_on_or_none_if_one_is_taken(tcp: Sw
     free = free_address()
     with pytest.raises(UserError, match=f"cannot listen on {first}"):
         await tcp.make(CAROL, MemoryBlobs(), listen=f"{free},{first}").run()
-    carol = await tcp.start(CAROL, listen=free)
-    await linked(alice, bob, carol)
+    await linked(alice, bob, await tcp.start(CAROL, listen=free))
 
 
 @pytest.mark.real("sockets")

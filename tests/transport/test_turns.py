@@ -19,6 +19,7 @@ from transport.blobs.upload_queue import ANSWER_SECONDS, REPEAT_SECONDS, SLOW_SE
 from transport.emulation.link_profiles import steady_profile
 from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 from transport.quotas.memory_quota import MemoryQuota
+from transport.relay.relay_watchdog import SILENT_SECONDS, WITHHELD_SECONDS, RelayWatchdog
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
 PEERS = [Identity(bytes([200 + n]) * 32) for n in range(13)]
@@ -311,8 +312,7 @@ def test_places_of_members_lengthen_a_stranger_s() -> None:
     made = UploadQueue([KEYS[0]].__contains__)
     for key in (KEYS[0], *KEYS[4 : 4 + UPLOAD_SLOTS]):
         made.request_slot(DIGEST, key, 1 << 30, 0.0)
-    shared = [made._blobs[DIGEST].places[key].shared for key in (KEYS[0], KEYS[4])]
-    assert shared == [UPLOAD_SLOTS + 1, UPLOAD_SLOTS]
+    assert [made._blobs[DIGEST].places[key].shared for key in (KEYS[0], KEYS[4])] == [UPLOAD_SLOTS + 1, UPLOAD_SLOTS]
 
 
 def test_strangers_have_a_place_of_their_own_and_take_none_of_others() -> None:
@@ -327,3 +327,45 @@ def test_strangers_have_a_place_of_their_own_and_take_none_of_others() -> None:
     assert made.request_slot(DIGEST, strangers[1], 1 << 30, 1.1) is UploadDecision.SLOT
     made.on_peer_has(DIGEST, strangers[1], 1.2)
     assert made._rate == rate, "a stranger tells nothing of this uplink"
+
+
+# Lanes ----------------------------------------------------------------------------------------------------------------
+
+
+STEP_SECONDS = 0.25
+
+
+def noticed(*dropped: Priority, listens: bool = True, seconds: float = 60.0) -> float | None:
+    """Seconds until it is seen that these lanes bring nothing; a ping goes out each second, and the others bring all."""
+    lanes, sent, arrived = RelayWatchdog(0.0), [0, 0, 0], [0, 0, 0]
+    for step in range(int(seconds / STEP_SECONDS)):
+        now = step * STEP_SECONDS
+        if now % 1.0 == 0:
+            sent = [sent[lane] + 100 for lane in Priority]
+            arrived = [arrived[lane] if lane in dropped else sent[lane] for lane in Priority]
+            lanes.on_arrived((arrived[0], arrived[1], arrived[2]), now)
+        if lanes.is_withholding((sent[0], sent[1], sent[2]), now, listens=listens):
+            return now
+    return None
+
+
+def test_nothing_is_held_back_where_all_arrives() -> None:
+    assert noticed() is None
+
+
+@pytest.mark.parametrize("lane", Priority)
+def test_whoever_holds_back_one_lane_is_found_out(lane: Priority) -> None:
+    assert noticed(lane) == (SILENT_SECONDS if lane is Priority.VOTE else WITHHELD_SECONDS)
+
+
+def test_a_peer_that_does_not_read_knows_nothing() -> None:
+    assert noticed(*Priority, listens=False) is None
+
+
+def test_a_slow_lane_is_none_that_is_held_back_and_an_idle_one_neither() -> None:
+    lanes = RelayWatchdog(0.0)
+    for second in range(600):  # a megabyte on its way, of which a record arrives now and then
+        lanes.on_arrived((second, 0, second // int(WITHHELD_SECONDS - 1) << 14), float(second))
+        assert not lanes.is_withholding(
+            (second + 100, 0, 1 << 20 if second < 300 else 300 // 7 << 14), float(second), listens=True
+        )

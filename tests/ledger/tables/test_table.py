@@ -410,8 +410,7 @@ def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.Monke
 
 
 def test_a_part_with_other_rows_is_refused() -> None:
-    rows = many(500)
-    table = table_of(rows)
+    table = table_of(many(500))
     root, part = table.root.hash, table.prove_range("01")
     assert len(part.rows) > 4 and verify_range(root, "01", part) == part.rows
     first, second = part.rows[:2]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,13 @@ import torch
 
 from protocol.sampling import SamplingOptions
 from tests.training.engines.stepping import inner_step
+from tests.training.engines.test_memory import engine_with
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine, is_out_of_memory
 from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows
 from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline
-from training.job_spec import PRESETS, TOLERANCE_MIN, InnerOptimizerKind, JobSpec
+from training.job_spec import PRESETS, TOLERANCE_MIN, AuditMode, InnerOptimizerKind, JobSpec, Precision
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
 from training.replicated.parameter_init import initial_parameters
@@ -118,7 +121,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from tests.training.engines.test_engine import SPEC, delta_of, engine_of
 for threads in (1, 2):
     torch.set_num_threads(threads)
     np.save(f"{sys.argv[2]}/{threads}.npy", delta_of(engine_of(Path(sys.argv[1]), SPEC)))
@@ -228,3 +230,65 @@ def test_the_baseline_learns_and_measures_as_often_as_asked(text: Path) -> None:
 def test_the_baseline_rate_warms_up_and_falls() -> None:
     rates = [baseline_rate(step, 100, 1.0) for step in range(100)]
     assert [rates[0], rates[4], max(rates), rates[-1]] == pytest.approx([0.2, 1.0, 1.0, 0.1])
+
+
+# Precision ------------------------------------------------------------------------------------------------------------
+
+
+HALF = replace(SPEC, precision=Precision.BF16, audit=AuditMode.OFF)
+
+
+def test_bf16_moves_an_update_by_more_than_audits_tolerate_and_by_less_than_half_of_it(text: Path) -> None:
+    engine, start = engine_of(text, HALF), initial_parameters(HALF)
+    delta, metrics = engine.local_steps(start, JOB, 3, TRAINER)
+    assert 1e-3 < difference(delta, delta_of(engine_of(text))) < 0.5
+    assert delta.dtype == np.float32 and engine.model.gradients.dtype == torch.float32
+    assert metrics.losses[0] == pytest.approx(engine_of(text).local_steps(start, JOB, 3, TRAINER)[1].losses[0], rel=1e-2)
+
+
+def test_what_is_measured_is_computed_in_float32(text: Path) -> None:
+    start = initial_parameters(SPEC)
+    assert engine_of(text, HALF).compute_main_metric(start) == engine_of(text).compute_main_metric(start)
+
+
+# Compiled losses ------------------------------------------------------------------------------------------------------
+
+
+def test_where_a_compiler_fails_the_loss_is_computed_as_it_is_and_that_is_said_once(
+    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(loss: Any) -> Any:
+        def raises(*arguments: Any) -> Any:
+            raise RuntimeError("no compiler was found\nmore of it")
+
+        return raises
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with caplog.at_level(logging.WARNING, "peer"):
+        assert np.array_equal(delta_of(engine_with(text, SPEC, compile=True)), delta_of(engine_of(text)))
+    assert [record.getMessage() for record in caplog.records] == ["job 't': its loss is not compiled: no compiler was found"]
+
+
+def test_what_runs_out_of_memory_is_no_failure_of_the_compiler(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The micro-batch is halved as without it, and the compiled loss goes on."""
+    sizes = list[int]()
+
+    def scarce(loss: Any) -> Any:
+        def lacks(model: Any, x_BT: torch.Tensor, y_BT: torch.Tensor) -> Any:
+            sizes.append(len(x_BT))
+            if len(x_BT) > 2:
+                raise RuntimeError("not enough memory: you tried to allocate 1 bytes")
+            return loss(model, x_BT, y_BT)
+
+        return lacks
+
+    monkeypatch.setattr(torch, "compile", scarce)
+    delta_of(engine_with(text, SPEC, compile=True))
+    assert sizes == [4] + [2] * 2 * SPEC.local_steps
+
+
+@pytest.mark.real("processes")
+@pytest.mark.large
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_loss_gives_the_same_update_to_rounding(text: Path) -> None:
+    assert difference(delta_of(engine_with(text, SPEC, compile=True)), delta_of(engine_of(text))) < 1e-4

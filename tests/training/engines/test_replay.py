@@ -292,8 +292,7 @@ def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(text
 
 def test_values_that_are_no_numbers_fail_like_any_other(world: World) -> None:
     def poisoned(*arguments: object, **_: object) -> tuple[Float32Array, Sequence[float]]:
-        nothing = np.zeros(layout_of(SPEC).size, dtype=np.float32)
-        return nothing, [float("nan")] * STEPS
+        return np.zeros(layout_of(SPEC).size, dtype=np.float32), [float("nan")] * STEPS
 
     world.done = world.propose(1, poisoned)
     assert audited(world).verdict is Verdict.REPLAY
@@ -345,8 +344,7 @@ def test_whatever_inner_state_a_trainer_commits_to_or_goes_on_from_an_audit_ends
 ) -> None:
     size = inner_bytes(single.spec)
     (single.folder / "other").write_bytes((steps.to_bytes(8, "little") + moments * size)[: max(0, size - missing)])
-    changed = {"previous_inner" if is_previous else "inner": str(single.folder / "other")}
-    found = audited(single, **changed)
+    found = audited(single, **{"previous_inner" if is_previous else "inner": str(single.folder / "other")})
     assert found.verdict is Verdict.REPLAY and 0 < found.relative_error <= RELATIVE_ERROR_MAX
 
 

@@ -107,8 +107,7 @@ def test_honest_rounds_pass_also_with_another_number_of_threads_and_show_two_byt
         torch.set_num_threads(1)
     assert audited.verdict is Verdict.ACCEPT and audited.relative_error < SPEC.replay_tolerance / 3
     assert world.done.inner is None
-    shown = [Path(world.path("m", round)).stat().st_size for round in (0, 1)]
-    assert sum(shown) < 2.05 * world.model(1).layout.size
+    assert sum([Path(world.path("m", round)).stat().st_size for round in (0, 1)]) < 2.05 * world.model(1).layout.size
 
 
 def test_the_loss_that_binds_an_auditor_is_of_the_last_step(world: World) -> None:

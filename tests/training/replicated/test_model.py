@@ -114,8 +114,7 @@ def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel)
 def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(first: ReplicatedModel) -> None:
     model = first
     for _ in range(3 * NORM_ROUNDS):
-        limit = math.sqrt(model.norm_squared_max)
-        model = model.apply_round([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
+        model = model.apply_round([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
     assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.initial_norm
 
 
@@ -147,8 +146,7 @@ def test_the_limit_is_exact_with_any_bits(bits: int) -> None:
 
 
 def test_a_round_of_zeros_does_not_shut_everybody_out(first: ReplicatedModel) -> None:
-    silent = proposed(first, trainer(0), np.zeros(first.layout.size, dtype=np.float32))
-    model = first.apply_round([silent], {})
+    model = first.apply_round([proposed(first, trainer(0), np.zeros(first.layout.size, dtype=np.float32))], {})
     assert verdict(model, round_of(model, 2)[1]) is Verdict.ACCEPT
 
 
