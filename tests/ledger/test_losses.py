@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from consensus.quorum import faults_tolerated
-from consensus.voter_set import VoterSet
 from ledger.audits import audit_tables
 from ledger.audits.audit_state import (
     AUDITABLE_PROPOSALS_MAX,
@@ -185,12 +184,6 @@ def test_honest_auditors_are_compared_and_nothing_follows() -> None:
     )
     vested = 12 - AUDITS.window  # one less where the last of them was opened after the last closing
     assert all(vested - 1 <= court.standing(key).rewards <= vested for key in court.job(court.key).voters)
-
-
-def _can_be_found(court: Court, auditor: bytes) -> bool:
-    """Where all are lazy and most are suspended, those that are left have too few trainers to contradict them."""
-    trainers = set(court.job(court.key).trainers) - {auditor}
-    return len(trainers) > VoterSet(court.state.members.voters).faults_tolerated
 
 
 @pytest.mark.parametrize(("n", "many"), [(4, 1), (4, 4), (7, 2), (10, 3)])

@@ -32,12 +32,14 @@ def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str,
     return world.tx(person, "member/register", RegisterRoles(roles), ahead, expires=200)
 
 
-def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None) -> None:
+def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None, empty_after: int = 0) -> None:
+    """What these say of these transactions, and so many empty blocks after it."""
     digests = tuple(sorted(transaction_digest(signed) for signed in of))
     for person in persons:
         assert world.ledger.add_inclusion_list(
             person.public, InclusionList(world.state.height if height is None else height, digests)
         )
+    world.decide_empty(empty_after)
 
 
 def refusal(world: World, *transactions: Signed) -> str | None:
@@ -109,8 +111,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
 
 
 def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(signed: Signed, world: World) -> None:
-    notice(world, PEOPLE[1], of=(signed,))
-    world.decide_empty(2)
+    notice(world, PEOPLE[1], of=(signed,), empty_after=2)
     assert refusal(world) is None, "one voter of four may lie"
     notice(world, PEOPLE[2], of=(signed,), height=1)
     assert "has waited too long" in (refusal(world) or "")
@@ -138,8 +139,7 @@ def test_a_transaction_counts_from_the_first_of_the_notices_that_name_it_without
 def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> None:
     unknown, hopeless = register(world, PEOPLE[0]), register(world, PEOPLE[1], ahead=3)
     world.ledger.mempool.add_transaction(hopeless)
-    notice(world, *PEOPLE[:4], of=(unknown, hopeless))
-    world.decide_empty(2)
+    notice(world, *PEOPLE[:4], of=(unknown, hopeless), empty_after=2)
     assert refusal(world) is None
 
 
@@ -148,15 +148,13 @@ def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None
     left, right = register(world, PEOPLE[0]), register(world, PEOPLE[0], roles=("trainer",))
     for signed in (left, right):
         world.ledger.mempool.add_transaction(signed)
-    notice(world, *PEOPLE[1:4], of=(left, right))
-    world.decide_empty(2)
+    notice(world, *PEOPLE[1:4], of=(left, right), empty_after=2)
     assert refusal(world) is not None and refusal(world, left) is None and refusal(world, right) is None
 
 
 def test_a_full_block_is_excused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     signed, others = waiting(world), [register(world, PEOPLE[3], ahead=i) for i in (1, 2)]
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    world.decide_empty(2)
+    notice(world, *PEOPLE[1:3], of=(signed,), empty_after=2)
     assert refusal(world, *others) is not None
     size = sum(len(other.body) + pool_module.SIGNED_BYTES for other in (*others, signed))
     with monkeypatch.context() as patch:
@@ -173,15 +171,13 @@ def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.
         world.ledger.mempool.add_transaction(register(world, PEOPLE[3], ahead))
     world.decide(register(world, PEOPLE[0]))
     signed = waiting(world)  # its nonce is higher
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    world.decide_empty(2)
+    notice(world, *PEOPLE[1:3], of=(signed,), empty_after=2)
     body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[0] == signed
 
 
 def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World) -> None:
-    notice(world, *PEOPLE[1:3], of=(waiting(world, PEOPLE[3]),))
-    world.decide_empty(2)
+    notice(world, *PEOPLE[1:3], of=(waiting(world, PEOPLE[3]),), empty_after=2)
     body = codec.encode(BlockBody((), (world.double(PEOPLE[3]),), ()))
     assert refusal(world) is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
 
@@ -192,8 +188,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
     world.decide(register(world, PEOPLE[0]))
     start = world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE), expires=200)
     world.ledger.mempool.add_transaction(start)
-    notice(world, *PEOPLE[1:3], of=(start,))
-    world.decide_empty(2)
+    notice(world, *PEOPLE[1:3], of=(start,), empty_after=2)
     for ahead in range(1, 6):
         world.ledger.mempool.add_transaction(register(world, PEOPLE[0], ahead))
     world.ledger.mempool.add_transaction(register(world, PEOPLE[0], 6, (TRAINER,)))
@@ -204,8 +199,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
 
 
 def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(signed: Signed, world: World) -> None:
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    world.decide_empty(INCLUSION_LIST_HEIGHTS_MAX)
+    notice(world, *PEOPLE[1:3], of=(signed,), empty_after=INCLUSION_LIST_HEIGHTS_MAX)
     assert refusal(world) is not None
     world.decide()
     assert refusal(world) is None

@@ -259,8 +259,7 @@ def test_a_notice_names_the_cheapest_of_one_height(world: World, costly_first: b
     assert noticed == tuple(sorted(map(transaction_digest, arriving[1:])))
 
 
-def test_a_costly_transaction_is_tried_however_much_it_costs() -> None:
-    world = World()
+def test_a_costly_transaction_is_tried_however_much_it_costs(world: World) -> None:
     traits = TransactionTraits(cost=2 * COST_PER_BLOCK_MAX)
     pool = Mempool(traits=lambda author, transaction: traits)
     for person in PEOPLE[:3]:

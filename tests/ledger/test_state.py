@@ -296,11 +296,10 @@ def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> byt
     return key
 
 
-def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would end audits and suspensions of others, or let nobody begin a job any more."""
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
-    world = World()
 
     def ended(author: FastSigner) -> bytes:
         return stopped_while_disputed(world, author, SAMPLED + b":9")
@@ -310,10 +309,9 @@ def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monke
     assert world.problem(world.tx(PEOPLE[0], "job/start", StartJob(SAMPLED))) is None
 
 
-def test_cheap_jobs_end_no_audits_of_dear_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_jobs_end_no_audits_of_dear_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a liar would end a job, and then with some scratch jobs the audits in which its last lies are found."""
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
-    world = World()
 
     def ended(spec: bytes) -> bytes:
         return stopped_while_disputed(world, PEOPLE[0], spec + b":9")
@@ -367,9 +365,8 @@ def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World
     assert job.accepted == dict.fromkeys(job.trainers, 2) and job.rejected == {}
 
 
-def test_a_job_that_a_block_does_not_change_stays_the_very_same_object() -> None:
+def test_a_job_that_a_block_does_not_change_stays_the_very_same_object(world: World) -> None:
     """So nobody looks through the jobs that are over in each block."""
-    world = World()
     over, other = world.start(spec=SCRATCH + b":1"), world.start(PEOPLE[1], SCRATCH + b":4")
     world.decide(closings=(world.closing(over),))
     running = world.start(PEOPLE[2], SCRATCH + b":4")

@@ -204,10 +204,6 @@ class Disk:
             log = log[:position] + bytes([log[position] ^ flipped]) + log[position + 1 :]
         return log + self._tail
 
-    @property
-    def log_bytes(self) -> int:
-        return len(self._log())
-
     # Tables ----------------------------------------------------------------------------------------------------------
 
     def _settle(self, first: int) -> None:

@@ -65,6 +65,10 @@ class Links:
             run_blocking=_run_here,
         )
 
+    def only_frozen_reveals(self, blob: bytes) -> None:
+        self.lacking = {(LIVE, digest(blob))}
+        self.store.reveals.add(digest(blob))
+
     def _send(self, peer: bytes, message: GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, priority: Priority) -> bool:
         if isinstance(message, NoBlob | HasBlob):
             return True
@@ -152,8 +156,7 @@ async def test_a_new_link_is_a_new_chance(links: Links, autojump_clock: MockCloc
 async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(links: Links, autojump_clock: MockClock) -> None:
     links.frozen.clear()
     links.latency_seconds[FROZEN] = 2.5 * FIRST_ANSWER_SECONDS
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
-    links.store.reveals.add(digest(BLOBS[0]))
+    links.only_frozen_reveals(BLOBS[0])
     assert await links.fetch(BLOBS[0]) < 2.6 * FIRST_ANSWER_SECONDS
     assert (LIVE, digest(BLOBS[0])) in links.asked
     assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
@@ -161,8 +164,7 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
 
 async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(links: Links, autojump_clock: MockClock) -> None:
     """All parts of an object share what is known of a holder: another one has come of it meanwhile."""
-    links.store.reveals.add(digest(BLOBS[0]))
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0])
         await trio.sleep(FIRST_ANSWER_SECONDS + 0.005)
@@ -177,8 +179,7 @@ async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(link
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_what_never_comes_is_asked_for_again(links: Links, is_heard: bool, autojump_clock: MockClock) -> None:
     """A trainer that does not send it for so long is not busy, whatever else it sends."""
-    links.store.reveals.add(digest(BLOBS[0]))
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.only_frozen_reveals(BLOBS[0])
 
     async def send_else() -> None:
         await trio.sleep(8.0)  # the holder was given up once, and is asked again meanwhile
@@ -225,8 +226,7 @@ async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links
 
 async def test_who_may_keep_us_waiting_is_asked_again_and_again(links: Links, autojump_clock: MockClock) -> None:
     """It fetched the reveal itself, and is not the one that made it."""
-    links.store.reveals.add(digest(BLOBS[0]))
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0], LIVE)
         await trio.sleep(6 * FIRST_ANSWER_SECONDS)

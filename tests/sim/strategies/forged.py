@@ -185,18 +185,13 @@ class WrongReproposal(Strategy):
         replica._block_to_propose = lambda book, obligation: real(book, None)
 
 
-class DroppedLock(Strategy):
+class DroppedLock(WrongReproposal):
     """Leads a later view with the timeouts that name no prepared block, and a fresh block."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, ProposeEnvelope) and message.justification is not None and message.justification.high is not None:
             return (dataclasses.replace(message, justification=dataclasses.replace(message.justification, high=None)),)
         return (message,)
-
-    def started(self) -> None:
-        replica = self.liar.replica
-        real = replica._block_to_propose
-        replica._block_to_propose = lambda book, obligation: real(book, None)
 
 
 class LyingHigh(Strategy):

@@ -15,17 +15,22 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.training.engines.stepping import inner_step
+from tests.training.folders import shapes, tensors, written
 from training.corpus import open_tokens
-from training.data.tokenizer import ByteTokenizer
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import ByteTokenizer, load_tokenizer
 from training.engine_resources import EngineResources
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.engine import TorchEngine, is_out_of_memory
-from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows
+from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows, held_out_bits
 from training.engines.pytorch.memory_estimate import FLOAT_BYTES, KEPT, MB, sequence_bytes, sequences_that_fit
 from training.engines.pytorch.model import GPT
+from training.engines.pytorch.model_evaluation import evaluate_model
 from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline
+from training.formats.huggingface_model import open_huggingface_model
 from training.job_spec import PRESETS, TOLERANCE_MIN, AuditMode, InnerOptimizerKind, JobSpec, Precision
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
@@ -355,3 +360,50 @@ def test_without_a_bound_nothing_is_counted_and_a_model_that_cannot_fit_is_tried
 def engine_with(text: Path, spec: JobSpec, **resources: int) -> TorchEngine:
     tokenizer = ByteTokenizer()
     return TorchEngine(spec, open_tokens(spec, text, tokenizer), tokenizer, None, CPU, EngineResources(**resources))  # type: ignore[arg-type]
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+TEXT = "".join(f"line {number} of a text\n" for number in range(40))
+
+
+def test_a_model_that_knows_nothing_takes_eight_bits_a_byte(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", {name: np.zeros(shape, "<f4") for name, shape in shapes().items()})
+    (tmp_path / "text.txt").write_text(TEXT)
+    found = evaluate_model(folder, tmp_path / "text.txt", 1 << 20)
+    assert found["bits_per_byte"] == pytest.approx(8, rel=1e-5) and found["perplexity"] == pytest.approx(256, rel=1e-5)
+    assert found["of_tokens"] == len(TEXT) - 1 and found["tokens"] == (len(TEXT) - 1) // 32 * 32
+    assert evaluate_model(folder, tmp_path / "text.txt", 100)["tokens"] == 96
+
+
+def test_it_is_the_figure_of_a_job(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", tensors())
+    (tmp_path / "text.txt").write_text(TEXT)
+    own = open_huggingface_model(folder)
+    spec = JobSpec(name="own", data=bytes(32), model=own.model)
+    net = GPT(spec)
+    flat = [
+        np.concatenate([block.ravel() for block in own.tensors[tensor.name].iter_blocks()]) for tensor in layout_of(spec).tensors
+    ]
+    net.parameters.copy_(torch.from_numpy(np.concatenate(flat)))
+    known = load_tokenizer(None, 256)
+    held_out = known.encode(TEXT.encode())
+    with torch.no_grad():
+        figures = held_out_bits(net, spec, TokenizedText(held_out[:0], held_out, known.token_bytes), lambda: None)
+    found = evaluate_model(folder, tmp_path / "text.txt", 16_384)
+    assert figures == {"held_out_bits_per_byte": pytest.approx(found["bits_per_byte"])}
+    assert found["bits_per_byte"] != pytest.approx(8, abs=1e-4)
+
+
+def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short")
+    with pytest.raises(UserError, match="has 6 tokens, and the model's context is 32"):
+        evaluate_model(written(tmp_path / "model", tensors()), tmp_path / "text.txt", 100)
+
+
+def test_a_model_whose_loss_is_no_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    huge = {name: np.full_like(tensor, 3e38) if "norm" in name else tensor for name, tensor in tensors().items()}
+    with pytest.raises(UserError, match="it foretells nothing"):
+        evaluate_model(written(tmp_path / "model", huge), tmp_path / "text.txt", 100)
