@@ -13,7 +13,7 @@ from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange, StateReader
 from ledger.jobs import JobsModule
-from ledger.ledger_state import BlockBody, LedgerRules, core_modules
+from ledger.ledger_state import BlockBody, core_modules
 from ledger.members import MemberRekeyed, MembersModule, RenameMember
 from ledger.network_governance import ModuleUpgrade, NetworkState
 from ledger.tables import Table
@@ -22,7 +22,6 @@ from protocol.codec import Count, Length
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World, world_with_job
-from tests.sim.keys import FastVerifier
 
 ALIKE = [
     KeyError(b"job"),
@@ -280,8 +279,7 @@ def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
     world = World()
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
     known = *core_modules(PlainJobs()), *modules
-    world.rules = world.ledger.rules = LedgerRules(replace(world.genesis, modules=first), FastVerifier(), known)
-    world.chain, world.ledger.applied.current = world.rules.chain_id, world.rules.genesis_state()
+    world.begin(replace(world.genesis, modules=first), known)
     at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
     for person in PEOPLE[:3]:
         world.decide(world.tx(person, "network/upgrade", ModuleUpgrade(name, version, at)))

@@ -8,17 +8,15 @@ import pytest
 
 import ledger.network_governance
 from consensus.voter_set import VoterSet
-from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
 from ledger.jobs import JobTerms, StartJob
-from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, core_modules
+from ledger.ledger_state import BlockBody, core_modules
 from ledger.members import ResignAsVoter
 from ledger.network_governance import PARAMETERS_LIMIT, NetworkLimit, NetworkState
 from protocol import codec
 from protocol.identity import Signed
 from protocol.limits import PARAMETERS_ALLOWED, PARAMETERS_ALLOWED_MAX
 from tests.ledger.world import PEOPLE, PlainJobs, World
-from tests.sim.keys import FastVerifier
 
 
 class SizedJobs(PlainJobs):
@@ -32,9 +30,7 @@ class SizedJobs(PlainJobs):
 class Limited(World):
     def __init__(self) -> None:
         super().__init__()
-        self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(SizedJobs()))
-        state = self.rules.genesis_state()
-        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
+        self.begin(self.genesis, core_modules(SizedJobs()))
 
     def wish(self, number: int, most: int, name: str = PARAMETERS_LIMIT) -> Signed:
         return self.tx(PEOPLE[number], "network/limit", NetworkLimit(name, most))

@@ -8,13 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.jobs import JobsModule
 from ledger.ledger_state import (
     BlockBody,
-    CurrentState,
     LedgerRules,
     LedgerState,
     UnsupportedModuleVersion,
@@ -88,11 +86,7 @@ class Upgrading(World):
 
     def __init__(self, first: tuple[Module[Any], ...] = OLD, modules: tuple[Module[Any], ...] = NEW) -> None:
         super().__init__()
-        self.genesis = replace(self.genesis, modules=newest_module_versions(first))
-        self.rules = LedgerRules(self.genesis, FastVerifier(), modules)
-        self.chain = self.genesis.chain_id
-        state = self.rules.genesis_state()
-        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
+        self.begin(replace(self.genesis, modules=newest_module_versions(first)), modules)
 
     def wish(self, number: int, height: int, module: str = "tally", version: int = 2) -> Signed:
         return self.tx(PEOPLE[number], "network/upgrade", ModuleUpgrade(module, version, height))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from consensus.evidence import Evidence
@@ -97,13 +97,15 @@ class World:
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
-        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known))
-        self.rules = LedgerRules(self.genesis, FastVerifier(), known)
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
-        self.chain = self.genesis.chain_id
-        self.ledger = LedgerApplication(
-            self.rules, CurrentState(self.rules.genesis_state()), self.rules.genesis_state().state_root
-        )
+        self.begin(Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known)), known)
+
+    def begin(self, genesis: Genesis, modules: Sequence[Module[Any]]) -> None:
+        """The chain of this genesis, by a program with these modules."""
+        self.genesis, self.chain = genesis, genesis.chain_id
+        self.rules = LedgerRules(genesis, FastVerifier(), tuple(modules))
+        state = self.rules.genesis_state()
+        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
 
     @property
     def state(self) -> LedgerState:

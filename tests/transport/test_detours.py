@@ -15,7 +15,7 @@ import trio.testing
 from protocol.identity import Identity
 from protocol.messages import CircuitData, IncomingCircuit, RelayReservations
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, next_event, until
 from tests.transport.helpers import MemoryBlobs as Blobs
 from transport import session_links, swarm
 from transport.connections.connection_manager import PeerLink
@@ -148,9 +148,7 @@ async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same
     await until(lambda: all(len(asked(hidden) - {lost.me}) == relay_client.RESERVATIONS for hidden in (alice, bob)))
     assert {alice.me, bob.me} <= lost.connected_peers() and lost.me in alice.connected_peers(), "no link has ended"
     assert alice.send(bob.me, MARKER, Priority.VOTE)
-    while not isinstance(event := await bob.events.receive(), DataReceived):
-        pass
-    assert event.data == MARKER
+    assert (await next_event(bob, DataReceived)).data == MARKER
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +242,7 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     harm(bad, monkeypatch, does)
     await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
     assert alice.send(bob.me, b"a vote", Priority.VOTE)
-    while not isinstance(event := await bob.events.receive(), DataReceived):
-        pass
-    assert event.data == b"a vote"
+    assert (await next_event(bob, DataReceived)).data == b"a vote"
     after = link(alice, bad)
     assert after is not None and after.connected_since == before.connected_since, "the direct link to the relay stays"
 
@@ -316,20 +312,18 @@ def to(peer: Identity) -> PeerLink:
     return PeerLink(peer.public, "127.0.0.1:1", True, Outbox(), Inbox())
 
 
-async def test_circuits_that_a_relay_begins_hold_up_none_of_ours() -> None:
+async def test_circuits_that_a_relay_begins_hold_up_none_of_ours(nursery: trio.Nursery) -> None:
     bad, good = to(CAROL), to(DAVE)
     alice = bare(stand_still, bad, good)
-    async with trio.open_nursery() as nursery:
-        alice._nursery, alice._asked[bad.peer] = nursery, 0.0
-        for number in range(2 * relay_client.OPENING_MAX):
-            alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
-        assert alice._half_open(bad) == relay_client.OPENING_MAX
-        alice.on_message(good, RelayReservations((BOB.public,)))
-        for now in (0.0, relay_client.GRACE_SECONDS * 3):
-            alice._open_circuits(nursery, now)
-        await trio.testing.wait_all_tasks_blocked()
-        assert alice._half_open() == 1 and good.outbox.held
-        nursery.cancel_scope.cancel()
+    alice._nursery, alice._asked[bad.peer] = nursery, 0.0
+    for number in range(2 * relay_client.OPENING_MAX):
+        alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
+    assert alice._half_open(bad) == relay_client.OPENING_MAX
+    alice.on_message(good, RelayReservations((BOB.public,)))
+    for now in (0.0, relay_client.GRACE_SECONDS * 3):
+        alice._open_circuits(nursery, now)
+    await trio.testing.wait_all_tasks_blocked()
+    assert alice._half_open() == 1 and good.outbox.held
 
 
 class Circuit(PeerLink):

@@ -234,7 +234,7 @@ async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(t
     assert alice.broadcast(b"a vote", Priority.VOTE) == 1
 
 
-async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
+async def test_hosts_of_members_are_spared_while_others_are_half_open(nursery: trio.Nursery) -> None:
     half_open, ended = connection_eviction.HalfOpenTable(), []
 
     async def hold(host: str, *, task_status: trio.TaskStatus[None]) -> None:
@@ -245,13 +245,11 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
         except RemoteProtocolError as error:
             ended.append((host, error.reason))
 
-    async with trio.open_nursery() as nursery:
-        for number in range(connection_eviction.HALF_OPEN_MAX):
-            await nursery.start(hold, "member" if number < connection_eviction.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
-        await nursery.start(hold, "newcomer")
-        await trio.testing.wait_all_tasks_blocked()
-        assert ended == [("host 0", "half-open")]
-        nursery.cancel_scope.cancel()
+    for number in range(connection_eviction.HALF_OPEN_MAX):
+        await nursery.start(hold, "member" if number < connection_eviction.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
+    await nursery.start(hold, "newcomer")
+    await trio.testing.wait_all_tasks_blocked()
+    assert ended == [("host 0", "half-open")]
 
 
 # Why a link was closed ------------------------------------------------------------------------------------------------

@@ -195,21 +195,19 @@ async def test_where_a_peer_was_reached_counts_more_than_what_it_says(tcp: Swarm
 
 
 @pytest.mark.real("sockets")
-async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp: SwarmWorld) -> None:
+async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(nursery: trio.Nursery, tcp: SwarmWorld) -> None:
     identities = [Identity(bytes([n]) * 32) for n in range(10, 20)]
     addresses = [free_address() for _ in identities]
     networks = [
         tcp.make(identity, MemoryBlobs(), listen=address, bootstrap=addresses)
         for identity, address in zip(identities, addresses, strict=True)
     ]
-    async with trio.open_nursery() as nursery:
-        for network in networks:
-            nursery.start_soon(network.run)
-        await linked(*networks)
-        for network in networks:
-            events = [await network.events.receive() for _ in range(9)]
-            assert {event.peer for event in events if isinstance(event, PeerConnected)} == network.connected_peers()
-        nursery.cancel_scope.cancel()
+    for network in networks:
+        nursery.start_soon(network.run)
+    await linked(*networks)
+    for network in networks:
+        events = [await network.events.receive() for _ in range(9)]
+        assert {event.peer for event in events if isinstance(event, PeerConnected)} == network.connected_peers()
 
 
 @pytest.mark.real("sockets")
@@ -336,7 +334,7 @@ async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: Swa
 
 @pytest.mark.real("sockets")
 async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
-    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+    nursery: trio.Nursery, tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     alice = await tcp.start(ALICE)
@@ -361,17 +359,15 @@ async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
             nursery.start_soon(relay, stream, onward, True)
             await relay(onward, stream, False)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, between, middle)
-        address = format_address(*middle[0].socket.getsockname())
-        bob = await tcp.start(BOB, listen="127.0.0.1:0", bootstrap=[address])
-        await linked(alice, bob)
-        to_flip = 1
-        bob.send(alice.me, b"a vote")
-        await next_event(alice, PeerDisconnected)
-        await until(lambda: alice.refusal_counts().get("bad-tag") == 1)
-        await linked(alice, bob)
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(trio.serve_listeners, between, middle)
+    address = format_address(*middle[0].socket.getsockname())
+    bob = await tcp.start(BOB, listen="127.0.0.1:0", bootstrap=[address])
+    await linked(alice, bob)
+    to_flip = 1
+    bob.send(alice.me, b"a vote")
+    await next_event(alice, PeerDisconnected)
+    await until(lambda: alice.refusal_counts().get("bad-tag") == 1)
+    await linked(alice, bob)
 
 
 @pytest.mark.real("sockets")
