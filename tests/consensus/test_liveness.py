@@ -97,11 +97,13 @@ def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_deci
 
 @pytest.fixture
 def network() -> Network:
-    return Network()
+    """It has been idle for a second."""
+    made = Network()
+    made.run_until(made.now + 1.0, lambda: False)
+    return made
 
 
 def test_a_liar_that_gives_up_views_to_come_takes_nobody_there(network: Network) -> None:
-    network.run_until(network.now + 1.0, lambda: False)
     leader, others = leader_and_others(network)
     liar, honest = others[0], [leader, *others[1:]]
     for view in (FAR_AHEAD, FAR_AHEAD + 1, 2**53 - 1):
@@ -127,7 +129,6 @@ def test_a_liar_that_gives_up_views_to_come_takes_nobody_there(network: Network)
 def test_a_leader_that_shows_one_voter_a_block_and_gives_up_every_view_leaves_an_idle_network_at_rest(
     network: Network, items: list[int] | None, changes: dict[str, object], most: int
 ) -> None:
-    network.run_until(network.now + 1.0, lambda: False)
     liar, honest = leader_and_others(network)
     offer(network, liar, honest[:1], items, **changes)
     for view in (0, 1, FAR_AHEAD):
@@ -148,7 +149,6 @@ def test_a_leader_that_shows_one_voter_a_block_and_gives_up_every_view_leaves_an
 def test_a_block_whose_body_or_time_never_comes_is_given_up_even_if_nothing_else_is_due(
     network: Network, items: list[int] | None, changes: dict[str, object]
 ) -> None:
-    network.run_until(network.now + 1.0, lambda: False)
     liar, honest = leader_and_others(network)
     offer(network, liar, honest, items, **changes)
     network.run_until(network.now + 100.0, lambda: False)
@@ -158,7 +158,6 @@ def test_a_block_whose_body_or_time_never_comes_is_given_up_even_if_nothing_else
 @pytest.mark.parametrize("told", [1, 3], ids=["one", "all"])
 def test_what_was_prepared_is_decided_although_nobody_else_has_work(network: Network, told: int) -> None:
     """A certificate is known to one voter only, or to all, and who proposed the block is gone."""
-    network.run_until(network.now + 1.0, lambda: False)
     leader, others = leader_and_others(network)
     knowing = {node.key for node in others[:told]}
 
@@ -187,7 +186,6 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(network: Net
 
 def test_idle_time_is_nobodys_time_to_decide(network: Network) -> None:
     """What others have said, and said again, starts no view timer: it would be over when work comes."""
-    network.run_until(network.now + 1.0, lambda: False)
     liar, honest = leader_and_others(network)
     give_up(network, liar, 0, honest)
     offer(network, liar, honest[:1], None)

@@ -42,6 +42,18 @@ def court() -> Court:
     return Court()
 
 
+@pytest.fixture
+def ongoing() -> Court:
+    """Two rounds are closed."""
+    return Court(rounds=2)
+
+
+@pytest.fixture
+def drawn() -> Court:
+    """The first round is closed, so auditors are drawn."""
+    return Court(rounds=1)
+
+
 def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar that began sixteen jobs would have the sixteenth end the dispute in which it is found out."""
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
@@ -253,24 +265,22 @@ def test_the_first_round_and_the_last_ones_are_reexecuted_before_the_ballot_and_
 # Reports -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_is_logged_and_awaited_once(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    court.decide(court.said(auditor, due))
-    assert court.log == [(AuditResult.PASSED, due.trainer, auditor.public)]
-    entry = court.state.audits.log[0]
+def test_a_report_is_logged_and_awaited_once(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    drawn.decide(drawn.said(auditor, due))
+    assert drawn.log == [(AuditResult.PASSED, due.trainer, auditor.public)]
+    entry = drawn.state.audits.log[0]
     assert (entry.finding, entry.relative_error_ppm) == (MATCH, 7)
-    assert court.standing(auditor.public) == MemberAuditRecord(reports=1)
-    assert due not in audit_duties(auditor.public, court.state)
-    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+    assert drawn.standing(auditor.public) == MemberAuditRecord(reports=1)
+    assert due not in audit_duties(auditor.public, drawn.state)
+    assert "is awaited" in (drawn.problem(drawn.said(auditor, due)) or "")
 
 
-def test_who_was_not_drawn_reports_nothing(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    assert "is awaited" in (court.problem(court.said(auditor, replace(due, round=9))) or "")
-    assert "is awaited" in (court.problem(court.said(court.people[due.trainer], due)) or "")
-    assert "such a job" in (court.problem(court.said(auditor, replace(due, job=bytes(32)))) or "")
+def test_who_was_not_drawn_reports_nothing(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    assert "is awaited" in (drawn.problem(drawn.said(auditor, replace(due, round=9))) or "")
+    assert "is awaited" in (drawn.problem(drawn.said(drawn.people[due.trainer], due)) or "")
+    assert "such a job" in (drawn.problem(drawn.said(auditor, replace(due, job=bytes(32)))) or "")
 
 
 def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor() -> None:
@@ -374,13 +384,12 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
     assert 1 not in court.audits.rounds and 1 not in court.audits.unvested_rounds[A]
 
 
-def test_a_dispute_in_another_job_holds_up_nothing(court: Court) -> None:
-    court.round()
-    mine = audit_duties(A, court.state)
+def test_a_dispute_in_another_job_holds_up_nothing(drawn: Court) -> None:
+    mine = audit_duties(A, drawn.state)
     other = [replace(due, job=bytes(32), is_dispute=True) for due in mine]
-    assert first_duty_of_each_trainer([*other, *mine], court.state.members) == [
+    assert first_duty_of_each_trainer([*other, *mine], drawn.state.members) == [
         *other,
-        *first_duty_of_each_trainer(mine, court.state.members),
+        *first_duty_of_each_trainer(mine, drawn.state.members),
     ]
 
 
@@ -585,15 +594,14 @@ def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> No
 # Suspension --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(court: Court) -> None:
-    court.round(2)
-    court.convict(A)
+def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(ongoing: Court) -> None:
+    ongoing.convict(A)
     for _ in range(AUDITS.suspension_rounds):
-        job = court.job(court.key)
-        assert A not in job.trainers and A not in job.awaited and court.suspended(A)
-        court.round()
-    job = court.job(court.key)
-    assert A in job.trainers and A in job.awaited and not court.audits.suspended
+        job = ongoing.job(ongoing.key)
+        assert A not in job.trainers and A not in job.awaited and ongoing.suspended(A)
+        ongoing.round()
+    job = ongoing.job(ongoing.key)
+    assert A in job.trainers and A in job.awaited and not ongoing.audits.suspended
 
 
 def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_much_is_logged_meanwhile() -> None:
@@ -610,18 +618,17 @@ def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_muc
     assert not court.audits.suspended and not court.audits.suspension_causes
 
 
-def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(court: Court) -> None:
+def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(ongoing: Court) -> None:
     """So that models can tell by that alone what nobody may go on from, also where the last verdict comes with a closing."""
-    court.round(2)
-    court.challenge(A)
-    person, due = court.due(A, disputes=True)[0]
-    last = court.job(court.key).round
-    accepted = dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT)
-    court.decide(court.said(person, due, MISMATCH), closings=(court.closing(court.key, accepted),))
-    assert court.suspended(A) and A in accepted
-    while A not in court.job(court.key).trainers:
-        court.round()
-    assert court.job(court.key).round - last == AUDITS.suspension_rounds + 1
+    ongoing.challenge(A)
+    person, due = ongoing.due(A, disputes=True)[0]
+    last = ongoing.job(ongoing.key).round
+    accepted = dict.fromkeys(ongoing.job(ongoing.key).trainers, Verdict.ACCEPT)
+    ongoing.decide(ongoing.said(person, due, MISMATCH), closings=(ongoing.closing(ongoing.key, accepted),))
+    assert ongoing.suspended(A) and A in accepted
+    while A not in ongoing.job(ongoing.key).trainers:
+        ongoing.round()
+    assert ongoing.job(ongoing.key).round - last == AUDITS.suspension_rounds + 1
 
 
 def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
@@ -637,19 +644,17 @@ def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job
         court.round()
 
 
-def test_a_suspended_trainer_neither_audits_nor_judges(court: Court) -> None:
-    court.round(2)
-    court.convict(A)
-    court.round(2)
-    of = court.audits.rounds[court.job(court.key).round - 1]
+def test_a_suspended_trainer_neither_audits_nor_judges(ongoing: Court) -> None:
+    ongoing.convict(A)
+    ongoing.round(2)
+    of = ongoing.audits.rounds[ongoing.job(ongoing.key).round - 1]
     assert of.reexecutors == (B, C, D) and all(A not in drawn.pending_auditors for drawn in of.proposals.values())
 
 
-def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(court: Court) -> None:
-    court.round(2)
-    court.convict(A)
-    assert sum(court.standing(key).upheld for key in (B, C, D)) == 1
-    assert court.standing(A).rewards_lost == 2 and court.standing(A).rewards == 0
+def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(ongoing: Court) -> None:
+    ongoing.convict(A)
+    assert sum(ongoing.standing(key).upheld for key in (B, C, D)) == 1
+    assert ongoing.standing(A).rewards_lost == 2 and ongoing.standing(A).rewards == 0
 
 
 # False challenges --------------------------------------------------------------------------------------------------------
@@ -1147,17 +1152,16 @@ def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
 
 
-def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_update_is_audited(court: Court) -> None:
+def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_update_is_audited(ongoing: Court) -> None:
     """Its update is in the model."""
-    court.round(2)
-    court.decide(closings=(court.closing(court.key),), evidence=(court.double(PEOPLE[1]),))
-    of = court.audits.rounds[3]
+    ongoing.decide(closings=(ongoing.closing(ongoing.key),), evidence=(ongoing.double(PEOPLE[1]),))
+    of = ongoing.audits.rounds[3]
     assert (
         of.proposals[B].pending_auditors
         and B not in of.reexecutors
         and not any(B in drawn.pending_auditors for drawn in of.proposals.values())
     )
-    assert 3 in court.audits.unvested_rounds[A] and 3 not in court.audits.unvested_rounds[B]
+    assert 3 in ongoing.audits.unvested_rounds[A] and 3 not in ongoing.audits.unvested_rounds[B]
 
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1198,13 +1202,12 @@ def rotated(court: Court, person: FastSigner) -> None:
     court.people[NEW.public] = NEW
 
 
-def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    rotated(court, auditor)
-    assert due in audit_duties(NEW.public, court.state) and audit_duties(auditor.public, court.state) == []
-    court.say(NEW, due)
-    assert court.standing(NEW.public).reports == 1
+def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    rotated(drawn, auditor)
+    assert due in audit_duties(NEW.public, drawn.state) and audit_duties(auditor.public, drawn.state) == []
+    drawn.say(NEW, due)
+    assert drawn.standing(NEW.public).reports == 1
 
 
 def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
@@ -1216,62 +1219,57 @@ def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
     assert "given its verdict" in (court.problem(court.said(NEW, due)) or "")
 
 
-def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(court: Court) -> None:
-    court.round(2)
-    due = replace(court.challenge(A), is_dispute=True)
-    rotated(court, PEOPLE[0])
-    assert "may not judge" in (court.problem(court.said(NEW, due)) or "")
-    assert proposals_to_serve(NEW.public, court.state) and not proposals_to_serve(A, court.state)
-    court.judge(MISMATCH, 1)
-    assert court.suspended(NEW.public) and court.standing(NEW.public).rewards_lost == 2
+def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(ongoing: Court) -> None:
+    due = replace(ongoing.challenge(A), is_dispute=True)
+    rotated(ongoing, PEOPLE[0])
+    assert "may not judge" in (ongoing.problem(ongoing.said(NEW, due)) or "")
+    assert proposals_to_serve(NEW.public, ongoing.state) and not proposals_to_serve(A, ongoing.state)
+    ongoing.judge(MISMATCH, 1)
+    assert ongoing.suspended(NEW.public) and ongoing.standing(NEW.public).rewards_lost == 2
 
 
-def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(court: Court) -> None:
+def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(ongoing: Court) -> None:
     """Of four voters one is missing after a rotation, so that the open round is renewed in the same block."""
-    court.round(2)
-    court.convict(A)
-    court.round(trainers=(B, C, D))
-    opened = court.job(court.key).opened_height
-    rotated(court, PEOPLE[0])
-    job = court.job(court.key)
+    ongoing.convict(A)
+    ongoing.round(trainers=(B, C, D))
+    opened = ongoing.job(ongoing.key).opened_height
+    rotated(ongoing, PEOPLE[0])
+    job = ongoing.job(ongoing.key)
     assert job.opened_height > opened and NEW.public in job.voters
     assert job.trainers == job.awaited == (B, C, D)
 
 
 @pytest.mark.parametrize("in_the_closing_block", [False, True])
-def test_a_suspended_trainer_does_not_come_back_with_a_new_key(court: Court, in_the_closing_block: bool) -> None:
-    court.round(2)
-    court.convict(A)
+def test_a_suspended_trainer_does_not_come_back_with_a_new_key(ongoing: Court, in_the_closing_block: bool) -> None:
+    ongoing.convict(A)
     if in_the_closing_block:
-        closing = court.closing(court.key, dict.fromkeys((B, C, D), Verdict.ACCEPT))
-        court.decide(court.rotation(PEOPLE[0], NEW), closings=(closing,))
+        closing = ongoing.closing(ongoing.key, dict.fromkeys((B, C, D), Verdict.ACCEPT))
+        ongoing.decide(ongoing.rotation(PEOPLE[0], NEW), closings=(closing,))
     else:
-        court.decide(court.rotation(PEOPLE[0], NEW))
-        court.round(trainers=(B, C, D))
-    assert not {A, NEW.public} & set(court.job(court.key).trainers)
-    assert court.suspended(NEW.public) and court.standing(NEW.public).suspensions == 1
+        ongoing.decide(ongoing.rotation(PEOPLE[0], NEW))
+        ongoing.round(trainers=(B, C, D))
+    assert not {A, NEW.public} & set(ongoing.job(ongoing.key).trainers)
+    assert ongoing.suspended(NEW.public) and ongoing.standing(NEW.public).suspensions == 1
 
 
 # The state ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(court: Court) -> None:
-    court.round(2)
-    court.challenge(A)
-    court.convict(B)
-    again = court.read_back()
-    assert again.audits == court.state.audits and again.state_root == court.state.state_root
-    signed = court.said(*court.due(disputes=True)[0])
-    one, other = (court.rules.apply_transaction(state, signed).audits for state in (again, court.state))
+def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(ongoing: Court) -> None:
+    ongoing.challenge(A)
+    ongoing.convict(B)
+    again = ongoing.read_back()
+    assert again.audits == ongoing.state.audits and again.state_root == ongoing.state.state_root
+    signed = ongoing.said(*ongoing.due(disputes=True)[0])
+    one, other = (ongoing.rules.apply_transaction(state, signed).audits for state in (again, ongoing.state))
     assert one == other
 
 
-def test_an_empty_block_changes_nothing(court: Court) -> None:
-    court.round(2)
-    court.challenge(A)
-    root = court.state.state_root
-    court.decide()
-    assert court.state.state_root == root
+def test_an_empty_block_changes_nothing(ongoing: Court) -> None:
+    ongoing.challenge(A)
+    root = ongoing.state.state_root
+    ongoing.decide()
+    assert ongoing.state.state_root == root
 
 
 def test_the_same_history_gives_the_same_state() -> None:
@@ -1293,53 +1291,49 @@ def proposed(court: Court) -> BlockBody | None:
     return None if body is None else decode_body(body)
 
 
-def test_a_report_waits_for_the_block_that_closes_the_open_round(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    report = court.said(auditor, due)
-    court.ledger.mempool.add_transaction(report)
-    assert proposed(court) is None
-    court.vote(court.key, dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT))
-    body = proposed(court)
+def test_a_report_waits_for_the_block_that_closes_the_open_round(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    report = drawn.said(auditor, due)
+    drawn.ledger.mempool.add_transaction(report)
+    assert proposed(drawn) is None
+    drawn.vote(drawn.key, dict.fromkeys(drawn.job(drawn.key).trainers, Verdict.ACCEPT))
+    body = proposed(drawn)
     assert body is not None and body.round_certificates and body.transactions == (report,)
 
 
-def test_what_is_in_a_hurry_takes_a_report_along(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    report = court.said(auditor, due)
+def test_what_is_in_a_hurry_takes_a_report_along(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    report = drawn.said(auditor, due)
     person = next(person for person in PEOPLE[:4] if person is not auditor)
-    court.ledger.mempool.add_transaction(report)
-    court.ledger.mempool.add_transaction(court.tx(person, "member/register", RegisterRoles(())))
-    body = proposed(court)
+    drawn.ledger.mempool.add_transaction(report)
+    drawn.ledger.mempool.add_transaction(drawn.tx(person, "member/register", RegisterRoles(())))
+    body = proposed(drawn)
     assert body is not None and report in body.transactions and len(body.transactions) == 2
 
 
 def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_asks_for_work(
-    court: Court, monkeypatch: pytest.MonkeyPatch
+    drawn: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    court.round()
     decoded: list[object] = []
     decode = codec.decode
     monkeypatch.setattr(codec, "decode", lambda kind, *rest: decoded.append(kind) or decode(kind, *rest))
-    for auditor, due in court.due():
-        court.ledger.mempool.add_transaction(court.said(auditor, due))
-        assert not court.ledger.has_work()
-    assert decoded == [AuditFinding] * len(court.due()) and len(decoded) > 4
+    for auditor, due in drawn.due():
+        drawn.ledger.mempool.add_transaction(drawn.said(auditor, due))
+        assert not drawn.ledger.has_work()
+    assert decoded == [AuditFinding] * len(drawn.due()) and len(decoded) > 4
 
 
-def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:
-    court.round()
-    other = court.start(PEOPLE[1], SCRATCH)
-    court.challenge(A)
-    auditor, due = court.due(disputes=True)[0]
-    court.ledger.mempool.add_transaction(court.said(auditor, due))
-    assert proposed(court) is None, "its own job's round is open"
-    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
-    court.ledger.mempool.prune_transactions(court.rules, court.state)
-    court.ledger.mempool.add_transaction(court.said(auditor, due))
-    assert list(court.state.jobs.running()) == [other]
-    body = proposed(court)
+def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(drawn: Court) -> None:
+    other = drawn.start(PEOPLE[1], SCRATCH)
+    drawn.challenge(A)
+    auditor, due = drawn.due(disputes=True)[0]
+    drawn.ledger.mempool.add_transaction(drawn.said(auditor, due))
+    assert proposed(drawn) is None, "its own job's round is open"
+    drawn.decide(drawn.tx(PEOPLE[0], "job/stop", StopJob(drawn.key)))
+    drawn.ledger.mempool.prune_transactions(drawn.rules, drawn.state)
+    drawn.ledger.mempool.add_transaction(drawn.said(auditor, due))
+    assert list(drawn.state.jobs.running()) == [other]
+    body = proposed(drawn)
     assert body is not None and not body.round_certificates and len(body.transactions) == 1
 
 

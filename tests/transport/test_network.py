@@ -26,7 +26,7 @@ from tests.transport.helpers import (
 )
 from transport.blobs import blob_exchange
 from transport.connections import connection_manager
-from transport.network import DataReceived, PeerConnected, PeerDisconnected, Priority
+from transport.network import DataReceived, Network, PeerConnected, PeerDisconnected, Priority
 from transport.swarm import Swarm
 from transport.wire.framing import Channel
 
@@ -238,6 +238,14 @@ async def test_many_blobs_at_once(world: World) -> None:
     assert not alice.refusal_counts()
 
 
+async def between(world: World, alices: MemoryBlobs, carols: MemoryBlobs, bobs: MemoryBlobs) -> tuple[Network, Network]:
+    """Alice and Bob, who is linked with Carol too."""
+    alice, _ = await world.start(ALICE, alices), await world.start(CAROL, carols)
+    bob = await world.start(BOB, bobs)
+    await until(lambda: len(bob.connected_peers()) == 2)
+    return alice, bob
+
+
 async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,10 +253,7 @@ async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
     monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(1_000_000), MemoryBlobs()
     lie = bytes(500_000) + blob[500_000:]
-    await world.start(ALICE, LyingBlobs(digest(blob), lie))
-    await world.start(CAROL, MemoryBlobs(blob))
-    bob = await world.start(BOB, store)
-    await until(lambda: len(bob.connected_peers()) == 2)
+    _, bob = await between(world, LyingBlobs(digest(blob), lie), MemoryBlobs(blob), store)
     await bob.fetch_blob(digest(blob), len(blob), sources=[ALICE.public])
     assert store.blobs[digest(blob)] == blob
     assert bob.refusal_counts()["bad-blob"] == 1
@@ -288,10 +293,7 @@ async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, mo
     monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(3_000_000), MemoryBlobs()
     liar = Stalling(digest(blob), bytes(len(blob)), 1_000_000)
-    await world.start(ALICE, liar)
-    await world.start(CAROL, MemoryBlobs(blob))
-    bob = await world.start(BOB, store)
-    await until(lambda: len(bob.connected_peers()) == 2)
+    _, bob = await between(world, liar, MemoryBlobs(blob), store)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up, bob, {ALICE.public: liar})
         await bob.fetch_blob(digest(blob), len(blob), sources=[ALICE.public])
@@ -324,10 +326,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
             return super().read_piece(digest, offset, length)
 
     liar, honest = Starting("liar", bytes(len(blob)), 1), Starting("honest", blob, 2)
-    await world.start(ALICE, liar)
-    await world.start(CAROL, honest)
-    bob = await world.start(BOB, store)
-    await until(lambda: len(bob.connected_peers()) == 2)
+    _, bob = await between(world, liar, honest, store)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up, bob, {ALICE.public: liar, CAROL.public: honest})
         await bob.fetch_blob(digest(blob), len(blob), sources=[ALICE.public])
@@ -342,10 +341,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
 async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
     blob, store = blob_of(16_000_000), MemoryBlobs()
-    alice = await world.start(ALICE, MemoryBlobs(blob))
-    await world.start(CAROL, MemoryBlobs(blob))
-    bob = await world.start(BOB, store)
-    await until(lambda: len(bob.connected_peers()) == 2)
+    alice, bob = await between(world, MemoryBlobs(blob), MemoryBlobs(blob), store)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bob.fetch_blob, digest(blob), len(blob), [ALICE.public])
         await until(lambda: bob.traffic().blobs_received > 5_000_000)
