@@ -66,8 +66,7 @@ def test_a_leader_with_work_proposes_and_prepares() -> None:
 
 
 def test_a_leader_without_work_is_quiet_and_sets_no_timer() -> None:
-    bench = leader()
-    turn = bench.step(WorkChangedInput())
+    turn = leader().step(WorkChangedInput())
     assert not turn.sends and turn.deadline is None
 
 
@@ -96,8 +95,7 @@ def test_votes_that_come_before_the_proposal_count(block: bytes, bench: Bench) -
 
 
 def test_a_single_voter_decides_alone() -> None:
-    bench = Bench(n=1)
-    turn = bench.add_work(1)
+    turn = Bench(n=1).add_work(1)
     assert len(turn.decided_blocks) == 1 and turn.deadline is None
 
 
@@ -183,8 +181,7 @@ def test_a_voter_that_has_not_applied_the_parent_prepares_nothing_but_commits_on
 
 
 def test_a_decided_block_that_names_another_state_stops_all_signing(bench: Bench) -> None:
-    block = dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32))
-    decided = decide(bench, encode_block(block))
+    decided = decide(bench, encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32))))
     assert bench.replica.divergence is not None
     bench.counter.add(5)
     bench.apply(decided)
@@ -259,8 +256,7 @@ def test_the_same_slot_is_never_signed_with_other_bytes(bench: Bench) -> None:
 
 
 def test_after_a_restart_the_same_votes_are_sent_and_no_others(bench: Bench) -> None:
-    block = proposed(bench)
-    bench.give_prepares(block)
+    bench.give_prepares(proposed(bench))
     before = bench.sent_votes(Commit)
     bench.restart()
     bench.connect(others(bench)[0])
@@ -279,8 +275,7 @@ def test_a_restarted_leader_proposes_the_block_it_signed() -> None:
 
 
 def test_a_restarted_voter_names_its_certificate_when_it_times_out(bench: Bench) -> None:
-    block = proposed(bench)
-    bench.give_prepares(block)
+    bench.give_prepares(proposed(bench))
     bench.restart()
     bench.step(TickInput())
     bench.step(TickInput(), wait=2.0)
@@ -703,8 +698,7 @@ def test_messages_of_the_next_height_wait_until_it_is_reached() -> None:
     first = proposed(bench)
     decide(maker, first)
     maker.apply(maker.turn.decided_blocks[0])
-    second = maker.block(maker.leader(), TWO)
-    bench.give(maker.leader(), maker.propose(second))
+    bench.give(maker.leader(), maker.propose(maker.block(maker.leader(), TWO)))
     bench.apply(decide(bench, first))
     assert len(bench.sent_votes(Prepare)) == 1
 

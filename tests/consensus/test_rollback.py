@@ -224,8 +224,7 @@ def test_who_is_silent_stays_so_over_another_restart(bench: Untold) -> None:
 def test_one_honest_answer_is_enough_also_when_it_comes_after_the_others(bench: Untold) -> None:
     for other in others(bench)[:2]:
         tell(bench, other)
-    forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
-    tell(bench, others(bench)[2], 1, (forgotten,))
+    tell(bench, others(bench)[2], 1, (bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote,))
     assert is_silent(bench)
 
 
@@ -242,8 +241,7 @@ def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody()
     decide(later, ONE)
     later.replica = later._replica(later.journal.read_restart_state())
     tell_all(later, 2)
-    old = later.sign(later.place, Prepare(later.voters.hash, 1, 5, bytes(32)))
-    tell(later, others(later)[0], 2, (old,))
+    tell(later, others(later)[0], 2, (later.sign(later.place, Prepare(later.voters.hash, 1, 5, bytes(32))),))
     assert later.replica.may_sign_round_messages, "height 1 was decided before its start"
 
 

@@ -223,8 +223,7 @@ class OneReplica(RuleBasedStateMachine):
     @rule(choice=CHOICES, sender=CHOICES)
     def something_said_before_arrives(self, choice: int, sender: int) -> None:
         """Late, again, or from somebody who passes it on; of any height and view."""
-        message = self.company.mail[-1 - choice % min(60, len(self.company.mail))][1]
-        self.give(self.peer(sender), message)
+        self.give(self.peer(sender), self.company.mail[-1 - choice % min(60, len(self.company.mail))][1])
 
     @precondition(lambda self: self.company.mail)
     @rule(choices=st.lists(CHOICES, min_size=2, max_size=20))
@@ -457,5 +456,4 @@ def test_a_block_that_nobody_can_read_is_fetched_and_never_passed_on() -> None:
     assert machine.replica.block_refusal is not None
     for _ in range(5):
         machine.time_passes(10.0)
-    others = [peer for peer in machine.company.keys if peer != leader]
-    machine.step(*map(ConnectedInput, others))
+    machine.step(*map(ConnectedInput, [peer for peer in machine.company.keys if peer != leader]))

@@ -99,7 +99,7 @@ class Anybody(VoterSet):
 def test_planted_bugs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted, pytest.raises((AssertionError, Refused)):  # a minority raises it
         planted.setattr(ledger.network_governance, "VoterSet", Anybody)
-        test_a_quorum_raises_it_and_a_minority_does_not()
+        test_a_quorum_raises_it_and_a_minority_does_not(Limited())
     with monkeypatch.context() as planted, pytest.raises(AssertionError):  # a job above it starts
         planted.setattr(NetworkState, "require_parameters_allowed", lambda state, parameters: None)
-        test_a_new_network_allows_the_first_limit_and_no_more()
+        test_a_new_network_allows_the_first_limit_and_no_more(Limited())

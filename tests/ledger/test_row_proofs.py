@@ -307,10 +307,8 @@ def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
 def test_another_genesis_is_another_chain(chain: Chain) -> None:
     """A stranger compares the chain id with one that he knows: whatever fits this genesis fits no other."""
     proof = opened(made(chain, HERE))
-    other = replace(chain.genesis, salt=b"x" * 16)
-    refused("bad-signature", encode_row_proof_file(replace(proof, genesis=codec.encode(other))))
+    refused("bad-signature", encode_row_proof_file(replace(proof, genesis=codec.encode(replace(chain.genesis, salt=b"x" * 16)))))
 
 
 def test_a_file_of_another_format_is_named(chain: Chain) -> None:
-    data = made(chain, HERE).replace(b"row-proof-1", b"row-proof-2", 1)
-    refused("unknown-message: 'row-proof-2'", data)
+    refused("unknown-message: 'row-proof-2'", made(chain, HERE).replace(b"row-proof-1", b"row-proof-2", 1))

@@ -317,8 +317,7 @@ def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain
         wrong_part(SnapshotContent.MODULE),
         wrong_part(SnapshotContent.MODEL),
     )
-    fetch = assert_restored(Fetch(chain, servers).run(), chain)
-    assert D not in fetch.blamed
+    assert D not in assert_restored(Fetch(chain, servers).run(), chain).blamed
 
 
 # Who is slow, or gone ------------------------------------------------------------------------------------------------
@@ -843,5 +842,4 @@ def test_with_one_honest_peer_the_true_state_arrives_whatever_the_others_do(
     }
     honest = b"h" * 32
     servers[honest] = Server(_LIVED.shelf(), honestly, delay)
-    fetch = assert_restored(Fetch(_LIVED, servers).run(seconds=600.0), _LIVED)
-    assert honest not in fetch.blamed
+    assert honest not in assert_restored(Fetch(_LIVED, servers).run(seconds=600.0), _LIVED).blamed

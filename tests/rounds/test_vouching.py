@@ -310,8 +310,7 @@ def test_silent_re_executors_are_called_last_and_suspended_ones_not_at_all_while
     first, second, *rest = reexecutor_order(of, KEYS[0])
     assert reexecutor_order(replace(of, called_last=frozenset({first})), KEYS[0]) == (second, *rest, first)
     assert reexecutor_order(replace(of, suspended=frozenset({first, second})), KEYS[0]) == tuple(rest)
-    many = frozenset({first, second, rest[0]})
-    assert reexecutor_order(replace(of, suspended=many), KEYS[0])[-3:] == (first, second, rest[0])
+    assert reexecutor_order(replace(of, suspended=frozenset({first, second, rest[0]})), KEYS[0])[-3:] == (first, second, rest[0])
 
 
 LIES: Mapping[str, Callable[[bool], Verdict | None]] = {
@@ -359,8 +358,7 @@ def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
         for lies in liars_of(of, trainer, is_honest=True):
             made, answered = asked(of, trainer, True, lies)
             assert made.has_enough_vouches(KEYS[trainer], digest(trainer)), (auditors, trainer, lies)
-            replays = len(answered - lies.keys())
-            assert replays <= max(1, 2 * f + (trainer == 12)), "at most f more than without liars"
+            assert len(answered - lies.keys()) <= max(1, 2 * f + (trainer == 12)), "at most f more than without liars"
         for lies in liars_of(of, trainer, is_honest=False):
             made, _ = asked(of, trainer, False, lies)
             needed = vouches_needed(of, KEYS[trainer])
@@ -673,8 +671,7 @@ def test_a_closing_carries_the_vouches_and_needs_no_ballot_of_those_that_vouch()
 def test_a_closing_carries_the_vouches_of_an_update_that_gives_way_to_a_later_key() -> None:
     """Otherwise that proposal would not be settled, and the round would never be closed."""
     of = replace(terms(4, 4), successors=frozenset({(KEYS[0], KEYS[1])}))
-    mine = voted(of, {voter: {0: ACCEPT, 1: ACCEPT} for voter in range(4)}, {2: {0: ACCEPT}, 3: {1: ACCEPT}})
-    closing = mine.certificate()
+    closing = voted(of, {voter: {0: ACCEPT, 1: ACCEPT} for voter in range(4)}, {2: {0: ACCEPT}, 3: {1: ACCEPT}}).certificate()
     assert closing is not None and problem(of, closing) is None
     assert [signed.signer for signed in closing.proposals] == [KEYS[1]] and len(closing.vouches) == 2
 
@@ -699,8 +696,7 @@ def test_a_closing_without_the_vouches_is_invalid() -> None:
     assert problem(of, replace(closing, vouches=(), cut_offs=cut, proposals=())) is None
     assert "each once" in (problem(of, replace(closing, vouches=closing.vouches * 2)) or "")
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
-        stranger = sign_message(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))
-        problem(of, replace(closing, vouches=ascending([*closing.vouches, stranger])))
+        problem(of, replace(closing, vouches=ascending([*closing.vouches, sign_message(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))])))
 
 
 def test_a_voter_prepares_no_block_that_leaves_out_what_it_knows_to_be_accepted() -> None:

@@ -549,8 +549,7 @@ class Simulation:
             author.openings = partial(self.rules.audits_module.loss_openings_due, signer.public)
             author.volunteering = partial(self.rules.audits_module.proposals_to_volunteer_for, signer.public)
             if plan.minute_ms:
-                annotators = people(plan.seed, signer)
-                author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, annotators)
+                author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, people(plan.seed, signer))
             self.peers.append(Peer(self, number, signer, author, self.rules, is_late=signer.public not in founders))
         self.numbers: dict[bytes, list[int]] = {}
         for peer in self.peers:

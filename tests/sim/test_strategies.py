@@ -88,8 +88,7 @@ def run(
     seed: int = SAMPLED_SEED,
 ) -> tuple[Simulation, list[MemberAuditRecord], list[MemberAuditRecord]]:
     """Standings of the liars and of the others; the invariants have looked after every block."""
-    plan = calm(seed, n, ("but for audits",) * liars, blocks=blocks)
-    simulation = Simulation(plan, {"but for audits": Strategy})
+    simulation = Simulation(calm(seed, n, ("but for audits",) * liars, blocks=blocks), {"but for audits": Strategy})
     keys = tuple(peer.key for peer in simulation.peers if not peer.is_honest)
     for peer in simulation.peers:
         peer.author.auditor = honest() if peer.is_honest else lies(keys)

@@ -405,8 +405,7 @@ def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.Monke
     table = table_of(rows)
     cut = fetch_ranges(table.root)
     assert table.root.size / 1_000 <= len(cut) < 2 * table.root.size / 1_000
-    got = {key: codec.decode(Note, value) for of in cut for key, value in fetched(table, of)}
-    assert got == rows
+    assert {key: codec.decode(Note, value) for of in cut for key, value in fetched(table, of)} == rows
 
 
 def test_a_part_with_other_rows_is_refused() -> None:
@@ -588,8 +587,7 @@ def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(l
 
 
 def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
-    table = table_of(many(30))
-    incoming = TableAssembly(Table.from_wire(table.root, Note))
+    incoming = TableAssembly(Table.from_wire(table_of(many(30)).root, Note))
     flood = codec.encode(RangeProof((), None, tuple((b"%d" % number, b"x") for number in range(31))))
     with pytest.raises(RemoteProtocolError, match="31 rows in a range of a table that has 30"):
         incoming.add_range("", flood)

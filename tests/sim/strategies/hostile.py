@@ -116,8 +116,7 @@ class CrossChain(Strategy):
             case Vote():
                 return (Vote(self._elsewhere(codec.decode_message(message.vote.body, (Prepare, Commit)))),)
             case TimeoutEnvelope():
-                timeout = codec.decode_message(message.timeout.body, (Timeout,))
-                return (TimeoutEnvelope(self._elsewhere(timeout), message.high),)
+                return (TimeoutEnvelope(self._elsewhere(codec.decode_message(message.timeout.body, (Timeout,))), message.high),)
             case ProposeEnvelope():
                 propose = codec.decode_message(message.propose.body, (Propose,))
                 return (ProposeEnvelope(self._elsewhere(propose), message.header, message.compact_body, message.justification),)

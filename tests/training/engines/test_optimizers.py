@@ -109,8 +109,7 @@ def trajectory(optimizer: AdamW, parameters: torch.Tensor, gradients: torch.Tens
 @pytest.mark.parametrize("clip", [0.3, 1e9])
 def test_it_walks_as_the_reference_optimizer(weight_decay: float, clip: float) -> None:
     ours, gradients = torch.linspace(1, 3, 50), torch.zeros(50)
-    optimizer = AdamW(ours, gradients, torch.ones(50), AdamWSettings(0.9, 0.99, weight_decay, clip))
-    trajectory(optimizer, ours, gradients, 30, 1e-2)
+    trajectory(AdamW(ours, gradients, torch.ones(50), AdamWSettings(0.9, 0.99, weight_decay, clip)), ours, gradients, 30, 1e-2)
 
     theirs = torch.linspace(1, 3, 50).requires_grad_()
     reference = torch.optim.AdamW([theirs], lr=1e-2, betas=(0.9, 0.99), weight_decay=weight_decay, eps=1e-8)
