@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import reviews, rlhf_text
-from rlhf.data import word_count_baseline
+from rlhf.data import preference_set_statistics
 from training.data.tokenizer import ByteTokenizer
 
 COUNT = 40
@@ -49,8 +49,8 @@ def test_a_judge_prefers_what_reads_kinder(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
     lines = [json.dumps({"prompt": "", "policy": ours, "reference": theirs}) for ours, theirs in samples]
     file.write_text("\n".join(lines))
-    judge = np.zeros(word_count_baseline.FEATURES)
-    judge[list(word_count_baseline.hash_features("good"))] = 1.0
+    judge = np.zeros(preference_set_statistics.FEATURES)
+    judge[list(preference_set_statistics.hash_features("good"))] = 1.0
     found = rlhf_text.judged(judge, file)
     assert found == {"preferred": 0.5, "distinct_2": 1.0, "reference_distinct_2": 1.0}
     assert rlhf_text.distinct(["a b a b"]) == 2 / 3 and rlhf_text.distinct(["a"]) == 0.0

@@ -13,10 +13,7 @@ from tests.packages import PACKAGES, ROOT
 MODULES_OF_FOLDER_MAX = 20
 # Files are named by nouns. These words end as participles do, and are nouns of the field.
 NOUNS = {
-    "feed": "of live figures",
     "framing": "of messages on a stream",
-    "mapping": "of names onto others",
-    "pinning": "of blobs that no garbage collection takes",
     "sampling": "of tokens, prompts or tasks",
 }
 # Verbs that say nothing alone. `hold` is of a lock.

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from curation.estimation.annotator_agreement import (
     MeasurementLevel,
     agreement_units,
+    alpha_from_coincidences,
     cohen_kappa,
-    krippendorff_alpha,
+    count_coincidences,
     measurement_level,
     pairwise_kappas,
 )
@@ -25,6 +26,12 @@ OBSERVERS = (
     (0, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, 0),
     (1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, 0),
 )
+
+
+def krippendorff_alpha(units: list[list[int]], metric: MeasurementLevel = MeasurementLevel.NOMINAL) -> Fraction | None:
+    return alpha_from_coincidences(count_coincidences(units), metric)
+
+
 UNITS = [[value for value in unit if value] for unit in zip(*OBSERVERS, strict=True)]
 
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from curation.tasks.answer_parser import OptionText, parse_answer
-from curation.tasks.answers import QuestionKind
+from curation.tasks.answers import AnswerSchema, OptionText, QuestionKind
 from protocol.errors import UserError
 
 
 def read(
     said: Any, *options: str, kind: QuestionKind = QuestionKind.LABEL, many: bool = False, items: int = 0
 ) -> tuple[int, ...] | None:
-    return parse_answer("a.jsonl:1", "gold", said, kind, options, many, items)
+    return AnswerSchema(kind, options, many).parse_answer("a.jsonl:1", "gold", said, items)
 
 
 def problem(said: Any, *options: str, **more: Any) -> str:

@@ -13,8 +13,7 @@ from curation import commands
 from curation.import_export.export_formats import FORMATS
 from curation.import_export.task_import import read_tasks
 from curation.ledger.curation_state import ProjectSpec
-from curation.tasks.answer_parser import parse_answer
-from curation.tasks.answers import QuestionKind
+from curation.tasks.answers import AnswerSchema, QuestionKind
 from protocol.errors import UserError
 
 TIME_MS, TIME = 1_795_871_185_007, "2026-11-28T13:06:25.007Z"
@@ -155,7 +154,7 @@ def test_a_column_of_labels_may_be_the_gold() -> None:
 
 def test_answers_of_pairs_have_names() -> None:
     def said(answer: str) -> Any:
-        return parse_answer("tasks", "label", answer, QuestionKind.PAIR, (), False, 2)
+        return AnswerSchema(QuestionKind.PAIR, (), False).parse_answer("tasks", "label", answer, 2)
 
     assert [said(name) for name in ("the first", "second", "tie", "both bad", "bad", "1")] == [(0,), (1,), (2,), (3,), (3,), (1,)]
     with pytest.raises(UserError, match="'left' is none of the options: the first, the second, a tie, both bad"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.estimation.dawid_skene import DawidSkene, run_dawid_skene
+from curation.estimation.dawid_skene import DawidSkene
 from curation.estimation.fixed_point import ONE
 from curation.estimation.reputation import (
     WEIGHT_ONE,
@@ -18,10 +18,10 @@ from curation.estimation.reputation import (
     annotator_weight,
     certainty_of,
     divide_points,
-    final_confusions,
     lower_bound,
 )
 from tests.curation.test_labels import crowd
+from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 
 Z2 = Z2_ABOVE / Z2_BELOW
 

@@ -17,7 +17,7 @@ from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
 from tests.waiting import patience
-from training.api.training_failures import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
+from training.api.job_notes import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from training.job_spec import InnerOptimizerKind
 
 WELL = AlertInputs(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from features.peer_names import PeerNames
-from peer.commands.event_notifications import LINES_A_MINUTE_MAX, NotificationFilter, print_notifications
+from peer.commands.console import LINES_A_MINUTE_MAX, NotificationFilter, print_notifications
 from protocol.api import EventView
 from tests.peer.fake_api import ME, OTHER, FakeApi
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from curation.demo.simulated_annotators import (
+from curation.simulated_annotators import (
     CARELESS_ACCURACY,
     HttpReply,
     ServingPeerClient,
@@ -45,8 +45,8 @@ def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(annotation_demo, "TASKS", 4)
-    monkeypatch.setattr("curation.demo.simulated_annotators.ACCURACY_MIN", 1.0)
-    monkeypatch.setattr("curation.demo.simulated_annotators.ACCURACY_MAX", 1.0)
+    monkeypatch.setattr("curation.simulated_annotators.ACCURACY_MIN", 1.0)
+    monkeypatch.setattr("curation.simulated_annotators.ACCURACY_MAX", 1.0)
     file = tmp_path / "r.json"
     arguments = ["demo", "--annotate", "--crowd", "3", "--web-port", "0", "--report", str(tmp_path / "run"), "--json", str(file)]
     status = cli.main(arguments)

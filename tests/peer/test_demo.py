@@ -20,8 +20,8 @@ import pytest
 import trio
 
 from demo import shutdown_signals
+from demo.demo_report import prepare_output_paths
 from demo.network_demo import BASELINE_RATES, assign_roles, baseline_rates, last_line
-from demo.report_files import prepare_output_paths
 from peer.cli import build_parser, main
 from protocol.errors import UserError
 from tests.peer.processes import children, command, demo, environment, import_torch_for_ever, wait_for_ends

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from demo import report_files
+from demo import demo_report
 from demo.demo_peers import Demo
 from demo.live_display import DemoDisplay
 from demo.network_demo import assign_roles
@@ -86,5 +86,5 @@ def test_full_disk_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).symlink_to("/dev/full")
     demo: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(json=str(tmp_path / "json")))
     with pytest.raises(StorageError, match=f"{name}: the disk is full; free some space"):
-        report_files.write_report(demo, "{}")
-        report_files.write_text(tmp_path / "sample.txt", "text")
+        demo_report.write_report(demo, "{}")
+        demo_report.write_text(tmp_path / "sample.txt", "text")

@@ -17,7 +17,7 @@ from ledger.ledger_state import OPENED_BYTES_MAX
 from ledger.tables import Table
 from ledger.tables.table import DECODED_RECORDS_BYTES_MAX
 from peer.runtime.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
-from peer.runtime.sync.state_sync import INBOX_BYTES_MAX
+from peer.runtime.state_sync import INBOX_BYTES_MAX
 from protocol import codec
 from protocol.codec import Length
 from protocol.identity import Signed, sign_message

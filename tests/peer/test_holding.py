@@ -13,7 +13,7 @@ import trio
 
 from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob, StopJob, job_id
-from peer.runtime.storage.start_model_availability import StartModelAttester
+from peer.runtime.blob_retention import StartModelAttester
 from tests.peer.network import Network, Seat, network
 from tests.waiting import patience
 from training.job_spec import JobSpec

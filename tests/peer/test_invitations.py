@@ -12,9 +12,16 @@ from ledger.core.genesis import Founder, Genesis
 from ledger.members import Invitation
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
-from peer.settings import invitation_book
-from peer.settings.invitation import DAY_MS, invitation_text, make_admission, make_invitation, parse_invitation
-from peer.settings.invitation_book import InvitationBook, IssuedInvitation
+from peer.settings import invitation
+from peer.settings.invitation import (
+    DAY_MS,
+    InvitationBook,
+    IssuedInvitation,
+    invitation_text,
+    make_admission,
+    make_invitation,
+    parse_invitation,
+)
 from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, peer_id, sign_message
@@ -97,7 +104,7 @@ def test_what_became_of_an_invitation_follows_from_the_state() -> None:
 
 
 async def test_the_book_is_there_after_a_restart_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitation_book, "INVITATIONS_KEPT", 2)
+    monkeypatch.setattr(invitation, "INVITATIONS_KEPT", 2)
     book = InvitationBook(tmp_path / "invitations")
     made = [
         IssuedInvitation(sign_message(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",))

@@ -10,8 +10,8 @@ import pytest
 
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
 from peer.runtime.telemetry.node_observer import NodeObserver
-from peer.runtime.telemetry.straggler import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
 from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
 from tests.peer.network import network, one_root, poll

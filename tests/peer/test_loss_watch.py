@@ -10,15 +10,14 @@ from collections.abc import Iterable
 import pytest
 
 from ledger.jobs import RUNNING_MAX
-from peer.runtime.rounds.loss_spikes import (
+from peer.runtime.audit_scheduler import (
     CHANCE_MAX,
     KNOWN_MIN,
     LOOKBACK_ROUNDS,
-    ROUNDS_KEPT,
-    LossHistory,
     first_spike,
     most_suspect_round,
 )
+from peer.runtime.round_executor import LOSS_ROUNDS_KEPT, LossHistory
 
 JOB = bytes(32)
 
@@ -95,7 +94,7 @@ def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None
 
 def test_the_last_losses_of_the_last_jobs_are_kept() -> None:
     watch = watched([1.0] * 100)
-    assert [*watch.losses(JOB, ())] == [*range(100 - ROUNDS_KEPT, 100)]
+    assert [*watch.losses(JOB, ())] == [*range(100 - LOSS_ROUNDS_KEPT, 100)]
     for job in range(1, RUNNING_MAX + 1):
         watch.record_loss(bytes([job]) * 32, 0, 1.0)
     assert not watch.losses(JOB, ()) and watch.losses(bytes([RUNNING_MAX]) * 32, ())

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.runtime.audits.lottery_lock import LotteryLock
+from peer.runtime.auditor import LotteryLock
 
 
 async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset()) -> list[int]:

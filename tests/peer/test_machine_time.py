@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ledger.jobs import Job, JobPhase
-from peer.api.machine_time import describe_machine_time, replays_per_round
+from peer.api.handlers.job_handler import describe_machine_time, replays_per_round
 from tests.peer.chain import LANGUAGE
 from tests.rounds.building import JOB, KEYS, ROOT
 from training.job_spec import AuditMode, JobSpec

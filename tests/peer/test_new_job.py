@@ -16,7 +16,7 @@ from ledger.jobs import JobsModule
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf.api import supervised_jobs, tuning_plan_builder
-from rlhf.data.jsonl import InvalidLines
+from rlhf.data.dataset_files import InvalidLines
 from rlhf.objectives.ppo import PpoSettings
 from training.api import job_builder
 from training.api.job_builder import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ledger.jobs import RequestRollback, StopJob
 from ledger.ledger_state import LedgerState
 from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
-from peer.runtime.telemetry.block_events import block_events, member_names
+from peer.runtime.telemetry.node_observer import block_events, member_names
 from protocol.identity import short_id
 from protocol.verdicts import Verdict
 from tests.ledger.world import PEOPLE, UNAUDITED, World

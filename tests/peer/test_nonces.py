@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from ledger.audits.sortition import commit_nonce
-from peer.node.audit_nonces import NONCE_DOMAIN, AuditNonces
+from peer.node.audit_secrets import NONCE_DOMAIN, AuditSecrets
 from peer.node.open_rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, OpenRounds
 from protocol import codec, messages
 from protocol.identity import Identity, derive_secret, sign_message
@@ -91,7 +91,7 @@ def test_a_restart_says_the_same_bytes_again() -> None:
 def test_where_audits_are_not_sampled_ballots_carry_no_nonces(spec: bytes) -> None:
     world = World(4, 4)
     key = world.start(spec=spec)
-    rounds = AuditNonces(PEOPLE[0], world.chain)
+    rounds = AuditSecrets(PEOPLE[0], world.chain)
     rounds.update_state(world.state)
     ballot = Ballot(key, 0, world.job(key).model_root, ())
     assert rounds.with_nonce(ballot) is ballot

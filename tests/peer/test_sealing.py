@@ -9,9 +9,9 @@ import pytest
 
 from ledger.audits.audit_state import LOSS_OPENING_KIND
 from ledger.audits.loss_commitments import commit_loss, is_valid_opening, is_wrong_loss, unseal_loss
-from peer.node.loss_sealer import LossSealer
+from peer.node.audit_secrets import AuditSecrets
 from peer.node.open_rounds import OpenRounds
-from peer.roles import loss_opening_files
+from peer.roles import voter
 from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
 from tests.ledger.court import Court
@@ -19,8 +19,8 @@ from tests.ledger.world import AUDITS, BY_KEY, LOSS, NEW, PEOPLE, UNAUDITED
 from tests.sim.keys import FastSigner
 
 
-def sealing_of(court: Court, person: FastSigner) -> LossSealer:
-    sealing = LossSealer(person, court.chain)
+def sealing_of(court: Court, person: FastSigner) -> AuditSecrets:
+    sealing = AuditSecrets(person, court.chain)
     sealing.update_state(court.state)
     return sealing
 
@@ -68,15 +68,13 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
 
 def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former_one(tmp_path: Path) -> None:
     court, trainer = Committing(), PEOPLE[0]
-    loss_opening_files.save_opening(
-        tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS)
-    )
+    voter.save_opening(tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS))
     court.round()
     court.report()
     court.decide(court.rotation(trainer, NEW))
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
-    kept = loss_opening_files.read_opening(tmp_path, due.job, due.round, due.trainer)
+    kept = voter.read_opening(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
     assert sealing_of(court, NEW).make_opening(court.key, due.round, LOSS) != kept, "it could not make that again"
 
@@ -86,17 +84,15 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
     tmp_path: Path, last: FastSigner
 ) -> None:
     court, trainer = Committing(auditors=3), PEOPLE[1]
-    loss_opening_files.save_opening(
-        tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS)
-    )
+    voter.save_opening(tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS))
     court.decide(court.rotation(trainer, NEW))
-    loss_opening_files.save_opening(tmp_path, sealing_of(court, NEW).make_opening(court.key, court.job(court.key).round, LOSS))
+    voter.save_opening(tmp_path, sealing_of(court, NEW).make_opening(court.key, court.job(court.key).round, LOSS))
     court.round(trainers=sorted((PEOPLE[0].public, last.public)))
     court.report()
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
     assert due.trainer == last.public
-    kept = loss_opening_files.read_opening(tmp_path, due.job, due.round, due.trainer)
+    kept = voter.read_opening(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import PeerDisk
 from ledger.audits.audit_state import AuditResult
 from peer.api.handlers.audit_handler import list_suspensions
 from peer.api.handlers.local_peer_handler import unaudited_jobs

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from peer.runtime.rounds import audit_backpressure as showing_module
-from peer.runtime.rounds.audit_backpressure import (
+from peer.runtime import audit_backpressure as showing_module
+from peer.runtime.audit_backpressure import (
     GRACE_SECONDS,
     QUEUED_BYTES,
     RATE_SECONDS,

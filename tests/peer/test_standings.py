@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ledger.members import ResignAsVoter, RevokeInvitation, token_preimage
-from peer.runtime.membership.peer_classifier import PeerClassifier
+from peer.runtime.membership.membership import PeerClassifier
 from protocol.errors import RemoteProtocolError
 from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
 from tests.sim.keys import FastSigner, FastVerifier
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 ME, OTHER, NEW, THIRD = PEOPLE[0], PEOPLE[1], PEOPLE[8], PEOPLE[9]
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from ledger.audits.audit_state import AuditDuty
 from ledger.members import MembersState
-from peer.runtime.audits.audit_scheduler import FETCHING_AUDITS_MAX, AuditKey, AuditScheduler, audit_key
+from peer.runtime.audit_scheduler import FETCHING_AUDITS_MAX, AuditKey, AuditScheduler, audit_key
 
 JOB, OTHER_JOB, TRAINER, OTHER = b"j" * 32, b"k" * 32, b"t" * 32, b"o" * 32
 MEMBERS = MembersState({}, (TRAINER,), (TRAINER,), (TRAINER,))

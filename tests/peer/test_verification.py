@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from curation.annotator_statements import EnrolStatement
 from curation.ledger.curation_state import CurationState
-from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, StatementBatch
 from curation.limits import BATCH_MAX
 from ledger.members import RegisterRoles
 from peer.features import founding_modules
-from peer.runtime import signature_preverifier
-from peer.runtime.signature_preverifier import SignaturePreverifier
+from peer.runtime import work_queues
+from peer.runtime.work_queues import SignaturePreverifier
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import GossipEnvelope, Transaction
@@ -102,7 +101,7 @@ async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_th
 
 async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message beyond that is dropped: its author says it again every second, and each new link tells it."""
-    monkeypatch.setattr(signature_preverifier, "BYTES_PER_PEER_MAX", 100_000)
+    monkeypatch.setattr(work_queues, "BYTES_PER_PEER_MAX", 100_000)
     async with network(tmp_path, founders=2, modules=founding_modules()) as made:
         with trio.fail_after(SECONDS_MAX):
             sender, receiver = await _serving(made)

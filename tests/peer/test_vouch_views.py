@@ -10,11 +10,10 @@ import trio
 from demo.demo_report import replays_per_round
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState, TrainerRecord, VouchRecord
-from peer.api.handlers.local_peer_handler import describe_own_limits
-from peer.api.member_limits import limited_reexecutors, suspended_trainers
+from peer.api.handlers.local_peer_handler import describe_own_limits, limited_reexecutors, suspended_trainers
 from peer.commands import view_tables
 from peer.roles.voter import Voter
-from peer.runtime.audits.audit_messages import suspension_reason
+from peer.runtime.auditor import suspension_reason
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
@@ -69,9 +68,9 @@ async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> N
         seats = [await made.start(seat, Slow()) for seat in made.seats]
         job, trainer = await seats[0].scratch(), seats[0].public
         for seat in seats:
-            await poll(lambda seat=seat: bool(seat.driver.rounds.books[job].vouching.signed))
+            await poll(lambda seat=seat: bool(seat.driver.node.rounds.books[job].vouching.signed))
             (votes,) = await service_of(seat).votes(0)
-            voter = reexecutor_order(seat.driver.rounds.books[job].terms, trainer)[0]
+            voter = reexecutor_order(seat.driver.node.rounds.books[job].terms, trainer)[0]
             assert (votes.height, votes.vouches) == (None, {peer_id(voter): {peer_id(trainer): "accept"}})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from consensus.effects import StoredBlock
 from consensus.evidence import Evidence
 from ledger.members import Member
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, why_halted, why_waiting
+from peer.runtime.telemetry.health import why_halted, why_waiting
+from peer.runtime.telemetry.node_observer import NodeObserver
 from protocol.identity import short_id, sign_message
 from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Vouch
 from protocol.verdicts import Verdict
@@ -29,6 +31,11 @@ def log() -> EventLog:
 
 async def lines(log: EventLog) -> list[str]:
     return [event.text for event in await log.wait_for_events(0, 0.0)]
+
+
+def replica_of(**conditions: str | None) -> Any:
+    fine = dict.fromkeys(("block_refusal", "state_root_split", "fork_proof", "duplicate_identity_reason"))
+    return SimpleNamespace(height=5, **fine | conditions)
 
 
 async def test_silence_is_told_once_with_its_end_and_its_likely_cause(log: EventLog) -> None:
@@ -105,7 +112,7 @@ async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
 async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog) -> None:
     witness = NodeObserver(log, lambda: 0.0)
     for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
-        witness.report_state_root_split(text)
+        witness.report_conditions(replica_of(state_root_split=text), "")
     assert [line.split(";")[0] for line in await lines(log)] == ["2 of 4 differ", "3 of 4 differ"]
     assert all("When peers do not hold the same state" in line for line in await lines(log)), "and what to do"
 
@@ -113,7 +120,7 @@ async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(lo
 async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> None:
     witness = NodeObserver(log, lambda: 0.0)
     for rivalry in (None, "block 12 is certified", "block 12 is certified"):
-        witness.report_fork(fork_text(SimpleNamespace(fork_proof=rivalry)))
+        witness.report_conditions(replica_of(fork_proof=rivalry), "")
     (line,) = await lines(log)
     assert line.startswith("DISPUTED: block 12 is certified; compare the blocks ")
 

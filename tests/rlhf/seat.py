@@ -10,7 +10,7 @@ from protocol.verdicts import Verdict
 from rlhf.data.preference_sets import PromptRecord, encode_records
 from training import worker_protocol
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 

@@ -18,7 +18,7 @@ from training import worker_protocol
 from training.data.default_text import default_text
 from training.engines.engine import DeclaringEngine
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec

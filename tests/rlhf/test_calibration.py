@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlhf.calibration import BINS, calibration_error
+from rlhf.pytorch.supervised_objectives import BINS, calibration_error
 
 
 def error(chances: list[float], p: list[float]) -> float:

@@ -12,23 +12,23 @@ import pytest
 from peer import features
 from protocol import codec
 from protocol.verdicts import Verdict
-from rlhf.objectives.kl_controller import (
+from rlhf.objectives.ppo import (
     BETA_MAX,
     BETA_MIN,
     BILLIONTHS,
     KlControllerState,
+    RolloutDeclaration,
     current_beta,
     exceeds_kl_stop,
     first_beta,
     nats_per_response,
     next_beta,
 )
-from rlhf.objectives.ppo import RolloutDeclaration
 from rlhf.pytorch import ppo
 from tests.rlhf.test_ppo import JOB, OWN, SPEC, World
 from tests.training.replicated.support import buffer, round_of
 from training.job_spec import AuditMode
-from training.replicated.model_state import PARAMETERS
+from training.replicated.model_directory import PARAMETERS
 from training.replicated.replicated_model import ReplicatedModel
 
 Rule = Callable[[int, Fraction, float], int]

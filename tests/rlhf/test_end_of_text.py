@@ -15,9 +15,8 @@ from peer.export.model_export import write_model_files as exported
 from peer.export.model_provenance import ExportableModel
 from protocol import codec
 from protocol.sampling import SamplingOptions
-from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_responses import InstructionExample, tokenize_responses
-from rlhf.objectives.response_reader import open_responses
+from rlhf.data.preference_sets import InstructionExample, PreferencePair
+from rlhf.data.tokenized_records import open_examples, tokenize_responses
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, write
 from training.data.tokenizer import ByteTokenizer
@@ -26,8 +25,7 @@ from training.engines.pytorch.backend import BACKEND
 from training.job_spec import InnerStatePolicy, JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import TextGeneration
+from training.text_generation import StopSequenceDecoder, TextGeneration
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 MODEL = ModelSpec(vocabulary=BYTES_WITH_END, context=48, width=32, layers=1, heads=2, kv_heads=2, hidden=64)
@@ -67,7 +65,7 @@ def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPat
     file = write(tmp_path_factory.mktemp("learned") / "set", examples)
     tokenizer = ByteTokenizer(BYTES_WITH_END)
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters
-    engine = BACKEND.open_engine(SPEC, open_responses(SPEC, Path(file), tokenizer), tokenizer, parameters)
+    engine = BACKEND.open_engine(SPEC, open_examples(SPEC, Path(file), tokenizer), tokenizer, parameters)
     for number in range(2):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta

@@ -12,7 +12,7 @@ import torch
 
 from peer import features
 from protocol import codec
-from rlhf.data import rollouts
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, PpoSettings
 from rlhf.objectives.rule_rewards import RULES
 from training.data.token_sequences import TokenizedText
@@ -20,7 +20,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.job_spec import JobSpec
 from training.objectives.objective import Declaration, RejectionReason
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32

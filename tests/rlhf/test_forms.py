@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import UserError
-from rlhf.data.preference_sets import read_preference_file
-from rlhf.data.tokenized_responses import read_examples
+from rlhf.data.preference_sets import read_examples, read_preference_file
 
 HI, ASKED, OTHER = ({"role": "user", "content": text} for text in ("Hi {}", "Why?", "Else?"))
 HELLO, YES, NO = ({"role": "assistant", "content": text} for text in ("Hello.", "Yes.", "No."))

@@ -13,8 +13,7 @@ import pytest
 from ledger.jobs import JobsState
 from ledger.network_governance import NetworkState
 from peer import features
-from rlhf.ledger.event_lines import policy_event_lines
-from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.ledger.rlhf_module import RlhfState, policy_event_lines
 from rlhf.objectives.policy_monitors import (
     ROUNDS_KEPT,
     PolicyHistory,
@@ -23,7 +22,7 @@ from rlhf.objectives.policy_monitors import (
     round_medians,
 )
 from rlhf.objectives.ppo import RolloutDeclaration
-from rlhf.objectives.response_statistics import distinct_2, length_score_correlation
+from rlhf.objectives.rollouts import distinct_2, length_score_correlation
 from rlhf.rpc import PolicyMetricsView
 from tests.rlhf.test_ppo import SPEC
 

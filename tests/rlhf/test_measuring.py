@@ -11,13 +11,13 @@ import trio
 from trio.testing import MockClock
 
 from peer import features
-from peer.daemon.restart_policy import restart_on_fault
+from peer.daemon.daemon import restart_on_fault
 from protocol.errors import UserError
 from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
 from rlhf.ledger import tuning_plans
 from rlhf.pair_accuracy import PairAccuracy
 from rlhf.rpc import StageView
-from rlhf.services.final_model_evaluator import FinalModelEvaluator
+from rlhf.services import FinalModelEvaluator
 from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
 from tests.rlhf.desk import WorldDesk

@@ -10,10 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from peer import features
-from rlhf.data import rollouts
-from rlhf.data.rollout_limits import RolloutLimits
-from rlhf.data.rollouts import RolloutId
-from rlhf.objectives.ppo import VALUE_HEAD
+from rlhf.objectives import rollouts
+from rlhf.objectives.ppo import VALUE_HEAD, RolloutLimits
+from rlhf.objectives.rollouts import RolloutId
 from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.ppo import EPSILON
 from tests.rlhf.test_ppo import SPEC

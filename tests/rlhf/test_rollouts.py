@@ -11,17 +11,16 @@ import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.api.supervised_jobs import find_newline_token
-from rlhf.data.prompt_sampling import TextWindows
-from rlhf.data.rollout_limits import RolloutLimits
-from rlhf.data.rollouts import (
+from rlhf.objectives.ppo import PpoSettings, RolloutLimits
+from rlhf.objectives.rollouts import (
     RolloutId,
+    TextWindows,
     decode_rollouts,
     encode_rollouts,
     epoch_order,
     gumbel_noise,
     prompt_numbers,
 )
-from rlhf.objectives.ppo import PpoSettings
 from training.data.default_text import default_text
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
 

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from rlhf.objectives import rule_rewards, toy_policies
+from rlhf.objectives import rule_rewards
+from rlhf.pytorch import policy_evaluation
 
 SEEDS = range(5)
 
@@ -28,8 +29,8 @@ def test_the_table_of_the_toy_is_that_of_its_hash() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_responses_are_rewarded_as_each_alone(seed: int) -> None:
     responses, rewards, reward = (
-        toy_policies.toy_responses(),
-        toy_policies.toy_rewards(seed),
+        policy_evaluation.toy_responses(),
+        policy_evaluation.toy_rewards(seed),
         rule_rewards.RULES["bigram"].make(seed),
     )
     assert len(responses) == len(np.unique(responses, axis=0)) == rule_rewards.TOY_RESPONSES == 7776
@@ -37,27 +38,27 @@ def test_all_responses_are_rewarded_as_each_alone(seed: int) -> None:
         assert reward(responses[number].tolist(), b"") == rewards[number]
 
 
-def some_reference(seed: int) -> toy_policies.Float64Array:
+def some_reference(seed: int) -> policy_evaluation.Float64Array:
     logits = np.random.default_rng(seed).normal(size=rule_rewards.TOY_RESPONSES)
     return logits - np.logaddexp.reduce(logits)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_optimum_is_reached_by_the_best_policy_and_by_no_other(seed: int) -> None:
-    reference, rewards = some_reference(seed), toy_policies.toy_rewards(seed)
-    optimum = toy_policies.optimal_value(reference, rewards)
+    reference, rewards = some_reference(seed), policy_evaluation.toy_rewards(seed)
+    optimum = policy_evaluation.optimal_value(reference, rewards)
     best = reference + (rewards - optimum) / rule_rewards.TOY_BETA
     assert math.fsum(np.exp(best)) == pytest.approx(1, abs=1e-12)
-    assert toy_policies.policy_value(best, reference, rewards) == pytest.approx(optimum, abs=1e-12)
-    assert toy_policies.gap_closed(best, reference, rewards) == pytest.approx(1, abs=1e-12)
-    assert toy_policies.gap_closed(reference, reference, rewards) == 0
+    assert policy_evaluation.policy_value(best, reference, rewards) == pytest.approx(optimum, abs=1e-12)
+    assert policy_evaluation.gap_closed(best, reference, rewards) == pytest.approx(1, abs=1e-12)
+    assert policy_evaluation.gap_closed(reference, reference, rewards) == 0
     for other in range(5):
         moved = best + 0.3 * np.random.default_rng(other).normal(size=len(best))
         moved -= np.logaddexp.reduce(moved)
-        assert toy_policies.policy_value(moved, reference, rewards) < optimum - 1e-4
+        assert policy_evaluation.policy_value(moved, reference, rewards) < optimum - 1e-4
 
 
 def test_a_policy_that_ignores_what_leaving_the_reference_costs_is_worse_than_the_best() -> None:
-    reference, rewards = some_reference(0), toy_policies.toy_rewards(0)
+    reference, rewards = some_reference(0), policy_evaluation.toy_rewards(0)
     greedy = np.where(rewards == rewards.max(), 0.0, -700.0)
-    assert toy_policies.gap_closed(greedy, reference, rewards) < 0.9
+    assert policy_evaluation.gap_closed(greedy, reference, rewards) < 0.9

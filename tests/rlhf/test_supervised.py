@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from features.lazy_import import import_object
 from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
@@ -21,17 +22,16 @@ from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
 from rlhf.api.supervised_jobs import attach_set
-from rlhf.data import tokenized_pairs
-from rlhf.data.preference_sets import PromptRecord
-from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
-from rlhf.objectives.response_reader import open_responses
+from rlhf.data import tokenized_records
+from rlhf.data.preference_sets import InstructionExample, PromptRecord, read_examples
+from rlhf.data.tokenized_records import response_batch, tokenize_responses
 from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import float32_bytes, layout_of
 
@@ -76,7 +76,7 @@ def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(t
 @pytest.mark.parametrize("name", OF)
 def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_path: Path, name: str) -> None:
     world = seat_of(tmp_path, name)
-    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), parameters)
     before = engine.compute_metrics(parameters)
@@ -93,7 +93,7 @@ def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_pat
 
 def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token(tmp_path: Path) -> None:
     world = seat_of(tmp_path, "dpo")
-    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), first)
     moved = first + np.float32(0.1)
@@ -194,7 +194,7 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
     members = {bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
     state = SimpleNamespace(members=SimpleNamespace(members=members))
     peer: Any = SimpleNamespace(state=state, blobs=SimpleNamespace(add_bytes=blob_digest))
-    tokenize = tokenized_pairs.tokenize_pairs if objective == "reward" else tokenize_responses
+    tokenize = tokenized_records.tokenize_pairs if objective == "reward" else tokenize_responses
     tokens: Any = tokenize(spec, records, ByteTokenizer())
     made, manifest = attach_set(peer, spec, records, tokens, None, epochs=3)
     a_round = 2 * spec.local_steps * spec.batch  # records, of two trainers

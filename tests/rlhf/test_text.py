@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from peer import features
-from rlhf.data import word_count_baseline
+from rlhf import synthetic_preferences
+from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.demo import synthetic_preferences
 from rlhf.objectives.rule_rewards import vowel_share
 from tests.peer.processes import LATE, command, demo
 from training.data import default_text
@@ -35,21 +35,22 @@ def said(count: int, wrong: float = 0.0) -> list[PreferencePair]:
 
 
 def test_a_linear_model_learns_words_in_spite_of_noise() -> None:
-    weights = word_count_baseline.fit_best(said(400, wrong=0.25))
-    assert word_count_baseline.pair_accuracy(weights, said(100)) == 1.0
-    good, bad = word_count_baseline.score_texts(weights, ("good", "bad"))
+    weights = preference_set_statistics.fit_word_counts(said(400, wrong=0.25))
+    assert preference_set_statistics.word_count_accuracy(weights, said(100)) == 1.0
+    good, bad = preference_set_statistics.score_texts(weights, ("good", "bad"))
     assert good > 0 > bad
 
 
 def test_the_weights_are_where_the_loss_is_least() -> None:
     """At the least the slope is zero: for each feature, what the pairs pull is what the penalty holds."""
     pairs, penalty = said(50, wrong=0.25), 0.1
-    weights, pulls = word_count_baseline.fit_with_penalty(pairs, penalty), np.zeros(word_count_baseline.FEATURES)
+    weights = preference_set_statistics._fit(preference_set_statistics._differences(pairs), penalty)
+    pulls = np.zeros(preference_set_statistics.FEATURES)
     for pair in pairs:
-        first, second = word_count_baseline.score_texts(weights, (pair.first, pair.second))
+        first, second = preference_set_statistics.score_texts(weights, (pair.first, pair.second))
         miss = pair.p / 1000 - 1 / (1 + np.exp(second - first))
         for sign, text in ((1, pair.first), (-1, pair.second)):
-            for feature, count in word_count_baseline.hash_features(text).items():
+            for feature, count in preference_set_statistics.hash_features(text).items():
                 pulls[feature] += sign * count * miss
     np.testing.assert_allclose(pulls, penalty * len(pairs) * weights, atol=1e-3)
 
@@ -65,15 +66,17 @@ def test_a_linear_model_learns_a_weight_for_each_word_by_how_often_it_stands_the
         pairs.append(
             PreferencePair(number.to_bytes(8, "big"), f"p{number}", *map(" ".join, texts), 1000 * (is_better is not is_turned))
         )
-    assert (word_count_baseline.pair_accuracy(word_count_baseline.fit_best(pairs[:600]), pairs[600:]) or 0.0) > 0.92, (
-        "0.84 by which words are there at all"
-    )
+    assert (
+        preference_set_statistics.word_count_accuracy(preference_set_statistics.fit_word_counts(pairs[:600]), pairs[600:]) or 0.0
+    ) > 0.92, "0.84 by which words are there at all"
 
 
 def test_ties_count_nowhere() -> None:
     tie = [PreferencePair(b"1", "", "good", "bad", 500)]
-    assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), tie) is None
-    assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), said(4)) == 0.5, "equal scores count half"
+    assert preference_set_statistics.word_count_accuracy(np.zeros(preference_set_statistics.FEATURES), tie) is None
+    assert preference_set_statistics.word_count_accuracy(np.zeros(preference_set_statistics.FEATURES), said(4)) == 0.5, (
+        "equal scores count half"
+    )
 
 
 def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:

@@ -16,7 +16,7 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from rlhf.api.tuning_plan_builder import build_toy_spec
 from rlhf.objectives import rule_rewards
-from rlhf.pytorch import toy_evaluation
+from rlhf.pytorch import policy_evaluation
 from tests.peer.processes import LATE, demo
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
@@ -25,7 +25,7 @@ from training.engines.pytorch.layers import KVCache
 from training.engines.pytorch.model import GPT
 from training.formats import checkpoint
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import FIRST_TOKEN_VECTOR
 
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
@@ -40,9 +40,11 @@ def spec() -> JobSpec:
 
 def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
     first = initial_parameters(spec)
-    found = toy_evaluation.toy_metrics(spec, first, first)
+    found = policy_evaluation.toy_metrics(spec, first, first)
     assert (found.gap_closed, found.kl) == (0, 0) and found.value == found.reference_value == found.score < found.optimum
-    assert np.exp(toy_evaluation.log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), "of all responses together"
+    assert np.exp(policy_evaluation.toy_log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), (
+        "of all responses together"
+    )
 
 
 def test_its_tokens_are_no_text(spec: JobSpec) -> None:
@@ -90,7 +92,7 @@ def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) ->
         checkpoint.read_checkpoint(tmp_path / "run" / f"{name}.safetensors") for name in ("policy", "reference")
     )
     assert origin.round == 0 and (reference == initial_parameters(spec)).all()
-    again = asdict(toy_evaluation.toy_metrics(spec, policy, reference))
+    again = asdict(policy_evaluation.toy_metrics(spec, policy, reference))
     assert all(found[name] == pytest.approx(value, abs=1e-6) for name, value in again.items())
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)

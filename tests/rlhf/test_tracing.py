@@ -7,10 +7,10 @@ import pytest
 from peer import features
 from protocol.errors import UserError
 from protocol.identity import peer_id
-from rlhf import pair_trace
+from rlhf.api import pair_trace
+from rlhf.api.pair_trace import find_pair, iter_pair_draws
 from rlhf.data.preference_sets import PreferencePair, split_held_out
-from rlhf.data.tokenized_pairs import tokenize_pairs
-from rlhf.pair_trace import RoundTrainers, find_pair, iter_pair_draws
+from rlhf.data.tokenized_records import tokenize_pairs
 from tests.rlhf.seat import JOB
 from tests.rlhf.test_reward import MEAN, SPEC
 from training.data.tokenizer import ByteTokenizer
@@ -19,8 +19,8 @@ from training.objectives.objective import InnerStep
 
 PAIRS = [PreferencePair(bytes([number]) * 32, f"q{number % 20}", "a", "b", 1000) for number in range(40)]
 TRAINERS = {b"t" * 32: True, b"u" * 32: False}
-ROUNDS = [RoundTrainers(number, TRAINERS) for number in (0, 2)]
-EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
+ROUNDS = dict.fromkeys((0, 2), TRAINERS)
+EVERYWHERE = [(number, trainer, step) for number in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import UserError
+from scenarios.emulation.link_profiles import PROFILES
 from scenarios.links import Run, judged
-from transport.emulation.link_profiles import PROFILES
 
 LAN = PROFILES["lan"]
 

@@ -13,9 +13,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from demo.demo_peers import DemoPeer
 from protocol.identity import Identity
+from scenarios.emulation.link_profiles import SEGMENT_BYTES, AccessProfile, ProfileSegment
 from scenarios.proxy import Direction, Proxy, running_proxy
 from tests.waiting import patience
-from transport.emulation.link_profiles import SEGMENT_BYTES, AccessProfile, ProfileSegment
 
 SECONDS_MAX = 35.0  # for what takes no time
 QUIET_SECONDS = 0.02  # nothing moves for so long: nothing will

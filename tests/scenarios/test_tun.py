@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from scenarios import carried, links, router, tun
+from scenarios.emulation.link_profiles import PROFILES, AccessProfile, steady_profile
 from scenarios.router import Router
-from transport.emulation.link_profiles import PROFILES, AccessProfile, steady_profile
 
 A, B, NOBODY = "10.78.0.1", "10.78.0.2", "10.78.0.9"
 

@@ -26,7 +26,8 @@ from tests.transport.helpers import (
 )
 from transport.blobs import blob_exchange
 from transport.connections import connection_manager
-from transport.network import DataReceived, Network, PeerConnected, PeerDisconnected, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import DataReceived, PeerConnected, PeerDisconnected, Priority
 from transport.swarm import Swarm
 from transport.wire.framing import Channel
 
@@ -123,10 +124,12 @@ def test_bans_grow_and_are_forgotten() -> None:
     assert bans.banned_until(b"x") < 0, "bounded"
 
 
-async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
-    alice = await world.start(ALICE, allow=lambda peer: peer != BOB.public)
+async def test_a_key_that_is_banned_does_not_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
+    alice = await world.start(ALICE)
+    alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
     bob, carol = await world.start(BOB), await world.start(CAROL)
-    await until(lambda: alice.refusal_counts().get("not-allowed"))
+    await until(lambda: alice.refusal_counts().get("banned"))
     await linked(alice, carol)
     await linked(bob, carol)
     assert bob.me not in alice.connected_peers()
@@ -145,13 +148,13 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
     before = alice.traffic(), bob.traffic()
     alice.send(bob.me, bytes(1000), Priority.BULK)
     await next_event(bob, DataReceived)
-    await until(lambda: all(network.links()[0].round_trip_seconds is not None for network in (alice, bob)))
+    await until(lambda: all(network.links()[0].meter.round_trip_seconds is not None for network in (alice, bob)))
     assert alice.traffic().sent[Priority.BULK] - before[0].sent[Priority.BULK] == 1000
     assert bob.traffic().received[Priority.BULK] - before[1].received[Priority.BULK] == 1000
     (link,) = alice.links()
     assert link.peer == bob.me
     assert link.dialed != bob.links()[0].dialed
-    assert 0 < link.round_trip_seconds < DEADLINE_SECONDS
+    assert 0 < link.meter.round_trip_seconds < DEADLINE_SECONDS
     total = alice.traffic().sent
     world.stop(bob)
     await next_event(alice, PeerDisconnected)
@@ -238,7 +241,9 @@ async def test_many_blobs_at_once(world: World) -> None:
     assert not alice.refusal_counts()
 
 
-async def between(world: World, alices: MemoryBlobs, carols: MemoryBlobs, bobs: MemoryBlobs) -> tuple[Network, Network]:
+async def between(
+    world: World, alices: MemoryBlobs, carols: MemoryBlobs, bobs: MemoryBlobs
+) -> tuple[ConnectionManager, ConnectionManager]:
     """Alice and Bob, who is linked with Carol too."""
     alice, _ = await world.start(ALICE, alices), await world.start(CAROL, carols)
     bob = await world.start(BOB, bobs)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import trio
 
-from curation.annotator_statements import SessionStatement
 from curation.ledger.curation_state import CurationState
-from curation.ledger.transaction_types import LeaseRequest
+from curation.ledger.transaction_types import LeaseRequest, SessionStatement
 from curation.limits import BATCH_MAX, EXCLUDED_PROJECTS_MAX, LEASES_MAX
 from curation.service.annotators.statement_batcher import StatementBatcher
 from peer.features import founding_modules

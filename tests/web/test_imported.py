@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curation.import_export.task_import import TaskWithGold
-from curation.service.projects.import_records import digest_tasks
+from curation.service.project_author import digest_tasks
 from curation.tasks.task_pages import AnnotationTask
 
 

@@ -33,7 +33,7 @@ def test_a_host_at_its_bound_loses_its_own_oldest_connection() -> None:
     port = Port(most=8)
     for number, host in enumerate(("a", "b", "a", "a")):
         port.come(host, number)
-    assert port.closed == [0] and len(port.places) == 3
+    assert port.closed == [0] and len(port.places._open) == 3
 
 
 def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
@@ -91,7 +91,7 @@ def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
     port.open[2].finish_request()
     port.now += HEADER_SECONDS + 1
     port.places.close_overdue()
-    assert port.closed == [0, 1, 2] and len(port.places) == 1
+    assert port.closed == [0, 1, 2] and len(port.places._open) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(("come", "begin", "leave"))), max_size=60))

@@ -12,10 +12,11 @@ import pytest
 import trio
 
 from curation.ledger.curation_state import Annotator
-from curation.service.public import public_api
-from curation.service.public.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
-from ledger.tables import MemoryBucketStore, Table
+from curation.service import public_api
+from curation.service.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
+from ledger.tables import Table
 from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
+from tests.ledger.tables.memory_store import MemoryBucketStore
 from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said, settled
 
@@ -59,7 +60,7 @@ def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_chan
     check(table)
     assert not read
     key, last = min(table.items(), key=lambda item: item[1].points)
-    table = table.with_row(key, replace(last, points=1_000))
+    table = table.with_rows({key: replace(last, points=1_000)})
     check(table)
     assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.top_annotators(table)[0]["name"] == last.name
 

@@ -14,14 +14,14 @@ import trio
 
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import AssignmentState, CurationState
-from curation.ledger.sealed_answers import seal_recipients
+from curation.ledger.transaction_types import seal_recipients
 from curation.rpc import CurationRpc, ImportRequest
 from curation.service.annotators import annotator_api, answer_openings
 from ledger.members import MembersState
+from peer.api.running_peer import RunningServiceContext
 from peer.features import founding_modules
-from peer.runtime.service_context import DriverServiceContext
 from peer.settings.config import Config, load_settings
-from tests.peer.network import Seat, network, service_of
+from tests.peer.network import Seat, network, running, service_of
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, assigned, said, settled
@@ -48,10 +48,10 @@ class Server:
         return self.seat.driver.state.module_state(CurationState)
 
 
-def desk_of(seat: Seat, config: Config) -> DriverServiceContext:
-    return DriverServiceContext(
-        "serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat), seat.folder
-    )
+def desk_of(seat: Seat, config: Config) -> RunningServiceContext:
+    peer = running(seat)
+    peer.config = config
+    return peer.service_context("serve")
 
 
 async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:

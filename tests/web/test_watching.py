@@ -20,9 +20,9 @@ import trio
 
 from consensus.block import decode_header, header_digest
 from consensus.voter_set import VoterSet, verify_certificate
-from curation.service.public.live_feed import LiveFeed
+from curation.service.event_feeds import LiveFeed
 from peer.api import alerts
-from peer.api.handlers.block_handler import BlockRpcHandler
+from peer.api.handlers.network_handler import BlockRpcHandler
 from protocol import codec
 from protocol.api import BlockView, StatusView
 from protocol.codec import Key
@@ -162,9 +162,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         await look(live)
 
     monkeypatch.setattr(LiveFeed, "_look", counted)
-    monkeypatch.setattr(
-        "curation.service.public.live_feed.LOOK_INTERVAL_SECONDS", 1_000.0
-    )  # no look by the clock while they come
+    monkeypatch.setattr("curation.service.event_feeds.LOOK_INTERVAL_SECONDS", 1_000.0)  # no look by the clock while they come
     async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]
         for stream in streams:

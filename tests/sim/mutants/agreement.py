@@ -11,21 +11,17 @@ from consensus import voter_set
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.effects import DecidedBlock, OwnStatement
 from consensus.evidence import AGREEMENT_STATEMENT_TYPES
-from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
-from consensus.pbft import block_sync, chain, message_handlers, pacemaker, replica_rules
-from consensus.pbft.chain import Chain
+from consensus.pbft import block_sync, chain, message_handlers, pacemaker, replica
+from consensus.pbft.chain import Chain, LeaderSchedule, make_leader_schedule, update_failed_leaders
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from consensus.pbft.own_votes import OwnVotes
-from consensus.pbft.replica_rules import ReplicaRules
+from consensus.pbft.replica import Replica
 from consensus.pbft.replica_state import ReplicaState
-from consensus.pbft.replica_timers import ReplicaTimers
-from consensus.pbft.responder import ReplicaResponder
 from consensus.pbft.vote_set import HeightVoteSet
-from consensus.quorum import faults_tolerated, quorum
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
+from consensus.voter_set import VoterSet, faults_tolerated, quorum, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import open_signed, sign_message, signing_preimage
+from protocol.identity import CachingVerifier, open_signed, sign_message, signing_preimage
 from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
 from tests.sim.mutants.planting import Mutant, Plant, Planter, everywhere, replaced, together, wrapped
 from tests.sim.mutants.scenarios import Scenario, Splits
@@ -94,8 +90,8 @@ def _too_few_counted(certificate: Any, kind: Any, of: VoterSet, chain_id: bytes,
     return verify_certificate(certificate, kind, Lenient(of.keys), chain_id, verifier)
 
 
-@partial(wrapped, ReplicaRules, "_open_height")
-def _quorum_of_the_connected(real: Any, self: ReplicaRules) -> None:
+@partial(wrapped, Replica, "_open_height")
+def _quorum_of_the_connected(real: Any, self: Replica) -> None:
     real(self)
     if self._book is not None and self._lost:
         gone = len(self._lost)
@@ -157,12 +153,12 @@ def _takes_any_block(real: Any, self: ReplicaMessageHandlers, book: HeightVoteSe
             raise
 
 
-PROPOSES_ANY_BLOCK = wrapped(ReplicaRules, "_block_to_propose", lambda real, self, book, obligation: real(self, book, None))
+PROPOSES_ANY_BLOCK = wrapped(Replica, "_block_to_propose", lambda real, self, book, obligation: real(self, book, None))
 
 
 def _first_certificate(planter: Planter) -> None:
     first: dict[Any, Any] = {}
-    adopt, certify, propose = HeightVoteSet.adopt_prepare_certificate, HeightVoteSet.timeout_certificate, ReplicaRules._propose
+    adopt, certify, propose = HeightVoteSet.adopt_prepare_certificate, HeightVoteSet.timeout_certificate, Replica._propose
 
     def of(book: HeightVoteSet) -> Any:
         return first.get((id(book), book.height))
@@ -175,7 +171,7 @@ def _first_certificate(planter: Planter) -> None:
         made = certify(self, view)
         return dataclasses.replace(made, high=of(self)[0]) if made is not None and of(self) else made
 
-    def propose_first(self: ReplicaRules, book: HeightVoteSet) -> bool:
+    def propose_first(self: Replica, book: HeightVoteSet) -> bool:
         kept = (book.highest_prepare_certificate, book.high_vote)
         if self.view and of(book):
             book.highest_prepare_certificate, book.high_vote = of(book)
@@ -186,12 +182,12 @@ def _first_certificate(planter: Planter) -> None:
 
     planter.replace(HeightVoteSet, "adopt_prepare_certificate", remember)
     planter.replace(HeightVoteSet, "timeout_certificate", with_first)
-    planter.replace(ReplicaRules, "_propose", propose_first)
+    planter.replace(Replica, "_propose", propose_first)
     planter.everywhere(voter_set.covers_timeout, lambda *_: True)
 
 
-@partial(wrapped, ReplicaRules, "_propose")
-def _proposes_after_timeout(real: Any, self: ReplicaRules, book: HeightVoteSet) -> bool:
+@partial(wrapped, Replica, "_propose")
+def _proposes_after_timeout(real: Any, self: Replica, book: HeightVoteSet) -> bool:
     if self._own.highest_timed_out_view(book.height) < self.view:
         return False
     with mock.patch.object(self, "_may_judge", lambda of: self._may_sign(of) and self._chain.is_applied):
@@ -202,12 +198,11 @@ def _proposes_after_timeout(real: Any, self: ReplicaRules, book: HeightVoteSet) 
 def _casts_anything(self: OwnVotes, message: Any) -> OwnStatement:
     slot = (message.TAG, message.height, message.view)
     signed = self._signed[slot] = sign_message(self._signer, self._chain_id, message)
-    self._note_timeout(*slot)
     return OwnStatement(slot, signed)
 
 
-@partial(replaced, ReplicaRules, "_commit")
-def _commits_after_timeout(self: ReplicaRules, book: HeightVoteSet) -> bool:
+@partial(replaced, Replica, "_commit")
+def _commits_after_timeout(self: Replica, book: HeightVoteSet) -> bool:
     high = book.high_vote
     if high is None or not self._is_prepared(book) or not self._may_sign(book):
         return False
@@ -217,8 +212,8 @@ def _commits_after_timeout(self: ReplicaRules, book: HeightVoteSet) -> bool:
     return True
 
 
-@partial(replaced, ReplicaRules, "_commit")
-def _commits_unprepared(self: ReplicaRules, book: HeightVoteSet) -> bool:
+@partial(replaced, Replica, "_commit")
+def _commits_unprepared(self: Replica, book: HeightVoteSet) -> bool:
     prepared = self._own.get_vote(Prepare.TAG, book.height, self.view)
     if prepared is None or not self._may_sign(book) or self._own.get_vote(Commit.TAG, book.height, self.view):
         return False
@@ -262,21 +257,22 @@ def _failures_never_end(height: int, voters: VoterSet, parent: Block, leaders: L
     return update_failed_leaders(height, voters, parent, leaders, view, ())
 
 
-@partial(wrapped, ReplicaRules, "_decide")
-def _old_commits_ignored(real: Any, self: ReplicaRules, book: HeightVoteSet) -> bool:
+@partial(wrapped, Replica, "_decide")
+def _old_commits_ignored(real: Any, self: Replica, book: HeightVoteSet) -> bool:
     return book.commit_vote is not None and book.commit_vote.view == self.view and real(self, book)
 
 
-@partial(replaced, ReplicaTimers, "_is_working")
-def _others_words_are_work(self: ReplicaTimers) -> bool:
+@partial(replaced, Replica, "awaits_decision")
+@property
+def _others_words_are_work(self: Replica) -> bool:
     book = self._book
     if book is None or not self._may_sign(book) or not self._chain.is_applied:
         return False
     return bool(book.proposals) or book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
 
 
-@partial(wrapped, ReplicaTimers, "_may_be_missed")
-def _refused_is_repeated(real: Any, self: ReplicaTimers) -> bool:
+@partial(wrapped, Replica, "_may_be_missed")
+def _refused_is_repeated(real: Any, self: Replica) -> bool:
     book = self._book
     return real(self) or (book is not None and self._takes_part(book) and bool(book.proposals))
 
@@ -284,12 +280,12 @@ def _refused_is_repeated(real: Any, self: ReplicaTimers) -> bool:
 # Blocks and decisions ------------------------------------------------------------------------------------------------
 
 
-@partial(replaced, replica_rules, "make_decided_block")
+@partial(replaced, replica, "make_decided_block")
 def _unasserted(data: bytes, certificate: Certificate, vote: Commit) -> DecidedBlock:
     return DecidedBlock(vote.height, vote.block, data, certificate)
 
 
-@partial(replaced, replica_rules, "assemble_block")
+@partial(replaced, replica, "assemble_block")
 def _short_body_unchecked(header: Any, body: bytes) -> bytes:
     fields = {field.name: getattr(header, field.name) for field in dataclasses.fields(header)}
     return encode_block(decode_block(encode_block(Block(**{**fields, "body": body}))))
@@ -476,19 +472,25 @@ AGREEMENT = (
         _failures_never_end,
         Scenario(crashes=3, blocks=24, jobs=False),
     ),
-    Mutant("no-repeats", "nothing is said again", ("progress",), replaced(ReplicaResponder, "_repeat_to", lambda *_: None), DEAF),
+    Mutant(
+        "no-repeats",
+        "nothing is said again",
+        ("progress",),
+        replaced(ReplicaMessageHandlers, "_repeat_to", lambda *_: None),
+        DEAF,
+    ),
     Mutant(
         "no-join",
         "f+1 timeouts of a later view move nobody",
         ("join",),
-        replaced(ReplicaRules, "_join_timeouts", lambda *_: False),
+        replaced(Replica, "_join_timeouts", lambda *_: False),
         dataclasses.replace(LOST, crashes=4),
     ),
     Mutant(
         "no-follow",
         "certificates of a later view move nobody",
         ("progress",),
-        replaced(ReplicaRules, "_follow", lambda *_: False),
+        replaced(Replica, "_follow", lambda *_: False),
         DEAF,
     ),
     Mutant(
@@ -502,7 +504,7 @@ AGREEMENT = (
         "timer-without-work",
         "views are given up although there is nothing to do",
         ("idle",),
-        replaced(ReplicaTimers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book)),
+        replaced(Replica, "awaits_decision", property(lambda self: self._book is not None and self._may_sign(self._book))),
         Scenario(jobs=False),
     ),
     Mutant(
@@ -566,7 +568,7 @@ AGREEMENT = (
         "who asks for decisions or blocks gets no answer",
         ("progress",),
         together(
-            replaced(ReplicaResponder, "_answer", lambda *_: None), replaced(ReplicaRules, "_tell_observers", lambda *_: None)
+            replaced(ReplicaMessageHandlers, "_answer", lambda *_: None), replaced(Replica, "_tell_observers", lambda *_: None)
         ),
         dataclasses.replace(LOST, crashes=3),
     ),

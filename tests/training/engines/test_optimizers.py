@@ -5,8 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.engines.pytorch.adamw import AdamW, AdamWSettings, adamw_step, decay_ranges, fused_adamw_step
-from training.engines.pytorch.muon import ADAMW_RMS, Muon, orthogonalize
+from training.engines.pytorch.inner_optimizers import (
+    ADAMW_RMS,
+    AdamW,
+    Muon,
+    adamw_step,
+    decay_ranges,
+    fused_adamw_step,
+    orthogonalize,
+)
 from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replay.inner_state import adamw_tensors, hidden_matrices, inner_size, moment_slots
 from training.replicated.tensor_layout import layout_of
@@ -16,7 +23,7 @@ SPEC = JobSpec(
     name="t", data=bytes(32), model=ModelSpec(width=32, layers=1, heads=4, kv_heads=2, hidden=48), inner=InnerOptimizerKind.MUON
 )
 LAYOUT = layout_of(SPEC)
-SETTINGS = AdamWSettings(0.9, 0.99, 0.1, 1e9)
+SETTINGS = replace(SPEC, beta1=0.9, beta2=0.99, weight_decay=0.1, gradient_clip=1e9)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -55,7 +62,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
     """The reference: momentum, Nesterov, orthogonalisation, scale and decay of each matrix; an AdamW for each of the others."""
     parameters = noise(LAYOUT.size) * 0.1
     expected, gradients = parameters.clone(), torch.zeros(LAYOUT.size)
-    optimizer = Muon(parameters, gradients, SETTINGS, LAYOUT)
+    optimizer = Muon(parameters, gradients, SETTINGS)
     momentum = torch.zeros(LAYOUT.size)
     walkers = {}
     for tensor in adamw_tensors(LAYOUT):
@@ -81,7 +88,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
 
 def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
     parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
-    Muon(parameters, gradients, AdamWSettings(0.9, 0.99, 0, 1e9), LAYOUT).step(1.0)
+    Muon(parameters, gradients, replace(SPEC, beta1=0.9, beta2=0.99, weight_decay=0, gradient_clip=1e9)).step(1.0)
     for tensor in hidden_matrices(LAYOUT):
         rms = float(parameters[tensor.elements].square().mean().sqrt())
         assert rms == pytest.approx(ADAMW_RMS, rel=0.35), tensor.name
@@ -90,12 +97,16 @@ def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
 def test_gradients_are_clipped_before_anything_else() -> None:
     parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
     norm = float(gradients.norm())
-    optimizer = Muon(parameters, gradients, AdamWSettings(0.0, 0.99, 0, 1.0), LAYOUT)
+    optimizer = Muon(parameters, gradients, replace(SPEC, beta1=0.0, beta2=0.99, weight_decay=0, gradient_clip=1.0))
     assert optimizer.step(0.1) == pytest.approx(norm)
     assert float(optimizer.moments[: LAYOUT.size].norm()) == pytest.approx(1.0, rel=1e-5), "without momentum: the gradient itself"
 
 
 # AdamW ----------------------------------------------------------------------------------------------------------------
+
+
+def settings(weight_decay: float, gradient_clip: float) -> JobSpec:
+    return JobSpec(name="t", beta1=0.9, beta2=0.99, weight_decay=weight_decay, gradient_clip=gradient_clip)
 
 
 def trajectory(optimizer: AdamW, parameters: torch.Tensor, gradients: torch.Tensor, steps: int, rate: float) -> None:
@@ -109,7 +120,7 @@ def trajectory(optimizer: AdamW, parameters: torch.Tensor, gradients: torch.Tens
 @pytest.mark.parametrize("clip", [0.3, 1e9])
 def test_it_walks_as_the_reference_optimizer(weight_decay: float, clip: float) -> None:
     ours, gradients = torch.linspace(1, 3, 50), torch.zeros(50)
-    trajectory(AdamW(ours, gradients, torch.ones(50), AdamWSettings(0.9, 0.99, weight_decay, clip)), ours, gradients, 30, 1e-2)
+    trajectory(AdamW(ours, gradients, torch.ones(50), settings(weight_decay, clip)), ours, gradients, 30, 1e-2)
 
     theirs = torch.linspace(1, 3, 50).requires_grad_()
     reference = torch.optim.AdamW([theirs], lr=1e-2, betas=(0.9, 0.99), weight_decay=weight_decay, eps=1e-8)
@@ -122,24 +133,24 @@ def test_it_walks_as_the_reference_optimizer(weight_decay: float, clip: float) -
 
 def test_decay_pulls_only_where_it_applies() -> None:
     parameters, gradients = torch.ones(2), torch.zeros(2)
-    AdamW(parameters, gradients, torch.tensor([1.0, 0.0]), AdamWSettings(0.9, 0.99, 0.5, 1.0)).step(0.1)
+    AdamW(parameters, gradients, torch.tensor([1.0, 0.0]), settings(0.5, 1.0)).step(0.1)
     torch.testing.assert_close(parameters, torch.tensor([0.95, 1.0]))
 
 
 def test_the_norm_it_returns_is_the_one_before_clipping() -> None:
     gradients = torch.tensor([3.0, 4.0])
-    assert AdamW(torch.zeros(2), gradients, torch.ones(2), AdamWSettings(0.9, 0.99, 0, 1.0)).step(0.1) == 5.0
+    assert AdamW(torch.zeros(2), gradients, torch.ones(2), settings(0, 1.0)).step(0.1) == 5.0
     torch.testing.assert_close(gradients, torch.tensor([0.6, 0.8]))
 
 
 @pytest.mark.parametrize("decayed", [[1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1], [1] * 6, [0] * 6])
 def test_what_an_accelerator_does_at_once_is_the_same_step(decayed: list[int]) -> None:
-    settings, ours, theirs = AdamWSettings(0.9, 0.99, 0.5, 1.0), torch.linspace(1, 3, 6), torch.linspace(1, 3, 6)
+    spec, ours, theirs = settings(0.5, 1.0), torch.linspace(1, 3, 6), torch.linspace(1, 3, 6)
     moments = torch.zeros(2, 2, 6)
     mask = torch.tensor(decayed, dtype=torch.float32)
     for steps in range(1, 20):
         gradients = torch.sin(ours * steps)
-        adamw_step(ours, gradients, *moments[0], mask, settings, 0.05, steps)
-        fused_adamw_step(theirs, gradients.clone(), *moments[1], decay_ranges(mask), settings, 0.05, steps)
+        adamw_step(ours, gradients, *moments[0], mask, spec, 0.05, steps)
+        fused_adamw_step(theirs, gradients.clone(), *moments[1], decay_ranges(mask), spec, 0.05, steps)
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(moments[1], moments[0], rtol=1e-5, atol=1e-6)

@@ -10,9 +10,8 @@ from protocol.errors import LocalProtocolError
 from tests.training.replicated.support import ODD, RAGGED, SMALL
 from training import random_stream
 from training.job_spec import JobSpec
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import BLOCK, CHUNK, TensorLayout, layout_from_shapes, layout_of
+from training.objectives.registry import ScratchObjective
+from training.replicated.tensor_layout import BLOCK, CHUNK, TensorLayout, initial_parameters, layout_from_shapes, layout_of
 from training.transformer import ModelSpec
 
 LAYOUTS = [RAGGED, layout_of(SMALL), layout_of(ODD), layout_of(JobSpec(name="default", data=bytes(32)))]
