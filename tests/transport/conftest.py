@@ -122,7 +122,7 @@ def unhurried(request: pytest.FixtureRequest) -> None:
     is_real = request.node.get_closest_marker("real") is not None
     if is_real:
         request.node.add_marker(pytest.mark.trio(run=_run), append=False)
-    if is_real or ("world" in request.fixturenames and "autojump_clock" not in request.fixturenames):
+    if (is_real or "world" in request.fixturenames) and "autojump_clock" not in request.fixturenames:
         request.node.obj = _with_patience(request.node.obj)
 
 
