@@ -22,7 +22,7 @@ from consensus.voter_set import VoterSet, faults_tolerated, quorum, verify_certi
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import CachingVerifier, open_signed, sign_message, signing_preimage
-from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
+from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout, Vote
 from tests.sim.mutants.planting import Mutant, Plant, Planter, everywhere, replaced, together, wrapped
 from tests.sim.mutants.scenarios import Scenario, Splits
 
@@ -137,7 +137,7 @@ def _cache_without_bytes(self: CachingVerifier, public: bytes, data: bytes, sign
     """Once a signature was good, it is good under anything."""
     if public + signature not in self._good and not self._verifier.verify(public, data, signature):
         return False
-    self._good[public + signature] = None
+    self._good.add(public + signature)
     return True
 
 
@@ -208,7 +208,7 @@ def _commits_after_timeout(self: Replica, book: HeightVoteSet) -> bool:
         return False
     if self._own.get_vote(Commit.TAG, book.height, self.view):
         return False
-    self._vote(book, Commit(book.voters.hash, book.height, self.view, high.block))
+    self._broadcast(book, Vote(self._sign(book, Commit(book.voters.hash, book.height, self.view, high.block))))
     return True
 
 
@@ -218,7 +218,7 @@ def _commits_unprepared(self: Replica, book: HeightVoteSet) -> bool:
     if prepared is None or not self._may_sign(book) or self._own.get_vote(Commit.TAG, book.height, self.view):
         return False
     block = codec.decode_message(prepared.body, (Prepare,)).block
-    self._vote(book, Commit(book.voters.hash, book.height, self.view, block))
+    self._broadcast(book, Vote(self._sign(book, Commit(book.voters.hash, book.height, self.view, block))))
     return True
 
 
