@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from consensus.block import block_digest, decode_block, encode_header, make_header
 from consensus.effects import DecidedBlock, RestartState, SendMessage, StepEffects, persist_effects
@@ -81,6 +81,15 @@ class Bench:
     def give_from(self, peer: bytes, message: AgreementMessage) -> StepEffects:
         return self.step(MessageInput(peer, message))
 
+    def give_prepares(self, block: bytes) -> None:
+        """Of as many as make a quorum of four with the replica under test."""
+        for voter in others(self)[:2]:
+            self.give(voter, self.prepare(voter, block))
+
+    def add_work(self, item: int) -> StepEffects:
+        self.counter.add(item)
+        return self.step(WorkChangedInput())
+
     def connect(self, *others: int) -> None:
         for other in others:
             self.step(ConnectedInput(self.signers[other].public))
@@ -119,8 +128,7 @@ class Bench:
         self, voter: int, view: int = 0, high: Certificate | None = None, of: tuple[int, bytes] | None = None
     ) -> TimeoutEnvelope:
         high_view, block = of or (NO_VIEW, None)
-        digest = block_digest(block) if block else None
-        timeout = Timeout(self.voters.hash, self.replica.height, view, high_view, digest)
+        timeout = Timeout(self.voters.hash, self.replica.height, view, high_view, block_digest(block) if block else None)
         return TimeoutEnvelope(self.sign(voter, timeout), high)
 
     def certificate(self, kind: type[Prepare] | type[Commit], block: bytes, view: int, signers: tuple[int, ...]) -> Certificate:
@@ -147,6 +155,19 @@ class Bench:
     @property
     def faults(self) -> list[str]:
         return [fault.error.reason for fault in self.turn.faults]
+
+
+B = TypeVar("B", bound=Bench)
+
+
+def follower(kind: type[B] = Bench, n: int = 4, views: tuple[int, ...] = (0, 1)) -> B:  # type: ignore[assignment]
+    """A replica that leads none of these views of the first height."""
+    leaders = {kind(n).leader(view) for view in views}
+    return kind(n, next(i for i in range(n) if i not in leaders))
+
+
+def others(bench: Bench) -> tuple[int, ...]:
+    return tuple(i for i in range(bench.n) if i != bench.place)
 
 
 def _tag(kind: type) -> bytes:
@@ -189,11 +210,6 @@ class ShortBench(Bench):
     def asked(self) -> list[tuple[bytes, ...] | None]:
         sends = [send for send in self.turn.sends if isinstance(send, SendMessage)]
         return [send.to for send in sends if isinstance(send.message, GetBlock)]
-
-
-def short_follower() -> ShortBench:
-    """It leads neither of the first two views."""
-    return ShortBench(place=next(i for i in range(4) if i not in (Bench().leader(0), Bench().leader(1))))
 
 
 def short_others(bench: Bench) -> list[int]:

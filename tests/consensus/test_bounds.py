@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from consensus.block import decode_block, encode_block
-from consensus.effects import StepEffects
-from consensus.inputs import ConnectedInput, DisconnectedInput, TickInput
+from consensus.effects import SendMessage, StepEffects
+from consensus.inputs import ConnectedInput, DisconnectedInput, MessageInput, TickInput
 from consensus.pbft.block_sync import RESPONSE_BURST_MAX, RESPONSES_PER_SECOND, RETRY_SECONDS_MAX, BlockSync, FutureHeightMessages
+from consensus.voter_set import verify_timeout_certificate
 from protocol import codec
+from protocol.identity import Signed
 from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
 from protocol.messages import (
+    NO_VIEW,
     Commit,
     Decision,
     GetBlock,
@@ -22,22 +25,17 @@ from protocol.messages import (
     ProposeEnvelope,
     RememberedStatements,
     Status,
+    Timeout,
+    TimeoutCertificate,
     ViewEnded,
     Vote,
 )
-from tests.consensus.bench import Bench
+from tests.consensus.bench import BODY, CHAIN_ID, Bench, ShortBench, follower, others, short_others
 from tests.consensus.counter import Counter
+from tests.sim.keys import FastVerifier
 
 LIAR, HONEST = b"l" * 32, b"h" * 32
 ABSURD = 2**53 - 1
-
-
-def follower() -> Bench:
-    return Bench(place=next(i for i in range(4) if i not in (Bench().leader(0), Bench().leader(1))))
-
-
-def others(bench: Bench) -> tuple[int, ...]:
-    return tuple(i for i in range(bench.n) if i != bench.place)
 
 
 def decide(bench: Bench, item: int) -> bytes:
@@ -50,8 +48,7 @@ def decide(bench: Bench, item: int) -> bytes:
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
-    bench = follower()
+def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate(bench: Bench) -> None:
     asker = others(bench)[0]
     answers = sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200))
     assert answers == RESPONSE_BURST_MAX
@@ -61,8 +58,7 @@ def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
     assert bench.give(others(bench)[1], GetBlock(0, bytes(32))).sends, "the others are not made to wait for it"
 
 
-def test_a_peer_without_a_link_is_not_counted_any_more() -> None:
-    bench = follower()
+def test_a_peer_without_a_link_is_not_counted_any_more(bench: Bench) -> None:
     bench.give(others(bench)[0], GetDecisions(1, 5))
     bench.step(DisconnectedInput(bench.signers[others(bench)[0]].public))
     assert not bench.replica._answers._left
@@ -71,8 +67,7 @@ def test_a_peer_without_a_link_is_not_counted_any_more() -> None:
 # Later heights -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_that_strangers_say_of_later_heights_is_kept_however_many_they_are() -> None:
-    bench = follower()
+def test_nothing_that_strangers_say_of_later_heights_is_kept_however_many_they_are(bench: Bench) -> None:
     vote = Vote(bench.sign(others(bench)[0], Prepare(bytes(32), 2, 0, bytes(32))))
     propose = bench.sign(others(bench)[0], Propose(bytes(32), 2, 0, bytes(32)))
     said = (vote, ProposeEnvelope(propose, b"header", b"body", None))
@@ -140,8 +135,7 @@ def test_who_votes_is_asked_before_any_number_of_strangers_that_claim_more() -> 
     assert catch_up.next_request(0.1, lambda peer: peer == HONEST)[0] != HONEST  # it has had no time to answer
 
 
-def test_a_decision_on_another_parent_is_not_ours_whoever_certified_it() -> None:
-    bench = follower()
+def test_a_decision_on_another_parent_is_not_ours_whoever_certified_it(bench: Bench) -> None:
     decide(bench, 1)
     block = bench.block(bench.leader())
     foreign = encode_block(dataclasses.replace(decode_block(block), parent=bytes(32)))
@@ -150,8 +144,7 @@ def test_a_decision_on_another_parent_is_not_ours_whoever_certified_it() -> None
     assert bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench)))).decided_blocks
 
 
-def test_decisions_ahead_are_kept_of_voters_and_of_who_was_asked_and_nobody_replaces_them() -> None:
-    bench = follower()
+def test_decisions_ahead_are_kept_of_voters_and_of_who_was_asked_and_nobody_replaces_them(bench: Bench) -> None:
     voter, asked, stranger = bench.signers[others(bench)[0]].public, bytes([1]) * 32, bytes([2]) * 32
     for peer in (asked, stranger):
         bench.step(ConnectedInput(peer))
@@ -180,8 +173,7 @@ def test_a_voter_that_gives_one_decision_at_a_time_does_not_keep_the_others_from
     assert asked == {LIAR, HONEST}
 
 
-def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> None:
-    bench = follower()
+def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again(bench: Bench) -> None:
     peer = bench.signers[others(bench)[0]].public
     bench.give(others(bench)[0], Status(40, 0))
     bench.step(TickInput(), wait=1.0)
@@ -194,8 +186,7 @@ def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> Non
 # Books ---------------------------------------------------------------------------------------------------------------
 
 
-def test_statements_of_views_long_left_behind_are_forgotten() -> None:
-    bench = follower()
+def test_statements_of_views_long_left_behind_are_forgotten(bench: Bench) -> None:
     for view in range(0, 600, VIEWS_AHEAD_MAX):
         bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(view, others(bench))))
         for voter in others(bench):
@@ -207,8 +198,7 @@ def test_statements_of_views_long_left_behind_are_forgotten() -> None:
     assert len(book._tallies) <= 2 * (2 * VIEWS_AHEAD_MAX + 1)
 
 
-def test_timeouts_of_views_far_ahead_leave_one_number_a_voter() -> None:
-    bench = follower()
+def test_timeouts_of_views_far_ahead_leave_one_number_a_voter(bench: Bench) -> None:
     book, voter = bench.replica._book, others(bench)[0]
     assert book is not None
     for view in range(VIEWS_AHEAD_MAX + 1, 2 * VIEWS_AHEAD_MAX):
@@ -217,16 +207,14 @@ def test_timeouts_of_views_far_ahead_leave_one_number_a_voter() -> None:
     assert book._given_up == {bench.signers[voter].public: 2 * VIEWS_AHEAD_MAX - 1}
 
 
-def test_two_decided_heights_are_remembered_without_what_voting_needs() -> None:
-    bench = follower()
+def test_two_decided_heights_are_remembered_without_what_voting_needs(bench: Bench) -> None:
     for item in range(1, 8):
         decide(bench, item)
     assert sorted(bench.replica._closed) == [6, 7]
     assert all(not book.proposals and not book._tallies for book in bench.replica._closed.values())
 
 
-def test_a_closed_book_takes_no_statements_of_views_far_from_its_decision() -> None:
-    bench = follower()
+def test_a_closed_book_takes_no_statements_of_views_far_from_its_decision(bench: Bench) -> None:
     block, voter = decide(bench, 1), others(bench)[0]
     for view in range(200):
         bench.give(voter, bench.prepare(voter, block, view))
@@ -242,8 +230,7 @@ def test_proposals_for_later_heights_have_a_bound_together() -> None:
     assert len(future._proposals) == 7, "each is counted with what stands around its body"
 
 
-def test_peers_that_come_and_go_leave_nothing_behind() -> None:
-    bench = follower()
+def test_peers_that_come_and_go_leave_nothing_behind(bench: Bench) -> None:
     for stranger in range(200):
         bench.step(ConnectedInput(bytes([stranger]) * 32))
         bench.give_from(bytes([stranger]) * 32, Status(ABSURD, 0))
@@ -259,8 +246,7 @@ def evidence_at(bench: Bench, voter: int, height: int, turn: StepEffects) -> boo
     return [item.signer for item in turn.evidence] == [bench.signers[voter].public]
 
 
-def test_a_second_statement_for_one_of_the_last_two_decided_heights_is_evidence() -> None:
-    bench = follower()
+def test_a_second_statement_for_one_of_the_last_two_decided_heights_is_evidence(bench: Bench) -> None:
     voter = others(bench)[0]
     blocks = [decide(bench, item) for item in (1, 2, 3)]
     for block, known in zip(blocks, (False, True, True), strict=True):
@@ -271,8 +257,7 @@ def test_a_second_statement_for_one_of_the_last_two_decided_heights_is_evidence(
     assert not bench.faults
 
 
-def test_a_certificate_that_contradicts_a_vote_is_evidence_against_its_voter() -> None:
-    bench = follower()
+def test_a_certificate_that_contradicts_a_vote_is_evidence_against_its_voter(bench: Bench) -> None:
     liar = others(bench)[0]
     one, two = bench.block(bench.leader()), bench.block(bench.leader(), b"\x91\x02")
     bench.give(liar, bench.prepare(liar, one))
@@ -280,8 +265,7 @@ def test_a_certificate_that_contradicts_a_vote_is_evidence_against_its_voter() -
     assert evidence_at(bench, liar, 1, turn)
 
 
-def test_a_late_commit_shows_in_the_next_block() -> None:
-    bench = follower()
+def test_a_late_commit_shows_in_the_next_block(bench: Bench) -> None:
     block = bench.block(bench.leader())
     bench.give(1, Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))))
     bench.apply(bench.turn.decided_blocks[0])
@@ -291,8 +275,7 @@ def test_a_late_commit_shows_in_the_next_block() -> None:
     assert certificate is not None and bench.signers[3].public in certificate.signatures
 
 
-def test_a_key_that_has_left_the_voters_signs_nothing_that_counts() -> None:
-    bench = follower()
+def test_a_key_that_has_left_the_voters_signs_nothing_that_counts(bench: Bench) -> None:
     leaver = others(bench)[0]
     bench.counter.candidates = tuple(signer.public for signer in bench.signers)
     change = Counter.CHANGE + leaver
@@ -310,3 +293,63 @@ def test_a_key_that_has_left_the_voters_signs_nothing_that_counts() -> None:
     assert bench.faults == ["not-a-voter"]
     bench.give(leaver, RememberedStatements(3, ()))
     assert bench.signers[leaver].public not in bench.replica._check._claims
+
+
+# Messages of hostile peers --------------------------------------------------------------------------------------------
+
+
+JUNK = b"j" * (1 << 20)
+
+
+def in_view_one(n: int = 4) -> Bench:
+    bench = follower(n=n, views=(0, 1, 3))
+    for voter in others(bench):
+        bench.give(voter, bench.timed_out(voter))
+    assert bench.replica.view == 1
+    return bench
+
+
+def test_a_certificate_of_a_later_view_in_the_same_turn_does_not_spoil_the_end_of_a_view_that_is_sent() -> None:
+    bench = in_view_one(6)
+    asker, *signers = others(bench)
+    certificate = bench.certificate(Prepare, bench.block(bench.leader(3)), 3, tuple(signers))
+    for message in (Prepared(certificate), Status(1, 0)):
+        bench.replica.handle_input(MessageInput(bench.signers[asker].public, message), bench.now)
+    turn = bench.replica.finish_step(bench.now)
+    for send in turn.sends:  # whoever finds one of these wrong drops us
+        if isinstance(send, SendMessage) and isinstance(send.message, ViewEnded):
+            verify_timeout_certificate(send.message.certificate, 1, 0, bench.voters, CHAIN_ID, FastVerifier())
+
+
+def test_a_voter_that_keeps_saying_that_it_lags_is_not_told_everything_each_time() -> None:
+    bench = in_view_one()
+    told = 0
+    for _ in range(4 * int(RESPONSE_BURST_MAX)):
+        bench.give(others(bench)[0], Status(1, 0))
+        told += bool(bench.turn.sends)
+    assert 0 < told <= RESPONSE_BURST_MAX
+
+
+def test_timeouts_as_large_as_a_message_are_refused_before_they_are_kept_for_a_later_height() -> None:
+    bench = follower(views=(0, 1, 3))
+    voter, height = others(bench)[0], bench.replica.height + 1
+    first = bench.sign(voter, Timeout(bench.voters.hash, height, 0, NO_VIEW, None))
+    certificate = TimeoutCertificate((first, *(Signed(JUNK, signer.public, bytes(64)) for signer in bench.signers)), None)
+    proposed = bench.propose(bench.block(bench.leader()))
+    propose = bench.sign(voter, Propose(bench.voters.hash, height, 1, bytes(32)))
+    for message in (ViewEnded(certificate), dataclasses.replace(proposed, propose=propose, justification=certificate)):
+        bench.give(voter, message)
+        assert bench.faults == ["oversized"]
+    assert bench.replica._future == FutureHeightMessages()
+
+
+def test_the_leaders_own_short_form_replaces_one_that_somebody_else_gave_for_it() -> None:
+    bench = follower(ShortBench)
+    liar = short_others(bench)[0]
+    block = bench.block(bench.leader(), BODY)
+    right = bench.short(block)
+    bench.give(liar, dataclasses.replace(right, compact_body=b"s" * 32))  # a digest that nobody knows
+    bench.learn()
+    assert not bench.sent_votes(Prepare)
+    bench.give(bench.leader(), right)
+    assert bench.sent_votes(Prepare) and not bench.faults

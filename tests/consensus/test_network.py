@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
+
 from consensus.block import decode_block
 from consensus.inputs import ConnectedInput
 from consensus.pbft.pacemaker import LEADER_LOST_SECONDS, VIEW_SECONDS_MIN
@@ -35,8 +37,12 @@ def test_without_trouble_a_decision_takes_a_few_message_delays() -> None:
     assert decide(Network(), 1) < 10 * DELAY_SECONDS[1]
 
 
-def test_an_idle_network_sends_nothing() -> None:
-    network = Network()
+@pytest.fixture
+def network() -> Network:
+    return Network()
+
+
+def test_an_idle_network_sends_nothing(network: Network) -> None:
     decide(network, 1)
     network.run_until(network.now + 5.0, lambda: False)
     sent = network.sent
@@ -44,27 +50,23 @@ def test_an_idle_network_sends_nothing() -> None:
     assert network.sent == sent
 
 
-def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards() -> None:
-    network = Network()
+def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards(network: Network) -> None:
     decide(network, 1)
-    killed = leader(network)
-    network.crash(killed)
+    network.crash(leader(network))
     assert LEADER_LOST_SECONDS < decide(network, 2) < LEADER_LOST_SECONDS + 0.5
     assert deciding_view(network, 2) == 1
     for item in range(3, 11):
         assert decide(network, item) < VIEW_SECONDS_MIN / 2 and deciding_view(network, item) == 0
 
 
-def test_a_leader_that_is_known_to_be_gone_costs_messages_and_no_timer() -> None:
-    network = Network()
+def test_a_leader_that_is_known_to_be_gone_costs_messages_and_no_timer(network: Network) -> None:
     decide(network, 1)
     network.crash(leader(network))
     network.run_until(network.now + 5.0, lambda: False)
     assert decide(network, 2) < LEADER_LOST_SECONDS and deciding_view(network, 2) == 1
 
 
-def test_a_voter_that_died_costs_one_view_of_its_own_and_never_another() -> None:
-    network = Network()
+def test_a_voter_that_died_costs_one_view_of_its_own_and_never_another(network: Network) -> None:
     decide(network, 1)
     network.crash(leader(network))
     for item in range(2, 60):
@@ -72,8 +74,7 @@ def test_a_voter_that_died_costs_one_view_of_its_own_and_never_another() -> None
     assert [deciding_view(network, height) for height in range(1, 60)] == [0, 1, *[0] * 57]
 
 
-def test_a_failed_leader_leads_again_after_two_rotations() -> None:
-    network = Network()
+def test_a_failed_leader_leads_again_after_two_rotations(network: Network) -> None:
     decide(network, 1)
     killed = leader(network)
     network.crash(killed)
@@ -87,8 +88,7 @@ def test_a_failed_leader_leads_again_after_two_rotations() -> None:
     assert killed.key not in proposers[1:7] and killed.key in proposers[8:]
 
 
-def test_a_restarted_voter_catches_up_to_the_same_root() -> None:
-    network = Network()
+def test_a_restarted_voter_catches_up_to_the_same_root(network: Network) -> None:
     killed = network.all[2]
     decide(network, 1)
     network.crash(killed)
@@ -145,8 +145,7 @@ def test_a_joined_voter_counts() -> None:
     assert network.all[-1].key in network.all[1].journal.decided[5].certificate.signatures
 
 
-def test_a_dead_quorum_decides_nothing_and_goes_on_when_one_returns() -> None:
-    network = Network()
+def test_a_dead_quorum_decides_nothing_and_goes_on_when_one_returns(network: Network) -> None:
     for node in network.all[:2]:
         network.crash(node)
     network.inject(1)

@@ -128,16 +128,19 @@ def test_a_header_has_the_digest_of_its_block_and_only_its_body_makes_the_block_
 # Pacemaker -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_nothing_itself_says_things_again_only_now_and_then() -> None:
-    pacemaker = Pacemaker()
+@pytest.fixture
+def pacemaker() -> Pacemaker:
+    return Pacemaker()
+
+
+def test_who_waits_for_nothing_itself_says_things_again_only_now_and_then(pacemaker: Pacemaker) -> None:
     pacemaker.set_repeat_timer(True, 10.0)
     assert pacemaker.repeat_deadline() == 10.0 + REPEAT_SECONDS_MAX
     pacemaker.set_view_timer(True, 10.0)
     assert pacemaker.repeat_deadline() == 10.0 + VIEW_SECONDS_MIN
 
 
-def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions() -> None:
-    pacemaker = Pacemaker()
+def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions(pacemaker: Pacemaker) -> None:
     assert pacemaker.view_seconds() == VIEW_SECONDS_MIN
     pacemaker.enter_view(2)
     assert pacemaker.view_seconds() == pytest.approx(2.25 * VIEW_SECONDS_MIN)
@@ -165,8 +168,7 @@ def test_leaders_that_are_slow_on_purpose_do_not_make_the_views_longer() -> None
     assert after(voters.faults_tolerated + 1) == VIEW_SECONDS_MAX, "more than can lie: they are just slow"
 
 
-def test_a_leader_that_no_longer_votes_is_no_longer_measured() -> None:
-    pacemaker = Pacemaker()
+def test_a_leader_that_no_longer_votes_is_no_longer_measured(pacemaker: Pacemaker) -> None:
     keys = [bytes([number]) * 32 for number in range(3)]
     for key, seconds in zip(keys, (5.0, 2.0, 0.1), strict=True):
         pacemaker.enter_view(0)
@@ -188,8 +190,7 @@ def test_while_no_more_leaders_are_known_than_may_lie_the_fastest_decision_sets_
     assert timers == [pytest.approx(TAIL_FACTOR * 0.95 * VIEW_SECONDS_MIN)] * 12, "two liars of seven led alone"
 
 
-def test_a_network_of_slow_decisions_has_its_timer_after_the_first_one() -> None:
-    pacemaker = Pacemaker()
+def test_a_network_of_slow_decisions_has_its_timer_after_the_first_one(pacemaker: Pacemaker) -> None:
     pacemaker.enter_view(4)
     pacemaker.set_view_timer(True, 0.0)
     pacemaker.record_decision(KEYS[0], VoterSet.from_keys(KEYS), 5.0)
@@ -197,8 +198,7 @@ def test_a_network_of_slow_decisions_has_its_timer_after_the_first_one() -> None
     assert pacemaker.view_seconds() == TAIL_FACTOR * 5.0
 
 
-def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every_view() -> None:
-    pacemaker = Pacemaker()
+def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every_view(pacemaker: Pacemaker) -> None:
     pacemaker.set_view_timer(True, 100.0)
     assert pacemaker.view_deadline(90.0) == 100.0, "it was gone long before the work turned up"
     assert pacemaker.view_deadline(99.9) == pytest.approx(100.15), "it has not been gone for long"
@@ -210,8 +210,7 @@ def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every
     assert pacemaker.view_deadline(200.5) == pytest.approx(200.5 + 0.25 * 1.5**4)
 
 
-def test_a_timer_starts_with_the_work_and_stops_with_it() -> None:
-    pacemaker = Pacemaker()
+def test_a_timer_starts_with_the_work_and_stops_with_it(pacemaker: Pacemaker) -> None:
     pacemaker.set_view_timer(True, 100.0)
     pacemaker.set_view_timer(True, 100.5)
     assert pacemaker.view_deadline(None) == 101.0
@@ -259,8 +258,7 @@ def test_whoever_says_two_things_of_one_kind_in_one_round_lies_and_nobody_else(k
         return bench.sign(1, next(statement for statement in kinds if isinstance(statement, of)))
 
     first = said()
-    proof = Evidence(first, said(variant=1))
-    assert verify_evidence(proof, CHAIN_ID, FastVerifier()) == bench.signers[1].public
+    assert verify_evidence(Evidence(first, said(variant=1)), CHAIN_ID, FastVerifier()) == bench.signers[1].public
     proves_nothing(Evidence(first, first))
     proves_nothing(Evidence(first, said(number=4, variant=1)))
     proves_nothing(Evidence(first, said(variant=1, job=bytes([1]) * 32)))

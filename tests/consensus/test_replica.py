@@ -28,7 +28,7 @@ from protocol.messages import (
     TimeoutEnvelope,
     ViewEnded,
 )
-from tests.consensus.bench import CHAIN_ID, Bench
+from tests.consensus.bench import CHAIN_ID, Bench, follower, others
 from tests.consensus.certificates import certificate_of
 from tests.consensus.counter import Counter
 
@@ -36,19 +36,8 @@ ONE = b"\x91\x01"  # the item 1
 TWO = b"\x91\x02"
 
 
-def follower() -> Bench:
-    """A replica that leads neither view 0 nor view 1 of the first height."""
-    bench = Bench()
-    place = next(i for i in range(4) if i not in (bench.leader(0), bench.leader(1)))
-    return Bench(place=place)
-
-
 def leader(view: int = 0) -> Bench:
     return Bench(place=Bench().leader(view))
-
-
-def others(bench: Bench) -> tuple[int, ...]:
-    return tuple(i for i in range(bench.n) if i != bench.place)
 
 
 def proposed(bench: Bench) -> bytes:
@@ -60,8 +49,7 @@ def proposed(bench: Bench) -> bytes:
 
 def decide(bench: Bench, block: bytes) -> DecidedBlock:
     certificate = bench.certificate(Commit, block, 0, others(bench))
-    turn = bench.give(others(bench)[0], Decision(block, certificate))
-    return turn.decided_blocks[0]
+    return bench.give(others(bench)[0], Decision(block, certificate)).decided_blocks[0]
 
 
 def tags(turn: StepEffects) -> list[str]:
@@ -73,19 +61,16 @@ def tags(turn: StepEffects) -> list[str]:
 
 def test_a_leader_with_work_proposes_and_prepares() -> None:
     bench = leader()
-    bench.counter.add(1)
-    turn = bench.step(WorkChangedInput())
+    turn = bench.add_work(1)
     assert len(bench.sent(ProposeEnvelope)) == 1 and tags(turn) == ["propose", "prepare"]
 
 
 def test_a_leader_without_work_is_quiet_and_sets_no_timer() -> None:
-    bench = leader()
-    turn = bench.step(WorkChangedInput())
+    turn = leader().step(WorkChangedInput())
     assert not turn.sends and turn.deadline is None
 
 
-def test_a_proposal_two_prepares_and_two_commits_decide_at_four_voters() -> None:
-    bench = follower()
+def test_a_proposal_two_prepares_and_two_commits_decide_at_four_voters(bench: Bench) -> None:
     block = proposed(bench)
     assert len(bench.sent_votes(Prepare)) == 1
     first, second, _ = others(bench)
@@ -98,24 +83,23 @@ def test_a_proposal_two_prepares_and_two_commits_decide_at_four_voters() -> None
     assert [decided.digest for decided in turn.decided_blocks] == [block_digest(block)] and bench.replica.height == 2
 
 
-def test_votes_that_come_before_the_proposal_count() -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
-    for voter in others(bench)[:2]:
-        bench.give(voter, bench.prepare(voter, block))
+@pytest.fixture
+def block(bench: Bench) -> bytes:
+    return bench.block(bench.leader())
+
+
+def test_votes_that_come_before_the_proposal_count(block: bytes, bench: Bench) -> None:
+    bench.give_prepares(block)
     bench.give(bench.leader(), bench.propose(block))
     assert len(bench.sent_votes(Commit)) == 1
 
 
 def test_a_single_voter_decides_alone() -> None:
-    bench = Bench(n=1)
-    bench.counter.add(1)
-    turn = bench.step(WorkChangedInput())
+    turn = Bench(n=1).add_work(1)
     assert len(turn.decided_blocks) == 1 and turn.deadline is None
 
 
-def test_a_late_commit_shows_in_the_next_block() -> None:
-    bench = follower()
+def test_a_late_commit_shows_in_the_next_block(bench: Bench) -> None:
     block = proposed(bench)
     decided = decide(bench, block)
     late = bench.sign(bench.place, Commit(bench.voters.hash, 1, 0, decided.digest))
@@ -129,9 +113,9 @@ def test_a_late_commit_shows_in_the_next_block() -> None:
 # Safety --------------------------------------------------------------------------------------------------------------
 
 
-def test_block_is_stored_in_the_turn_that_prepares_it_and_the_certificate_in_the_one_that_commits() -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
+def test_block_is_stored_in_the_turn_that_prepares_it_and_the_certificate_in_the_one_that_commits(
+    block: bytes, bench: Bench
+) -> None:
     turn = bench.give(bench.leader(), bench.propose(block))
     kinds = [type(record) for record in turn.records]
     assert kinds.index(StoredBlock) < kinds.index(OwnStatement)
@@ -141,8 +125,7 @@ def test_block_is_stored_in_the_turn_that_prepares_it_and_the_certificate_in_the
     assert kinds.index(StoredCertificate) < kinds.index(OwnStatement)
 
 
-def test_a_second_proposal_of_a_leader_is_evidence_and_not_prepared() -> None:
-    bench = follower()
+def test_a_second_proposal_of_a_leader_is_evidence_and_not_prepared(bench: Bench) -> None:
     proposed(bench)
     turn = bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), TWO)))
     assert [evidence.signer for evidence in turn.evidence] == [bench.signers[bench.leader()].public]
@@ -150,8 +133,7 @@ def test_a_second_proposal_of_a_leader_is_evidence_and_not_prepared() -> None:
 
 
 @pytest.mark.parametrize("kind", ["prepare", "commit"])
-def test_two_votes_in_one_slot_are_evidence_and_the_first_counts(kind: str) -> None:
-    bench = follower()
+def test_two_votes_in_one_slot_are_evidence_and_the_first_counts(bench: Bench, kind: str) -> None:
     one, two = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
     liar = others(bench)[0]
     bench.give(liar, getattr(bench, kind)(liar, one))
@@ -160,25 +142,21 @@ def test_two_votes_in_one_slot_are_evidence_and_the_first_counts(kind: str) -> N
     assert not bench.give(liar, getattr(bench, kind)(liar, two)).evidence
 
 
-def test_two_timeouts_in_one_slot_are_evidence() -> None:
-    bench = follower()
+def test_two_timeouts_in_one_slot_are_evidence(bench: Bench) -> None:
     block, liar = bench.block(bench.leader()), others(bench)[0]
     bench.give(liar, bench.timed_out(liar))
     high = bench.certificate(Prepare, block, 0, others(bench))
     assert len(bench.give(liar, bench.timed_out(liar, 0, high, (0, block))).evidence) == 1
 
 
-def test_a_commit_against_a_timeout_that_hides_its_certificate_is_evidence() -> None:
-    bench = follower()
+def test_a_commit_against_a_timeout_that_hides_its_certificate_is_evidence(bench: Bench) -> None:
     block, liar = bench.block(bench.leader()), others(bench)[0]
     bench.give(liar, bench.commit(liar, block))
     assert len(bench.give(liar, bench.timed_out(liar)).evidence) == 1
 
 
-def test_nothing_is_prepared_or_committed_after_a_timeout() -> None:
-    bench = follower()
-    bench.counter.add(1)
-    bench.step(WorkChangedInput())
+def test_nothing_is_prepared_or_committed_after_a_timeout(bench: Bench) -> None:
+    bench.add_work(1)
     bench.step(TickInput(), wait=1.1)
     assert len(bench.sent(TimeoutEnvelope)) == 1
     block = proposed(bench)
@@ -187,8 +165,7 @@ def test_nothing_is_prepared_or_committed_after_a_timeout() -> None:
     assert not bench.sent_votes(Commit)
 
 
-def test_a_voter_that_has_not_applied_the_parent_prepares_nothing_but_commits_on_a_certificate() -> None:
-    bench = follower()
+def test_a_voter_that_has_not_applied_the_parent_prepares_nothing_but_commits_on_a_certificate(bench: Bench) -> None:
     maker = Bench(place=bench.place)
     first = proposed(bench)
     decided = decide(bench, first)
@@ -203,10 +180,8 @@ def test_a_voter_that_has_not_applied_the_parent_prepares_nothing_but_commits_on
     assert len(bench.sent_votes(Prepare)) == 1
 
 
-def test_a_decided_block_that_names_another_state_stops_all_signing() -> None:
-    bench = follower()
-    block = dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32))
-    decided = decide(bench, encode_block(block))
+def test_a_decided_block_that_names_another_state_stops_all_signing(bench: Bench) -> None:
+    decided = decide(bench, encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32))))
     assert bench.replica.divergence is not None
     bench.counter.add(5)
     bench.apply(decided)
@@ -228,11 +203,9 @@ def test_a_decided_block_that_names_another_state_stops_all_signing() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_fresh_block_with_one_wrong_part_is_not_prepared(change: dict[str, object]) -> None:
-    bench = follower()
+def test_a_fresh_block_with_one_wrong_part_is_not_prepared(bench: Bench, change: dict[str, object]) -> None:
     block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), **change))  # type: ignore[arg-type]
-    propose = bench.propose(block)
-    bench.give(bench.leader(), propose)
+    bench.give(bench.leader(), bench.propose(block))
     assert not bench.sent_votes(Prepare) and bench.replica.block_refusal
 
 
@@ -244,16 +217,14 @@ def on_another_root(bench: Bench, view: int) -> None:
     bench.give(bench.leader(view), bench.propose(encode_block(other), view, justification))
 
 
-def test_a_block_on_another_state_root_is_refused_by_naming_both_roots() -> None:
-    bench = follower()
+def test_a_block_on_another_state_root_is_refused_by_naming_both_roots(bench: Bench) -> None:
     on_another_root(bench, 0)
     mine = decode_block(bench.block(bench.leader())).state_root.hex()[:16]
     assert bench.replica.block_refusal == f"it stands on state root {'ee' * 8}, here it is {mine}"
     assert bench.replica.state_root_split is None, "one leader may lie, or have computed wrongly"
 
 
-def test_more_than_n_minus_q_leaders_on_another_state_root_are_a_dispute_until_the_height_is_decided() -> None:
-    bench = follower()
+def test_more_than_n_minus_q_leaders_on_another_state_root_are_a_dispute_until_the_height_is_decided(bench: Bench) -> None:
     for view in (0, 1):
         on_another_root(bench, view)
     assert (
@@ -275,8 +246,7 @@ def test_one_leader_in_several_views_is_no_dispute() -> None:
     assert bench.replica.view == again and bench.replica.state_root_split is None
 
 
-def test_the_same_slot_is_never_signed_with_other_bytes() -> None:
-    bench = follower()
+def test_the_same_slot_is_never_signed_with_other_bytes(bench: Bench) -> None:
     proposed(bench)
     with pytest.raises(LocalProtocolError):
         bench.replica._own.sign_statement(Prepare(bench.voters.hash, 1, 0, bytes(32)))
@@ -285,11 +255,8 @@ def test_the_same_slot_is_never_signed_with_other_bytes() -> None:
 # Restart -------------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_restart_the_same_votes_are_sent_and_no_others() -> None:
-    bench = follower()
-    block = proposed(bench)
-    for voter in others(bench)[:2]:
-        bench.give(voter, bench.prepare(voter, block))
+def test_after_a_restart_the_same_votes_are_sent_and_no_others(bench: Bench) -> None:
+    bench.give_prepares(proposed(bench))
     before = bench.sent_votes(Commit)
     bench.restart()
     bench.connect(others(bench)[0])
@@ -300,19 +267,15 @@ def test_after_a_restart_the_same_votes_are_sent_and_no_others() -> None:
 
 def test_a_restarted_leader_proposes_the_block_it_signed() -> None:
     bench = leader()
-    bench.counter.add(1)
-    bench.step(WorkChangedInput())
+    bench.add_work(1)
     before = bench.sent(ProposeEnvelope)
     bench.counter.add(2)
     bench.restart()
     assert bench.sent(ProposeEnvelope) == before
 
 
-def test_a_restarted_voter_names_its_certificate_when_it_times_out() -> None:
-    bench = follower()
-    block = proposed(bench)
-    for voter in others(bench)[:2]:
-        bench.give(voter, bench.prepare(voter, block))
+def test_a_restarted_voter_names_its_certificate_when_it_times_out(bench: Bench) -> None:
+    bench.give_prepares(proposed(bench))
     bench.restart()
     bench.step(TickInput())
     bench.step(TickInput(), wait=2.0)
@@ -340,18 +303,15 @@ def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(
     assert bench.replica._book is not None and not bench.replica._book.statements_of(bench.signers[bench.place].public)
 
 
-def test_a_certificate_of_another_voter_set_is_not_recovered() -> None:
+def test_a_certificate_of_another_voter_set_is_not_recovered(block: bytes, bench: Bench) -> None:
     """Its votes may be those of nobody who votes here: in a Timeout it would show nothing, and it must lock nobody."""
-    bench = follower()
-    block = bench.block(bench.leader())
     foreign = Prepare(bytes(32), 1, 0, block_digest(block))
     signatures = {bench.signers[i].public: bench.sign(i, foreign).signature for i in others(bench)}
     certificate = Certificate(codec.encode(foreign), signatures)
     bench.journal.append_records([StoredBlock(1, block_digest(block), block), StoredCertificate(1, certificate)])
     bench.restart()
     assert bench.replica._book is not None and bench.replica._book.highest_prepare_certificate is None
-    bench.counter.add(1)
-    bench.step(WorkChangedInput())
+    bench.add_work(1)
     bench.step(TickInput(), wait=2.0)
     [message] = bench.sent(TimeoutEnvelope)
     assert isinstance(message, TimeoutEnvelope) and message.high is None
@@ -361,8 +321,7 @@ def test_a_certificate_of_another_voter_set_is_not_recovered() -> None:
 # Views ---------------------------------------------------------------------------------------------------------------
 
 
-def test_one_timeout_is_not_joined_and_two_are() -> None:
-    bench = follower()
+def test_one_timeout_is_not_joined_and_two_are(bench: Bench) -> None:
     first, second, _ = others(bench)
     bench.give(first, bench.timed_out(first))
     assert not bench.sent(TimeoutEnvelope)
@@ -370,15 +329,13 @@ def test_one_timeout_is_not_joined_and_two_are() -> None:
     assert len(bench.sent(TimeoutEnvelope)) == 1 and bench.replica.view == 1
 
 
-def test_two_timeouts_of_a_higher_view_take_the_replica_there() -> None:
-    bench = follower()
+def test_two_timeouts_of_a_higher_view_take_the_replica_there(bench: Bench) -> None:
     for voter in others(bench)[:2]:
         bench.give(voter, bench.timed_out(voter, view=5))
     assert bench.replica.view == 6
 
 
-def test_who_has_nothing_to_wait_for_says_again_what_others_may_lack_and_gives_up_no_view() -> None:
-    bench = follower()
+def test_who_has_nothing_to_wait_for_says_again_what_others_may_lack_and_gives_up_no_view(bench: Bench) -> None:
     for voter in others(bench)[:2]:
         bench.give(voter, bench.timed_out(voter))
     assert bench.replica.view == 1
@@ -388,8 +345,7 @@ def test_who_has_nothing_to_wait_for_says_again_what_others_may_lack_and_gives_u
         assert given_up(bench) == [0] and bench.replica.view == 1 and not bench.turn.records
 
 
-def test_of_timeouts_however_far_ahead_those_of_all_possible_liars_are_passed_over() -> None:
-    bench = follower()
+def test_of_timeouts_however_far_ahead_those_of_all_possible_liars_are_passed_over(bench: Bench) -> None:
     liar, first, second = others(bench)
     bench.give(liar, bench.timed_out(liar, 2**53 - 1))
     assert bench.replica.view == 0 and not bench.sent(TimeoutEnvelope)
@@ -400,16 +356,14 @@ def test_of_timeouts_however_far_ahead_those_of_all_possible_liars_are_passed_ov
     assert bench.replica.view == 301
 
 
-def test_a_timeout_without_the_certificate_it_names_is_refused() -> None:
-    bench = follower()
+def test_a_timeout_without_the_certificate_it_names_is_refused(bench: Bench) -> None:
     liar = others(bench)[0]
     for view in (0, 300):
         bench.give(liar, bench.timed_out(liar, view, None, (0, bench.block(bench.leader()))))
         assert bench.faults == ["bad-timeout"]
 
 
-def test_a_proposal_of_a_later_view_needs_the_timeouts_of_exactly_the_view_before() -> None:
-    bench = follower()
+def test_a_proposal_of_a_later_view_needs_the_timeouts_of_exactly_the_view_before(bench: Bench) -> None:
     block = bench.block(bench.leader(2))
     bench.give(bench.leader(2), bench.propose(block, 2, bench.timeout_certificate(0, others(bench))))
     assert bench.faults == ["bad-justification"]
@@ -421,8 +375,7 @@ def test_a_proposal_of_a_later_view_needs_the_timeouts_of_exactly_the_view_befor
     assert not bench.faults and bench.replica.view == 2
 
 
-def test_a_prepared_block_must_be_proposed_again_and_no_clock_judges_it() -> None:
-    bench = follower()
+def test_a_prepared_block_must_be_proposed_again_and_no_clock_judges_it(bench: Bench) -> None:
     old = bench.block(bench.leader())
     high = bench.certificate(Prepare, old, 0, others(bench))
     justification = bench.timeout_certificate(0, others(bench), high, (0, old))
@@ -447,9 +400,7 @@ CARRIERS = pytest.mark.parametrize("carrier", ["proposal", "view ended"])
 
 
 @CARRIERS
-def test_the_certificate_of_a_justification_is_adopted_and_durable(carrier: str) -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
+def test_the_certificate_of_a_justification_is_adopted_and_durable(block: bytes, bench: Bench, carrier: str) -> None:
     high, by = carriers(bench, block)
     bench.give(bench.leader(1), by[carrier])
     assert not bench.faults and bench.replica.view == 1
@@ -464,8 +415,9 @@ def test_the_certificate_of_a_justification_is_adopted_and_durable(carrier: str)
 
 
 @CARRIERS
-def test_votes_in_the_certificate_of_a_justification_are_evidence_against_a_voter_that_contradicts_them(carrier: str) -> None:
-    bench = follower()
+def test_votes_in_the_certificate_of_a_justification_are_evidence_against_a_voter_that_contradicts_them(
+    bench: Bench, carrier: str
+) -> None:
     liar = others(bench)[0]
     one, two = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
     bench.give(liar, bench.prepare(liar, one))
@@ -474,9 +426,9 @@ def test_votes_in_the_certificate_of_a_justification_are_evidence_against_a_vote
 
 
 @CARRIERS
-def test_a_justification_without_a_quorum_behind_its_certificate_is_refused_and_leaves_no_lock(carrier: str) -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
+def test_a_justification_without_a_quorum_behind_its_certificate_is_refused_and_leaves_no_lock(
+    block: bytes, bench: Bench, carrier: str
+) -> None:
     high = bench.certificate(Prepare, block, 0, others(bench)[:2])
     justification = bench.timeout_certificate(0, others(bench), high, (0, block))
     bench.give(bench.leader(1), bench.propose(block, 1, justification) if carrier == "proposal" else ViewEnded(justification))
@@ -484,22 +436,19 @@ def test_a_justification_without_a_quorum_behind_its_certificate_is_refused_and_
     assert not any(isinstance(record, StoredCertificate) for record in bench.turn.records)
 
 
-def test_a_proposal_of_the_first_view_carries_no_justification() -> None:
-    bench = follower()
+def test_a_proposal_of_the_first_view_carries_no_justification(bench: Bench) -> None:
     block, justification = bench.block(bench.leader()), bench.timeout_certificate(0, others(bench))
     bench.give(bench.leader(), bench.propose(block, 0, justification))
     assert bench.faults == ["bad-justification"] and not bench.sent_votes(Prepare)
 
 
-def test_a_timeout_that_names_a_certificate_of_a_later_view_is_refused() -> None:
-    bench = follower()
+def test_a_timeout_that_names_a_certificate_of_a_later_view_is_refused(bench: Bench) -> None:
     liar, block = others(bench)[0], bench.block(bench.leader(1))
     bench.give(liar, bench.timed_out(liar, 0, bench.certificate(Prepare, block, 1, others(bench)), (1, block)))
     assert bench.faults == ["bad-timeout"]
 
 
-def test_a_timeout_with_a_prepare_certificate_of_another_height_is_refused() -> None:
-    bench = follower()
+def test_a_timeout_with_a_prepare_certificate_of_another_height_is_refused(bench: Bench) -> None:
     liar, digest = others(bench)[0], block_digest(bench.block(bench.leader()))
     statement = Prepare(bench.voters.hash, bench.replica.height + 1, 0, digest)
     high = certificate_of(CHAIN_ID, statement, (bench.signers[i] for i in others(bench)))
@@ -507,13 +456,11 @@ def test_a_timeout_with_a_prepare_certificate_of_another_height_is_refused() -> 
     assert bench.faults == ["wrong-height"]
 
 
-def test_a_proposal_that_is_repeated_carries_the_justification_with_which_it_came() -> None:
-    bench = follower()
+def test_a_proposal_that_is_repeated_carries_the_justification_with_which_it_came(bench: Bench) -> None:
     block = bench.block(bench.leader(1))
     justification = bench.timeout_certificate(0, others(bench))
     bench.give(bench.leader(1), bench.propose(block, 1, justification))
-    silent = next(i for i in others(bench) if i != bench.leader(1))
-    bench.connect(silent)
+    bench.connect(next(i for i in others(bench) if i != bench.leader(1)))
     [repeated] = bench.sent(ProposeEnvelope)
     assert isinstance(repeated, ProposeEnvelope) and repeated.justification == justification
 
@@ -532,23 +479,22 @@ def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:
     assert isinstance(message, ProposeEnvelope) and message.propose.body.endswith(block_digest(old))
 
 
-def test_a_commit_certificate_of_any_view_decides_against_a_vote_already_held() -> None:
-    bench = follower()
+def test_a_commit_certificate_of_any_view_decides_against_a_vote_already_held(bench: Bench) -> None:
     proposed(bench)
     other = bench.block(bench.leader(), TWO)
     bench.give(others(bench)[0], Decision(other, bench.certificate(Commit, other, 3, others(bench))))
     assert bench.replica.height == 2 and bench.turn.decided_blocks[0].digest == block_digest(other)
 
 
-def test_a_prepare_certificate_of_a_later_view_takes_the_replica_there_and_is_committed() -> None:
-    bench = follower()
+def test_a_prepare_certificate_of_a_later_view_takes_the_replica_there_and_is_committed(bench: Bench) -> None:
     block = bench.block(bench.leader(2))
     bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 2, others(bench))))
     assert bench.replica.view == 2 and len(bench.sent_votes(Commit)) == 1
 
 
-def test_a_timeout_is_repeated_with_a_certificate_of_the_next_view_and_taken_by_who_is_still_in_the_one_before() -> None:
-    bench = follower()
+def test_a_timeout_is_repeated_with_a_certificate_of_the_next_view_and_taken_by_who_is_still_in_the_one_before(
+    bench: Bench,
+) -> None:
     block = bench.block(bench.leader(1))
     proposed(bench)
     bench.step(TickInput(), wait=100.0)
@@ -563,8 +509,7 @@ def test_a_timeout_is_repeated_with_a_certificate_of_the_next_view_and_taken_by_
     assert not late.faults and late.replica.view == 1
 
 
-def test_a_timeout_certificate_takes_the_replica_to_the_next_view() -> None:
-    bench = follower()
+def test_a_timeout_certificate_takes_the_replica_to_the_next_view(bench: Bench) -> None:
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(3, others(bench))))
     assert bench.replica.view == 4
 
@@ -634,8 +579,7 @@ def test_a_block_that_was_prepared_in_this_view_is_not_proposed_again_by_its_res
         assert not bench.sent(ProposeEnvelope), "its certificate is higher than any that timeouts of view 0 may carry"
 
 
-def test_own_messages_are_repeated_while_there_is_work() -> None:
-    bench = follower()
+def test_own_messages_are_repeated_while_there_is_work(bench: Bench) -> None:
     proposed(bench)
     votes = bench.sent_votes(Prepare)
     repeated = []
@@ -646,9 +590,8 @@ def test_own_messages_are_repeated_while_there_is_work() -> None:
     assert repeated and set(repeated) == set(votes)
 
 
-def test_a_refused_proposal_is_no_cause_for_repeats() -> None:
+def test_a_refused_proposal_is_no_cause_for_repeats(bench: Bench) -> None:
     """Nothing was signed because of it: a liar that leads could keep an idle network talking for ever."""
-    bench = follower()
     block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32)))
     bench.give(bench.leader(), bench.propose(block))
     assert bench.replica.block_refusal and bench.turn.deadline is None
@@ -657,8 +600,7 @@ def test_a_refused_proposal_is_no_cause_for_repeats() -> None:
 # Refused -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_vote_with_a_flipped_bit_a_foreign_key_or_another_voter_set_is_refused() -> None:
-    bench = follower()
+def test_a_vote_with_a_flipped_bit_a_foreign_key_or_another_voter_set_is_refused(bench: Bench) -> None:
     block, voter = bench.block(bench.leader()), others(bench)[0]
     vote = bench.prepare(voter, block)
     flipped = bytes([vote.vote.signature[0] ^ 1]) + vote.vote.signature[1:]
@@ -671,23 +613,19 @@ def test_a_vote_with_a_flipped_bit_a_foreign_key_or_another_voter_set_is_refused
     assert bench.faults == ["foreign-voters"]
 
 
-def test_a_proposal_by_somebody_else_than_the_leader_is_refused() -> None:
-    bench = follower()
+def test_a_proposal_by_somebody_else_than_the_leader_is_refused(bench: Bench) -> None:
     block = bench.block(bench.leader(1))
     wrong = bench.sign(bench.leader(1), Propose(bench.voters.hash, 1, 0, block_digest(block)))
     bench.give(bench.leader(1), dataclasses.replace(bench.propose(block), propose=wrong))
     assert bench.faults == ["not-the-leader"]
 
 
-def test_a_certificate_below_the_quorum_is_refused() -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
+def test_a_certificate_below_the_quorum_is_refused(block: bytes, bench: Bench) -> None:
     bench.give(0, Decision(block, bench.certificate(Commit, block, 0, others(bench)[:2])))
     assert bench.faults == ["no-quorum"]
 
 
-def test_other_bytes_beside_a_certificate_are_refused() -> None:
-    bench = follower()
+def test_other_bytes_beside_a_certificate_are_refused(bench: Bench) -> None:
     block, other = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
     bench.give(0, Decision(other, bench.certificate(Commit, block, 0, others(bench))))
     assert bench.faults == ["wrong-block"] and bench.replica.height == 1
@@ -696,8 +634,7 @@ def test_other_bytes_beside_a_certificate_are_refused() -> None:
 # Catching up ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_link_is_greeted_and_a_peer_far_ahead_is_asked_at_once() -> None:
-    bench = follower()
+def test_a_new_link_is_greeted_and_a_peer_far_ahead_is_asked_at_once(bench: Bench) -> None:
     peer = others(bench)[0]
     bench.step(ConnectedInput(bench.signers[peer].public))
     assert bench.sent(Status) == [Status(1, 0)]
@@ -706,8 +643,7 @@ def test_a_new_link_is_greeted_and_a_peer_far_ahead_is_asked_at_once() -> None:
     assert isinstance(request, GetDecisions) and request.first == 1
 
 
-def test_who_does_not_deliver_is_passed_over() -> None:
-    bench = follower()
+def test_who_does_not_deliver_is_passed_over(bench: Bench) -> None:
     asked = set()
     for peer in others(bench)[:2]:
         bench.give(peer, Status(40, 0))
@@ -717,8 +653,7 @@ def test_who_does_not_deliver_is_passed_over() -> None:
     assert len(asked) == 2
 
 
-def test_a_request_for_decisions_is_answered_from_the_journal() -> None:
-    bench = follower()
+def test_a_request_for_decisions_is_answered_from_the_journal(bench: Bench) -> None:
     decide(bench, proposed(bench))
     turn = bench.give(others(bench)[0], GetDecisions(1, 5))
     assert turn.sends == (SendDecisions(bench.signers[others(bench)[0]].public, 1, 5),)
@@ -763,10 +698,8 @@ def test_messages_of_the_next_height_wait_until_it_is_reached() -> None:
     first = proposed(bench)
     decide(maker, first)
     maker.apply(maker.turn.decided_blocks[0])
-    second = maker.block(maker.leader(), TWO)
-    bench.give(maker.leader(), maker.propose(second))
-    decided = decide(bench, first)
-    bench.apply(decided)
+    bench.give(maker.leader(), maker.propose(maker.block(maker.leader(), TWO)))
+    bench.apply(decide(bench, first))
     assert len(bench.sent_votes(Prepare)) == 1
 
 
@@ -782,17 +715,14 @@ def test_the_memory_for_future_heights_is_bounded_per_peer() -> None:
     assert sum(map(len, kept._small.values())) + len(kept._proposals) <= 17
 
 
-def test_votes_far_ahead_of_the_view_are_not_kept() -> None:
-    bench = follower()
+def test_votes_far_ahead_of_the_view_are_not_kept(bench: Bench) -> None:
     block, voter = bench.block(bench.leader()), others(bench)[0]
     for view in range(300):
         bench.give(voter, bench.prepare(voter, block, view))
     assert bench.replica._book is not None and len(bench.replica._book._statements[bench.signers[voter].public]) <= 65
 
 
-def test_every_message_survives_its_encoding() -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
+def test_every_message_survives_its_encoding(block: bytes, bench: Bench) -> None:
     high = bench.certificate(Prepare, block, 0, (0, 1, 2))
     messages = [
         bench.propose(block, 1, bench.timeout_certificate(0, (0, 1, 2), high, (0, block))),

@@ -27,7 +27,7 @@ from protocol.messages import (
     TimeoutEnvelope,
     Vote,
 )
-from tests.consensus.bench import START, Bench
+from tests.consensus.bench import START, Bench, follower, others
 from tests.consensus.counter import Counter
 from tests.consensus.network import Network, Node
 
@@ -39,15 +39,6 @@ class Untold(Bench):
 
     def tell_that_nothing_was_heard(self) -> None:
         pass
-
-
-def follower(kind: type[Bench] = Untold, n: int = 4) -> Bench:
-    first = kind(n)
-    return kind(n, next(i for i in range(n) if i not in (first.leader(0), first.leader(1))))
-
-
-def others(bench: Bench) -> list[int]:
-    return [i for i in range(bench.n) if i != bench.place]
 
 
 def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] = ()) -> StepEffects:
@@ -67,7 +58,7 @@ def is_silent(bench: Bench) -> bool:
 
 def decide(bench: Bench, body: bytes) -> DecidedBlock:
     block = bench.block(bench.leader(), body)
-    turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, tuple(others(bench)))))
+    turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
     bench.apply(turn.decided_blocks[0])
     return turn.decided_blocks[0]
 
@@ -75,8 +66,12 @@ def decide(bench: Bench, body: bytes) -> DecidedBlock:
 # Asking --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_voter_signs_nothing_before_a_quorum_itself_counted_has_answered() -> None:
-    bench = follower()
+@pytest.fixture
+def bench() -> Untold:
+    return follower(Untold)
+
+
+def test_a_voter_signs_nothing_before_a_quorum_itself_counted_has_answered(bench: Untold) -> None:
     first, second, _ = others(bench)
     assert is_silent(bench) and not bench.replica.may_sign_round_messages
     tell(bench, first)
@@ -85,18 +80,15 @@ def test_a_voter_signs_nothing_before_a_quorum_itself_counted_has_answered() -> 
     assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.may_sign_round_messages
 
 
-def test_nothing_is_timed_out_nor_joined_before_it_has_answers() -> None:
-    bench = follower()
-    bench.counter.add(1)
-    bench.step(WorkChangedInput())
+def test_nothing_is_timed_out_nor_joined_before_it_has_answers(bench: Untold) -> None:
+    bench.add_work(1)
     bench.step(TickInput(), wait=100.0)
     for voter in others(bench):
         bench.give(voter, bench.timed_out(voter))
     assert not bench.journal.read_restart_state().votes
 
 
-def test_one_voter_twice_or_a_stranger_is_no_second_answer() -> None:
-    bench = follower()
+def test_one_voter_twice_or_a_stranger_is_no_second_answer(bench: Untold) -> None:
     tell(bench, others(bench)[0])
     tell(bench, others(bench)[0])
     stranger = Untold(7)
@@ -105,8 +97,7 @@ def test_one_voter_twice_or_a_stranger_is_no_second_answer() -> None:
     assert is_silent(bench)
 
 
-def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_no_longer() -> None:
-    bench = follower()
+def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_no_longer(bench: Untold) -> None:
     bench.connect(*others(bench)[:2])
     assert bench.sent(GetRememberedStatements)
     tell(bench, others(bench)[0])
@@ -144,7 +135,7 @@ def test_f_liars_cannot_silence_by_their_height_and_more_claims_than_that_hold_u
     claims: tuple[int, ...], silent: bool
 ) -> None:
     """Six voters tolerate one liar, and four of them are a quorum: two that are ahead do not keep the others from answering."""
-    bench = follower(n=len(claims) + 1)
+    bench = follower(Untold, n=len(claims) + 1)
     for other, claim in zip(others(bench), claims, strict=True):
         tell(bench, other, claim)
     assert is_silent(bench) == silent
@@ -154,8 +145,7 @@ def test_f_liars_cannot_silence_by_their_height_and_more_claims_than_that_hold_u
         assert not is_silent(bench)
 
 
-def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_again() -> None:
-    bench = follower()
+def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_again(bench: Untold) -> None:
     bench.connect(*others(bench))
     for other in others(bench):
         tell(bench, other, 9)
@@ -164,8 +154,7 @@ def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_
     assert asked.to is not None and len(asked.to) == 3
 
 
-def test_an_answer_from_just_above_counts_when_its_height_is_reached() -> None:
-    bench = follower()
+def test_an_answer_from_just_above_counts_when_its_height_is_reached(bench: Untold) -> None:
     first, second, _ = others(bench)
     tell(bench, first, 2)
     tell(bench, second, 1)
@@ -197,8 +186,7 @@ def test_the_voters_of_the_height_to_be_signed_must_answer_not_those_of_an_old_s
 # What was forgotten ---------------------------------------------------------------------------------------------------
 
 
-def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_is_decided() -> None:
-    bench = follower()
+def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_is_decided(bench: Untold) -> None:
     forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
     for other in others(bench):
         tell(bench, other, 1, (forgotten,))
@@ -218,9 +206,8 @@ def test_a_lower_statement_that_turns_up_later_does_not_shorten_the_silence() ->
     assert not check.record_forgotten_statement(8) and check.no_votes_below == 9 + SILENT_HEIGHTS
 
 
-def test_who_is_silent_stays_so_over_another_restart() -> None:
+def test_who_is_silent_stays_so_over_another_restart(bench: Untold) -> None:
     """It may stand above the statement that was forgotten by then, and nobody tells of it again."""
-    bench = follower()
     forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
     for other in others(bench):
         tell(bench, other, 1, (forgotten,))
@@ -234,19 +221,16 @@ def test_who_is_silent_stays_so_over_another_restart() -> None:
     assert not is_silent(bench) and bench.replica.may_sign_round_messages
 
 
-def test_one_honest_answer_is_enough_also_when_it_comes_after_the_others() -> None:
-    bench = follower()
+def test_one_honest_answer_is_enough_also_when_it_comes_after_the_others(bench: Untold) -> None:
     for other in others(bench)[:2]:
         tell(bench, other)
-    forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
-    tell(bench, others(bench)[2], 1, (forgotten,))
+    tell(bench, others(bench)[2], 1, (bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote,))
     assert is_silent(bench)
 
 
 def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody() -> None:
-    bench = follower(Bench)
-    block = bench.block(bench.leader())
-    bench.give(bench.leader(), bench.propose(block))
+    bench = follower()
+    bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
     known = bench.sent_votes(Prepare)[0]
     late = Untold(place=bench.place, journal=bench.journal)
     late.replica = late._replica(bench.journal.read_restart_state())
@@ -257,20 +241,18 @@ def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody()
     decide(later, ONE)
     later.replica = later._replica(later.journal.read_restart_state())
     tell_all(later, 2)
-    old = later.sign(later.place, Prepare(later.voters.hash, 1, 5, bytes(32)))
-    tell(later, others(later)[0], 2, (old,))
+    tell(later, others(later)[0], 2, (later.sign(later.place, Prepare(later.voters.hash, 1, 5, bytes(32))),))
     assert later.replica.may_sign_round_messages, "height 1 was decided before its start"
 
 
 def test_other_bytes_in_a_slot_of_the_log_are_forgotten_too() -> None:
-    bench = follower(Bench)
+    bench = follower()
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
     tell(bench, others(bench)[2], 1, (bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote,))
     assert not bench.replica.may_sign_round_messages
 
 
-def test_nobody_is_silenced_by_what_it_has_not_signed() -> None:
-    bench = follower()
+def test_nobody_is_silenced_by_what_it_has_not_signed(bench: Untold) -> None:
     other = others(bench)[0]
     foreign = bench.prepare(other, bench.block(bench.leader())).vote
     tell(bench, other, 1, (foreign,))
@@ -283,21 +265,21 @@ def test_nobody_is_silenced_by_what_it_has_not_signed() -> None:
 
 
 def test_a_certificate_with_a_vote_of_ours_that_the_log_lacks_silences() -> None:
-    bench = follower(Bench)
+    bench = follower()
     block = bench.block(bench.leader(), TWO)
     bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, (bench.place, *others(bench)[:2]))))
     assert not bench.sent_votes(Commit) and not bench.replica.may_sign_round_messages
 
 
 def test_what_we_forgot_is_no_evidence_that_we_write_against_ourselves() -> None:
-    bench = follower(Bench)
+    bench = follower()
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
     turn = bench.give(others(bench)[0], bench.prepare(bench.place, bench.block(bench.leader(), TWO)))
     assert not turn.evidence and not bench.replica.may_sign_round_messages
 
 
 def test_what_we_signed_in_rounds_is_handed_on_and_silences_no_vote() -> None:
-    bench = follower(Bench)
+    bench = follower()
     cut_off = bench.sign(bench.place, CutOff(bytes(32), 3, ()))
     ballot = bench.sign(bench.place, Ballot(bytes(32), 3, bytes(32), ()))
     assert tell(bench, others(bench)[2], 1, (cut_off, ballot)).remembered_round_messages == (cut_off, ballot)
@@ -314,7 +296,7 @@ def of_a_copy(bench: Bench, height: int) -> Signed:
 
 def at_height(height: int) -> Bench:
     """It was allowed to sign at height 1, and is at this one now."""
-    bench = follower(Bench)
+    bench = follower()
     tell_all(bench)
     assert bench.replica.may_sign_round_messages
     for number in range(height - 1):
@@ -338,7 +320,7 @@ def test_a_signature_of_ours_at_a_height_that_was_opened_after_our_start_stops_u
 
 
 def test_a_machine_that_has_proven_our_key_stops_us_for_good_before_and_after_the_first_signature() -> None:
-    for bench in (follower(), at_height(1), at_height(3)):
+    for bench in (follower(Untold), at_height(1), at_height(3)):
         bench.step(DuplicateIdentityInput("10.0.0.9:7700"))
         assert bench.replica.duplicate_identity_reason == "is at 10.0.0.9:7700" and not bench.replica.may_sign_round_messages
         for _ in range(4):
@@ -356,7 +338,7 @@ def test_a_signature_that_an_earlier_life_may_have_made_stops_nobody_for_good() 
 def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
     bench = at_height(3)
     block = bench.block(others(bench)[0])
-    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
+    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, others(bench))))
     [mine] = bench.sent_votes(Commit)
     for _ in range(2):  # at its height, and when that is decided
         tell(bench, others(bench)[0], bench.replica.height, (mine,))
@@ -366,7 +348,7 @@ def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
 
 def test_a_copy_beside_its_original_hears_of_it_at_every_height_and_signs_nothing() -> None:
     """The original signs at each height; the copy learns of each signature only when the next height is open."""
-    copy = follower()
+    copy = follower(Untold)
     heights = 0
     while copy.replica.duplicate_identity_reason is None:
         heights += 1
@@ -394,7 +376,7 @@ def heard(bench: Bench, asker: int) -> RememberedStatements:
 
 
 def test_an_answer_names_what_was_signed_at_the_open_height_and_the_two_decided_before_and_nothing_older() -> None:
-    bench, asker = follower(Bench), 0
+    bench, asker = follower(), 0
     bench = Bench(place=next(i for i in range(4) if i != asker))
     said: list[Signed] = []
     for height in range(1, 5):
@@ -410,33 +392,30 @@ def test_an_answer_names_what_was_signed_at_the_open_height_and_the_two_decided_
 
 
 def test_an_answer_names_what_came_only_in_certificates_also_after_a_restart() -> None:
-    bench = follower(Bench)
+    bench = follower()
     asker = others(bench)[0]
     block = bench.block(bench.leader())
-    prepares = bench.certificate(Prepare, block, 0, tuple(others(bench)))
+    prepares = bench.certificate(Prepare, block, 0, others(bench))
     bench.give(others(bench)[1], Prepared(prepares))
     signed = Signed(prepares.vote, bench.signers[asker].public, prepares.signatures[bench.signers[asker].public])
     assert heard(bench, asker).signed == (signed,)
     bench.restart()
     assert heard(bench, asker).signed == (signed,)
-    commits = bench.certificate(Commit, block, 0, tuple(others(bench)))
+    commits = bench.certificate(Commit, block, 0, others(bench))
     bench.apply(bench.give(others(bench)[1], Decision(block, commits)).decided_blocks[0])
     bench.restart()
     assert [signed.body for signed in heard(bench, asker).signed] == [commits.vote]
 
 
 def test_the_lock_is_sent_before_the_answer() -> None:
-    bench = follower(Bench)
-    block = bench.block(bench.leader())
-    bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
+    bench = follower()
+    bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, bench.block(bench.leader()), 0, others(bench))))
     turn = bench.give(others(bench)[0], GetRememberedStatements())
     assert [type(send.message) for send in turn.sends if isinstance(send, SendMessage)] == [Prepared, RememberedStatements]
 
 
-def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard() -> None:
-    bench = follower()
-    block = bench.block(bench.leader())
-    lock = Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench))))
+def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard(bench: Untold) -> None:
+    lock = Prepared(bench.certificate(Prepare, bench.block(bench.leader()), 0, others(bench)))
     bench.give(others(bench)[1], lock)
     bench.restart()
     turn = bench.give(others(bench)[0], GetRememberedStatements())
@@ -444,7 +423,7 @@ def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_firs
 
 
 def test_an_answer_is_bounded_and_keeps_the_newest() -> None:
-    bench = follower(Bench)
+    bench = follower()
     asker = others(bench)[0]
     for view in range(64):
         bench.give(asker, bench.timed_out(asker, view))
@@ -523,10 +502,8 @@ def test_a_new_voter_asks_and_votes_from_its_first_height_on_or_the_next() -> No
     assert votes_of(network, joiner, 4)
 
 
-def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timers() -> None:
-    bench = follower()
-    bench.counter.add(1)
-    bench.step(WorkChangedInput())
+def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timers(bench: Untold) -> None:
+    bench.add_work(1)
     assert bench.turn.deadline is None
     bench.connect(*others(bench))
     assert bench.turn.deadline is not None and bench.turn.deadline <= START + ASK_SECONDS

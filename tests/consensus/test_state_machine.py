@@ -92,8 +92,7 @@ class OneReplica(RuleBasedStateMachine):
         for event in events:
             self.replica.handle_input(event, self.now)
         turn = self.replica.finish_step(self.now)
-        sends = persist_effects(turn, self.disk)
-        self.take(turn, sends)
+        self.take(turn, persist_effects(turn, self.disk))
         for _ in range(TICKS_MAX):
             if turn.deadline is None or turn.deadline > self.now:
                 break
@@ -224,8 +223,7 @@ class OneReplica(RuleBasedStateMachine):
     @rule(choice=CHOICES, sender=CHOICES)
     def something_said_before_arrives(self, choice: int, sender: int) -> None:
         """Late, again, or from somebody who passes it on; of any height and view."""
-        message = self.company.mail[-1 - choice % min(60, len(self.company.mail))][1]
-        self.give(self.peer(sender), message)
+        self.give(self.peer(sender), self.company.mail[-1 - choice % min(60, len(self.company.mail))][1])
 
     @precondition(lambda self: self.company.mail)
     @rule(choices=st.lists(CHOICES, min_size=2, max_size=20))
@@ -334,8 +332,7 @@ class OneReplica(RuleBasedStateMachine):
             high = next((entry for entry in company.prepared if entry[0] <= view), None)
             self.give(liar.public, company.timeout(liar, view, high if digest % 2 else None))
         elif kind is not Propose:
-            statement = kind(company.voters.hash, company.height, view, block)
-            self.give(liar.public, Vote(company.sign(liar, statement)))
+            self.give(liar.public, Vote(company.sign(liar, kind(company.voters.hash, company.height, view, block))))
         else:
             self.offer(company.propose(view, 100 + digest % 50), company.is_liar(company.leader(view)))
 
@@ -459,5 +456,4 @@ def test_a_block_that_nobody_can_read_is_fetched_and_never_passed_on() -> None:
     assert machine.replica.block_refusal is not None
     for _ in range(5):
         machine.time_passes(10.0)
-    others = [peer for peer in machine.company.keys if peer != leader]
-    machine.step(*map(ConnectedInput, others))
+    machine.step(*map(ConnectedInput, [peer for peer in machine.company.keys if peer != leader]))

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from tests.fuzz.bounds import outside
 from tests.fuzz.decoders import READ_BYTES_FIXED, Decoder
 from tests.fuzz.mutations import bombs, mutate, placed
-from tests.fuzz.strategies import strategy_of
+from tests.fuzz.strategies import outside, strategy_of
 
 MUTATIONS = 15  # of each valid value
 BOMB_BYTES = 16 << 10

@@ -428,8 +428,7 @@ def _ledger() -> list[Decoder]:
 
     def opened(data: bytes) -> Any:
         """Content that nobody changed on the way is judged too: whoever signs may sign anything."""
-        transaction = codec.decode(Transaction, data)
-        return rules.apply_transaction(state, sign_message(PEOPLE[1], world.chain, transaction))
+        return rules.apply_transaction(state, sign_message(PEOPLE[1], world.chain, codec.decode(Transaction, data)))
 
     def unsigned(signed: Signed) -> bytes:
         return signed.body

@@ -22,8 +22,7 @@ WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.pytorch.losses",
 def modules() -> tuple[ModuleType, ...]:
     found = []
     for package in PACKAGES:
-        top = importlib.import_module(package)
-        names = (info.name for info in pkgutil.walk_packages(top.__path__, f"{package}."))
+        names = (info.name for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."))
         found += [importlib.import_module(name) for name in names if not name.startswith(WITH_TORCH)]
     return tuple(found)
 

@@ -38,15 +38,17 @@ class Court(World):
         is_new: bool = False,
         anchor_rounds: int = 8,
         modules: tuple[Module[Any], ...] = (),
+        rounds: int = 0,
         **terms: object,
     ) -> None:
-        """`is_new`: round 0 is open."""
+        """`is_new`: round 0 is open. `rounds` more are closed."""
         audits = replace(AUDITS, **terms)  # type: ignore[arg-type]
         super().__init__(n, n, audits, modules, anchor_rounds)
         self.key = self.start(PEOPLE[0], spec)
         self.people = {person.public: person for person in PEOPLE}
         if not is_new:
             self.round(trainers=())
+        self.round(rounds)
 
     @property
     def audits(self) -> JobAudits:
@@ -122,7 +124,8 @@ class Court(World):
         self.decide(self.said(person, due, finding))
 
     def challenge(self, trainer: bytes, finding: ReplayFinding = MISMATCH) -> AuditDuty:
-        """One auditor of this trainer says that its update is wrong."""
+        """One auditor of this trainer, as soon as one is drawn, says that its update is wrong."""
+        self.until_drawn(trainer)
         auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
         self.say(auditor, due, finding)
         return due
@@ -142,11 +145,11 @@ class Court(World):
 A, B, C, D = (person.public for person in PEOPLE[:4])
 
 
-def withheld(court: Court, auditor: FastSigner, trainer: bytes) -> None:
+def withheld(court: Court, auditor: FastSigner, trainer: bytes, times: int = 1) -> None:
     """Says that this trainer withholds a proposal, as soon as it is drawn for one, which the others replay."""
-    while not any(person is auditor for person, _ in court.due(trainer)):
-        court.round()
-    due = next(due for person, due in court.due(trainer) if person is auditor)
-    court.say(auditor, due, WITHHELD)
-    while court.audits.disputes and not court.suspended(trainer):
-        court.judge(MATCH, 1)
+    for _ in range(times):
+        while not any(person is auditor for person, _ in court.due(trainer)):
+            court.round()
+        court.say(auditor, next(due for person, due in court.due(trainer) if person is auditor), WITHHELD)
+        while court.audits.disputes and not court.suspended(trainer):
+            court.judge(MATCH, 1)

@@ -153,20 +153,18 @@ class Chain(World):
 
     def admit_voter(self, person: FastSigner, number: int) -> None:
         """Three blocks, after which the newcomer decides."""
-        token = FastSigner(f"token {number}")
-        self.decide(self.admission(person, token=token))
+        self.decide(self.admission(person, token=FastSigner(f"token {number}")))
         self.decide()  # certifies a root
         root = self.state.certified_roots[self.state.height - 1]
         self.decide(self.tx(person, "member/stand", StandAsVoter(self.state.height - 1, root)))
-        self.decide(*(self.tx(BY_KEY[key], "member/approve", ApproveVoter(person.public)) for key in self.state.members.voters))
-        self.decide()
-        self.decide()
+        self.decide(
+            *(self.tx(BY_KEY[key], "member/approve", ApproveVoter(person.public)) for key in self.state.members.voters),
+            empty_after=2,
+        )
         assert person.public in self.state.members.voters
 
     def dismiss_voter(self, person: FastSigner) -> None:
-        self.decide(self.tx(person, "member/resign", ResignAsVoter()))
-        self.decide()
-        self.decide()
+        self.decide(self.tx(person, "member/resign", ResignAsVoter()), empty_after=2)
         assert person.public not in self.state.members.voters
 
     def anchor(self, height: int) -> TrustedBlock:
@@ -247,8 +245,7 @@ class Fetch:
         return self
 
     def do(self, step: DownloadStep) -> None:
-        for fault in step.faults:
-            self.faults.append(fault)
+        self.faults.extend(step.faults)
         for peer, request in step.sends:
             self._serve(peer, request)
 
@@ -272,7 +269,7 @@ class Fetch:
         return {fault.peer: fault.error.reason for fault in self.faults}
 
 
-def assert_restored(fetch: Fetch, chain: Chain) -> None:
+def assert_restored(fetch: Fetch, chain: Chain) -> Fetch:
     """The very bytes that every other peer has, and models with the roots that the state names."""
     restored = fetch.transfer.restored
     assert restored is not None
@@ -286,3 +283,4 @@ def assert_restored(fetch: Fetch, chain: Chain) -> None:
     restored.install_models()
     for (key, number), root in models_in_state(restored.state).items():
         assert fetch.models.root(key, number) == root
+    return fetch

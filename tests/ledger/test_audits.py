@@ -33,7 +33,7 @@ from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_state import RoundCertificate
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
-from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
+from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of, world_with_job
 from tests.sim.keys import FastSigner
 
 
@@ -42,12 +42,23 @@ def court() -> Court:
     return Court()
 
 
+@pytest.fixture
+def ongoing() -> Court:
+    """Two rounds are closed."""
+    return Court(rounds=2)
+
+
+@pytest.fixture
+def drawn() -> Court:
+    """The first round is closed, so auditors are drawn."""
+    return Court(rounds=1)
+
+
 def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar that began sixteen jobs would have the sixteenth end the dispute in which it is found out."""
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
     court = Court(4, SAMPLED + b":9")
     first = court.key
-    court.round()
     court.challenge(A)
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(first)))
     for author in PEOPLE[:4]:
@@ -215,8 +226,7 @@ def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
 
 
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
-    world = World(4, 4)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, voters=4, trainers=4)
     world.decide(closings=(world.closing(key),))
     assert world.state.audits == AuditsState()
 
@@ -255,30 +265,26 @@ def test_the_first_round_and_the_last_ones_are_reexecuted_before_the_ballot_and_
 # Reports -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_is_logged_and_awaited_once(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    signed = court.said(auditor, due)
-    court.decide(signed)
-    assert court.log == [(AuditResult.PASSED, due.trainer, auditor.public)]
-    entry = court.state.audits.log[0]
+def test_a_report_is_logged_and_awaited_once(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    drawn.decide(drawn.said(auditor, due))
+    assert drawn.log == [(AuditResult.PASSED, due.trainer, auditor.public)]
+    entry = drawn.state.audits.log[0]
     assert (entry.finding, entry.relative_error_ppm) == (MATCH, 7)
-    assert court.standing(auditor.public) == MemberAuditRecord(reports=1)
-    assert due not in audit_duties(auditor.public, court.state)
-    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+    assert drawn.standing(auditor.public) == MemberAuditRecord(reports=1)
+    assert due not in audit_duties(auditor.public, drawn.state)
+    assert "is awaited" in (drawn.problem(drawn.said(auditor, due)) or "")
 
 
-def test_who_was_not_drawn_reports_nothing(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    assert "is awaited" in (court.problem(court.said(auditor, replace(due, round=9))) or "")
-    assert "is awaited" in (court.problem(court.said(court.people[due.trainer], due)) or "")
-    assert "such a job" in (court.problem(court.said(auditor, replace(due, job=bytes(32)))) or "")
+def test_who_was_not_drawn_reports_nothing(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    assert "is awaited" in (drawn.problem(drawn.said(auditor, replace(due, round=9))) or "")
+    assert "is awaited" in (drawn.problem(drawn.said(drawn.people[due.trainer], due)) or "")
+    assert "such a job" in (drawn.problem(drawn.said(auditor, replace(due, job=bytes(32)))) or "")
 
 
 def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor() -> None:
-    court = Court(auditors=3)
-    court.round(AUDITS.window)
+    court = Court(auditors=3, rounds=AUDITS.window)
     auditor, due = court.due()[0]
     assert due.round == 1 and court.problem(court.said(auditor, due)) is None
     court.round()
@@ -293,8 +299,7 @@ TIMED = {"response_ms": 8, "serving_ms_per_reexecutor": 4}
 
 
 def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> None:
-    court = Court(auditors=3, **TIMED)
-    court.round()
+    court = Court(auditors=3, rounds=1, **TIMED)
     auditor, due = court.due()[0]
     other, of_other = court.due()[-1]
     court.round(1 + 28 - 1)
@@ -309,8 +314,7 @@ def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> N
 
 
 def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
-    court = Court(**TIMED)
-    court.round()
+    court = Court(rounds=1, **TIMED)
     for auditor, due in court.due():
         court.say(auditor, due)
     court.round(AUDITS.window - 1)
@@ -320,8 +324,7 @@ def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
 
 
 def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> None:
-    court = Court(**TIMED)
-    court.round()
+    court = Court(rounds=1, **TIMED)
     court.challenge(A)
     (dispute,) = court.audits.disputes
     court.round(2)
@@ -334,8 +337,7 @@ def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> Non
 
 def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_before_it_is_over() -> None:
     """Judges fetch one disputed proposal of a trainer at a time: f liars may dispute several at once."""
-    court = Court(auditors=3, **TIMED)
-    court.round(2)
+    court = Court(auditors=3, rounds=2, **TIMED)
     for number in (1, 2):
         auditor, due = next(item for item in court.due(A) if item[1].round == number)
         court.say(auditor, due, WITHHELD)
@@ -352,8 +354,7 @@ def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_b
 
 
 def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it() -> None:
-    court = Court(auditors=3, **TIMED)
-    court.round(2)
+    court = Court(auditors=3, rounds=2, **TIMED)
     court.say(*next(item for item in court.due(A) if item[1].round == 1), WITHHELD)
     auditor, due = next(item for item in court.due(A) if item[1].round == 2)
     other, of_other = next(item for item in court.due(B) if item[1].round == 2)
@@ -370,8 +371,7 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
 
 def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
     """After so many disputes the reports that they keep back lapse as all others do."""
-    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1)
-    court.round()
+    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1, rounds=1)
     for _ in range(2 * FALSE_CHALLENGES_MAX + 1):
         assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
         court.round()
@@ -384,13 +384,12 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
     assert 1 not in court.audits.rounds and 1 not in court.audits.unvested_rounds[A]
 
 
-def test_a_dispute_in_another_job_holds_up_nothing(court: Court) -> None:
-    court.round()
-    mine = audit_duties(A, court.state)
+def test_a_dispute_in_another_job_holds_up_nothing(drawn: Court) -> None:
+    mine = audit_duties(A, drawn.state)
     other = [replace(due, job=bytes(32), is_dispute=True) for due in mine]
-    assert first_duty_of_each_trainer([*other, *mine], court.state.members) == [
+    assert first_duty_of_each_trainer([*other, *mine], drawn.state.members) == [
         *other,
-        *first_duty_of_each_trainer(mine, court.state.members),
+        *first_duty_of_each_trainer(mine, drawn.state.members),
     ]
 
 
@@ -409,7 +408,6 @@ def test_one_proposal_of_each_trainer_is_fetched_at_a_time_and_disputes_come_fir
 def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_it_false() -> None:
     """A liar may show its proposal to exactly f honest judges, at the last moment. They show it to the others."""
     court = Court(7, **TIMED)
-    court.until_drawn(A)
     court.challenge(A)
     court.judge(WITHHELD, 3)
     (dispute,) = court.audits.disputes
@@ -428,7 +426,6 @@ def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_
 
 def test_a_judge_that_did_not_see_a_proposal_waits_for_nobody_if_nobody_found_it_false() -> None:
     court = Court(7, **TIMED)
-    court.until_drawn(A)
     court.challenge(A, WITHHELD)
     court.judge(WITHHELD, 1)
     assert not any(due.is_second_verdict for _, due in court.due(A, disputes=True))
@@ -448,8 +445,7 @@ def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_ol
 def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
     serving_ms_per_reexecutor: int, refused: str | None
 ) -> None:
-    audits = replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=serving_ms_per_reexecutor)
-    world = World(4, 4, audits)
+    world = World(4, 4, replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=serving_ms_per_reexecutor))
     if refused is None:
         assert world.start(spec=SAMPLED) in world.state.audits.jobs
     else:
@@ -466,7 +462,6 @@ def test_the_log_keeps_the_last_results_only(court: Court) -> None:
 
 
 def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_judge(court: Court) -> None:
-    court.round()
     court.challenge(B)
     waiting = court.due(disputes=True)
     challenger = next(iter(court.audits.disputes[0].challenges))
@@ -479,7 +474,6 @@ def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_ju
 def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, needed: int) -> None:
     """The challenge counts as the first verdict."""
     court = Court(n)
-    court.until_drawn(A)
     court.challenge(A)
     court.judge(MISMATCH, max(0, needed - 2))
     assert court.suspended(A) == (needed == 1)
@@ -508,7 +502,6 @@ def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(
 ) -> None:
     """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
     court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
-    court.until_drawn(A)
     court.challenge(A, verdicts[said[0]])
     for letter in said[1:]:
         assert court.audits.disputes, "not decided yet"
@@ -522,7 +515,6 @@ def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(
 @pytest.mark.parametrize(("n", "needed"), [(4, 2), (7, 4), (10, 5)])
 def test_more_than_half_of_the_judges_refute_and_one_less_does_not(n: int, needed: int) -> None:
     court = Court(n)
-    court.until_drawn(A)
     court.challenge(A)
     challenger = next(iter(court.audits.disputes[0].challenges))
     court.judge(MATCH, needed - 1)
@@ -546,8 +538,7 @@ def test_where_few_reexecute_half_of_them_is_not_enough_if_they_could_all_be_lia
 
 
 def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
-    court = Court(7)
-    court.round()
+    court = Court(7, rounds=1)
     due = replace(court.challenge(A), is_dispute=True)
     judges = court.due(disputes=True)
     assert "may not judge" in (court.problem(court.said(PEOPLE[0], due, MATCH)) or "")
@@ -562,7 +553,6 @@ def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
 
 
 def test_a_verdict_after_the_end_is_refused(court: Court) -> None:
-    court.round()
     court.challenge(A)
     late = court.due(disputes=True)
     court.judge(MATCH, 2)
@@ -570,7 +560,6 @@ def test_a_verdict_after_the_end_is_refused(court: Court) -> None:
 
 
 def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court: Court) -> None:
-    court.round()
     court.challenge(A)
     (person, due), *_ = court.due(disputes=True)
     court.say(person, due, MATCH)
@@ -583,8 +572,7 @@ def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court
 
 
 def test_a_second_auditor_of_the_same_proposal_joins_the_dispute() -> None:
-    court = Court(7, auditors=6)
-    court.round()
+    court = Court(7, auditors=6, rounds=1)
     court.challenge(A)
     court.challenge(A)
     (dispute,) = court.audits.disputes
@@ -594,8 +582,7 @@ def test_a_second_auditor_of_the_same_proposal_joins_the_dispute() -> None:
 
 
 def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> None:
-    court = Court(7, auditors=6)
-    court.round()
+    court = Court(7, auditors=6, rounds=1)
     (first, due), (second, again) = court.due(A)[:2]
     court.say(first, due, MISMATCH)
     court.say(second, replace(again, is_dispute=True), MISMATCH)
@@ -607,20 +594,18 @@ def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> No
 # Suspension --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(court: Court) -> None:
-    court.round(2)
-    court.convict(A)
+def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(ongoing: Court) -> None:
+    ongoing.convict(A)
     for _ in range(AUDITS.suspension_rounds):
-        job = court.job(court.key)
-        assert A not in job.trainers and A not in job.awaited and court.suspended(A)
-        court.round()
-    job = court.job(court.key)
-    assert A in job.trainers and A in job.awaited and not court.audits.suspended
+        job = ongoing.job(ongoing.key)
+        assert A not in job.trainers and A not in job.awaited and ongoing.suspended(A)
+        ongoing.round()
+    job = ongoing.job(ongoing.key)
+    assert A in job.trainers and A in job.awaited and not ongoing.audits.suspended
 
 
 def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_much_is_logged_meanwhile() -> None:
-    court = Court(suspension_rounds=20)
-    court.round(2)
+    court = Court(suspension_rounds=20, rounds=2)
     court.convict(A)
     (cause,) = [entry for entry in court.state.audits.log if entry.result is AuditResult.SUSPENDED]
     court.round(18, trainers=(B, C, D))
@@ -628,24 +613,22 @@ def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_muc
     court.round(trainers=(B, C, D))
     assert len(court.log) == AUDIT_LOG_MAX and cause not in court.state.audits.log
     assert court.audits.suspension_causes == {NEW.public: cause}
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
     court.round(trainers=(B, C, D))
     assert not court.audits.suspended and not court.audits.suspension_causes
 
 
-def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(court: Court) -> None:
+def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(ongoing: Court) -> None:
     """So that models can tell by that alone what nobody may go on from, also where the last verdict comes with a closing."""
-    court.round(2)
-    court.challenge(A)
-    person, due = court.due(A, disputes=True)[0]
-    last = court.job(court.key).round
-    accepted = dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT)
-    court.decide(court.said(person, due, MISMATCH), closings=(court.closing(court.key, accepted),))
-    assert court.suspended(A) and A in accepted
-    while A not in court.job(court.key).trainers:
-        court.round()
-    assert court.job(court.key).round - last == AUDITS.suspension_rounds + 1
+    ongoing.challenge(A)
+    person, due = ongoing.due(A, disputes=True)[0]
+    last = ongoing.job(ongoing.key).round
+    accepted = dict.fromkeys(ongoing.job(ongoing.key).trainers, Verdict.ACCEPT)
+    ongoing.decide(ongoing.said(person, due, MISMATCH), closings=(ongoing.closing(ongoing.key, accepted),))
+    assert ongoing.suspended(A) and A in accepted
+    while A not in ongoing.job(ongoing.key).trainers:
+        ongoing.round()
+    assert ongoing.job(ongoing.key).round - last == AUDITS.suspension_rounds + 1
 
 
 def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
@@ -661,19 +644,17 @@ def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job
         court.round()
 
 
-def test_a_suspended_trainer_neither_audits_nor_judges(court: Court) -> None:
-    court.round(2)
-    court.convict(A)
-    court.round(2)
-    of = court.audits.rounds[court.job(court.key).round - 1]
+def test_a_suspended_trainer_neither_audits_nor_judges(ongoing: Court) -> None:
+    ongoing.convict(A)
+    ongoing.round(2)
+    of = ongoing.audits.rounds[ongoing.job(ongoing.key).round - 1]
     assert of.reexecutors == (B, C, D) and all(A not in drawn.pending_auditors for drawn in of.proposals.values())
 
 
-def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(court: Court) -> None:
-    court.round(2)
-    court.convict(A)
-    assert sum(court.standing(key).upheld for key in (B, C, D)) == 1
-    assert court.standing(A).rewards_lost == 2 and court.standing(A).rewards == 0
+def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(ongoing: Court) -> None:
+    ongoing.convict(A)
+    assert sum(ongoing.standing(key).upheld for key in (B, C, D)) == 1
+    assert ongoing.standing(A).rewards_lost == 2 and ongoing.standing(A).rewards == 0
 
 
 # False challenges --------------------------------------------------------------------------------------------------------
@@ -695,8 +676,7 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
     assert court.standing(D).refuted == FALSE_CHALLENGES_MAX
     court_round = court.job(court.key).round
     assert court.audits.ignored_challengers == {D: court_round + 1 + AUDITS.suspension_rounds}
-    waiting = [due for person, due in court.due() if person.public == D]
-    for due in waiting:
+    for due in [due for person, due in court.due() if person.public == D]:
         assert "too often" in (court.problem(court.said(PEOPLE[3], due, MISMATCH)) or "")
         assert court.problem(court.said(PEOPLE[3], due, MATCH)) is None
     court.round()
@@ -724,8 +704,7 @@ def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
 def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
     """And nothing is held against either: one of the two lies, and nobody can tell which."""
     court = Court(auditors=2, window=20, suspension_rounds=100)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D} and not court.audits.ignored_challengers
     assert not court.suspended(A) and not court.standing(D).refuted
     court.round()
@@ -743,8 +722,7 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
 def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
     court = Court(n, auditors=6, window=20, suspension_rounds=100)
     for auditor in PEOPLE[1 : 1 + faults]:
-        for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, auditor, A)
+        withheld(court, auditor, A, FALSE_CHALLENGES_MAX)
     assert not court.suspended(A) and apart(court, A) == {person.public for person in PEOPLE[1 : 1 + faults]}
     for said in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A), said
@@ -769,12 +747,10 @@ def test_who_is_gone_does_not_count_among_those_that_could_not_get_what_a_traine
     """As many as could lie before are more than can, once the voters are fewer."""
     court = Court(7, auditors=6, window=3, suspension_rounds=100)
     for liar in PEOPLE[5:7]:
-        for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, liar, A)
+        withheld(court, liar, A, FALSE_CHALLENGES_MAX)
     others_leave(court, *PEOPLE[5:7])
     assert court.audits.rounds[court.job(court.key).round - 1].faults == 1 and len(apart(court, A)) == 2
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[1], A)
+    withheld(court, PEOPLE[1], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {B, PEOPLE[5].public, PEOPLE[6].public} and not court.suspended(A)
     for _ in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A)
@@ -786,8 +762,7 @@ def test_only_who_could_not_get_something_has_it_counted_how_many_could_not() ->
     """Where the voters became fewer, a false challenge of another kind would suspend who was accused."""
     court = Court(7, auditors=6, window=3, suspension_rounds=100)
     for liar in PEOPLE[1:3]:
-        for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, liar, A)
+        withheld(court, liar, A, FALSE_CHALLENGES_MAX)
     others_leave(court, *PEOPLE[5:7])
     assert court.audits.rounds[court.job(court.key).round - 1].faults == 1 and apart(court, A) == {B, C}
     auditor, due = next(item for item in court.due(A) if item[0] is PEOPLE[3])
@@ -810,11 +785,9 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
     assert court.audits.withheld_claims == {A: {D: (first, first + 9)}}
     court.round()
     assert court.audits.withheld_claims == {A: {D: (first + 9,)}}
-    for _ in range(FALSE_CHALLENGES_MAX - 1):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX - 1)
     assert apart(court, A) == {D}
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
     while apart(court, A):
         court.round()
         assert court.job(court.key).round <= first + 21
@@ -826,8 +799,7 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
 
 def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
     """Audits that were drawn before the third may add some."""
-    court = Court(auditors=3, window=6, suspension_rounds=50)
-    court.round(FALSE_CHALLENGES_MAX + 2)
+    court = Court(auditors=3, window=6, suspension_rounds=50, rounds=FALSE_CHALLENGES_MAX + 2)
     for _ in range(FALSE_CHALLENGES_MAX + 1):
         withheld(court, PEOPLE[3], A)
         court.round()
@@ -837,14 +809,12 @@ def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
 
 def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -> None:
     court = Court(auditors=3, window=20, suspension_rounds=100)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     rotated(court, PEOPLE[3])
     assert apart(court, A) == {NEW.public} and len(court.audits.withheld_claims[A]) == 1
     court.round(4)
     assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
 
 
 def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() -> None:
@@ -853,8 +823,7 @@ def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() 
     for _ in range(FALSE_CHALLENGES_MAX):
         refute(court, D)
     court.round(court.audits.ignored_challengers[D] - court.job(court.key).round + 1)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D} and not court.audits.ignored_challengers
     noted = court.audits.withheld_claims
     refute(court, D)
@@ -869,8 +838,7 @@ def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() 
 
 def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -> None:
     court = Court(auditors=3, window=20, suspension_rounds=100)
-    for _ in range(FALSE_CHALLENGES_MAX):
-        withheld(court, PEOPLE[3], A)
+    withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D}
     left_out(court, D)
     assert D not in drawn_for(court, B)
@@ -880,8 +848,7 @@ def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
-    court = Court(4, window=20)
-    court.round(12)
+    court = Court(4, window=20, rounds=12)
     mine = [due for person, due in court.due() if person.public == D]
     for due in mine[:CHALLENGES_OPEN_MAX]:
         court.say(PEOPLE[3], due, MISMATCH)
@@ -898,9 +865,7 @@ def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
 @pytest.fixture
 def undrawn() -> Court:
     """Four rounds are closed, of which three are in the window; nothing was drawn."""
-    court = Court(rate=0.0)
-    court.round(AUDITS.window + 1)
-    return court
+    return Court(rate=0.0, rounds=AUDITS.window + 1)
 
 
 def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
@@ -989,8 +954,7 @@ def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_strang
 
 def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left() -> None:
     """Nobody is drawn so late by its nonce, either."""
-    court = Court(rate=0.0, **TIMED)
-    court.round(AUDITS.window + 1)
+    court = Court(rate=0.0, rounds=AUDITS.window + 1, **TIMED)
     court.decide(volunteered(court, PEOPLE[1], 2))
     court.round()
     assert court.audits.rounds[2].proposals[A].pending_auditors == (B,)
@@ -998,8 +962,7 @@ def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left(
 
 
 def test_who_is_suspended_does_not_volunteer() -> None:
-    court = Court(rate=0.0, anchor_rounds=1)
-    court.round(AUDITS.window + 1)
+    court = Court(rate=0.0, anchor_rounds=1, rounds=AUDITS.window + 1)
     accused(court, PEOPLE[1], A)
     court.judge(MISMATCH, 1)
     assert court.suspended(A) and not court.audits.rounds[3].undone
@@ -1074,8 +1037,7 @@ def test_who_is_drawn_by_its_nonce_may_volunteer_before_it_has_reported() -> Non
 
 
 def test_nobody_volunteers_once_all_rounds_are_taken() -> None:
-    court = Court(4, SAMPLED + b":3", rate=0.0, **TIMED)
-    court.round(2)
+    court = Court(4, SAMPLED + b":3", rate=0.0, rounds=2, **TIMED)
     assert court.audits.rounds and court.job(court.key).is_trained
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 2)) or "")
 
@@ -1094,8 +1056,7 @@ def test_a_round_that_a_volunteer_disputes_keeps_its_reward_open_and_takes_no_mo
 
 
 def test_a_volunteer_has_only_so_many_disputes_open_too() -> None:
-    court = Court(rate=0.0, window=20)
-    court.round(CHALLENGES_OPEN_MAX + 1)
+    court = Court(rate=0.0, window=20, rounds=CHALLENGES_OPEN_MAX + 1)
     for number in range(1, CHALLENGES_OPEN_MAX + 1):
         accused(court, PEOPLE[3], A, number)
     assert "the most at once" in (court.problem(volunteered(court, PEOPLE[3], CHALLENGES_OPEN_MAX + 1)) or "")
@@ -1119,13 +1080,11 @@ def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that
         court.say(auditor, due, MISMATCH)
     (dispute,) = court.audits.disputes
     assert len(dispute.challenges) == 10 and len(dispute.voted_invalid) == 5 and len(dispute.voted_valid) == 5
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits
+    assert court.read_back().audits == court.state.audits
 
 
 def test_a_job_of_which_nothing_was_drawn_is_settled_by_the_block_after_its_last_round() -> None:
-    court = Court(4, SAMPLED + b":3", rate=0.0)
-    court.round()
+    court = Court(4, SAMPLED + b":3", rate=0.0, rounds=1)
     assert proposals_to_serve(A, court.state), "somebody may volunteer for it"
     court.round()
     court.decide()
@@ -1158,8 +1117,7 @@ def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: 
 
 
 def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_then_the_rest_is_paid() -> None:
-    court = Court(4, SAMPLED + b":2", response_ms=1_000)
-    court.round()
+    court = Court(4, SAMPLED + b":2", response_ms=1_000, rounds=1)
     assert court.job(court.key).phase is JobPhase.SETTLING
     court.challenge(A)
     court.judge(MATCH, 2)
@@ -1172,8 +1130,7 @@ def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_th
 
 
 def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid() -> None:
-    court = Court(4, SAMPLED + b":9")
-    court.round()
+    court = Court(4, SAMPLED + b":9", rounds=1)
     court.challenge(A)
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
     assert court.job(court.key).phase is JobPhase.FINISHED and not court.due() and court.audits.disputes
@@ -1186,8 +1143,7 @@ def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid(
 def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 5)
     assert POST_JOB_AUDIT_HEIGHTS > 100
-    court = Court(4, SAMPLED + b":2", response_ms=100_000)
-    court.round()
+    court = Court(4, SAMPLED + b":2", response_ms=100_000, rounds=1)
     for _ in range(5):
         court.decide()
         assert court.key in court.state.audits.jobs and court.job(court.key).phase is JobPhase.SETTLING
@@ -1196,24 +1152,21 @@ def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
 
 
-def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_update_is_audited(court: Court) -> None:
+def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_update_is_audited(ongoing: Court) -> None:
     """Its update is in the model."""
-    court.round(2)
-    closing = court.closing(court.key)
-    court.decide(closings=(closing,), evidence=(court.double(PEOPLE[1]),))
-    of = court.audits.rounds[3]
+    ongoing.decide(closings=(ongoing.closing(ongoing.key),), evidence=(ongoing.double(PEOPLE[1]),))
+    of = ongoing.audits.rounds[3]
     assert (
         of.proposals[B].pending_auditors
         and B not in of.reexecutors
         and not any(B in drawn.pending_auditors for drawn in of.proposals.values())
     )
-    assert 3 in court.audits.unvested_rounds[A] and 3 not in court.audits.unvested_rounds[B]
+    assert 3 in ongoing.audits.unvested_rounds[A] and 3 not in ongoing.audits.unvested_rounds[B]
 
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
-    court = Court(4, window=50, auditors=3)
-    court.round(5)
+    court = Court(4, window=50, auditors=3, rounds=5)
     assert sum(len(of.proposals) for of in court.audits.rounds.values()) == 8
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 3)) or "")
     assert list(court.audits.rounds) == [4, 5] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
@@ -1224,8 +1177,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
 ) -> None:
     """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
-    court = Court(4, window=50, auditors=3)
-    court.round(2)
+    court = Court(4, window=50, auditors=3, rounds=2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]
     accused = next(due for _, due in reports if due.trainer == A)
     for auditor, due in reports:
@@ -1250,18 +1202,16 @@ def rotated(court: Court, person: FastSigner) -> None:
     court.people[NEW.public] = NEW
 
 
-def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    rotated(court, auditor)
-    assert due in audit_duties(NEW.public, court.state) and audit_duties(auditor.public, court.state) == []
-    court.say(NEW, due)
-    assert court.standing(NEW.public).reports == 1
+def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    rotated(drawn, auditor)
+    assert due in audit_duties(NEW.public, drawn.state) and audit_duties(auditor.public, drawn.state) == []
+    drawn.say(NEW, due)
+    assert drawn.standing(NEW.public).reports == 1
 
 
 def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
-    court = Court(7)
-    court.round()
+    court = Court(7, rounds=1)
     court.challenge(A)
     judge, due = court.due(disputes=True)[0]
     court.say(judge, due)
@@ -1269,68 +1219,62 @@ def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
     assert "given its verdict" in (court.problem(court.said(NEW, due)) or "")
 
 
-def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(court: Court) -> None:
-    court.round(2)
-    due = replace(court.challenge(A), is_dispute=True)
-    rotated(court, PEOPLE[0])
-    assert "may not judge" in (court.problem(court.said(NEW, due)) or "")
-    assert proposals_to_serve(NEW.public, court.state) and not proposals_to_serve(A, court.state)
-    court.judge(MISMATCH, 1)
-    assert court.suspended(NEW.public) and court.standing(NEW.public).rewards_lost == 2
+def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(ongoing: Court) -> None:
+    due = replace(ongoing.challenge(A), is_dispute=True)
+    rotated(ongoing, PEOPLE[0])
+    assert "may not judge" in (ongoing.problem(ongoing.said(NEW, due)) or "")
+    assert proposals_to_serve(NEW.public, ongoing.state) and not proposals_to_serve(A, ongoing.state)
+    ongoing.judge(MISMATCH, 1)
+    assert ongoing.suspended(NEW.public) and ongoing.standing(NEW.public).rewards_lost == 2
 
 
-def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(court: Court) -> None:
+def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(ongoing: Court) -> None:
     """Of four voters one is missing after a rotation, so that the open round is renewed in the same block."""
-    court.round(2)
-    court.convict(A)
-    court.round(trainers=(B, C, D))
-    opened = court.job(court.key).opened_height
-    rotated(court, PEOPLE[0])
-    job = court.job(court.key)
+    ongoing.convict(A)
+    ongoing.round(trainers=(B, C, D))
+    opened = ongoing.job(ongoing.key).opened_height
+    rotated(ongoing, PEOPLE[0])
+    job = ongoing.job(ongoing.key)
     assert job.opened_height > opened and NEW.public in job.voters
     assert job.trainers == job.awaited == (B, C, D)
 
 
 @pytest.mark.parametrize("in_the_closing_block", [False, True])
-def test_a_suspended_trainer_does_not_come_back_with_a_new_key(court: Court, in_the_closing_block: bool) -> None:
-    court.round(2)
-    court.convict(A)
+def test_a_suspended_trainer_does_not_come_back_with_a_new_key(ongoing: Court, in_the_closing_block: bool) -> None:
+    ongoing.convict(A)
     if in_the_closing_block:
-        closing = court.closing(court.key, dict.fromkeys((B, C, D), Verdict.ACCEPT))
-        court.decide(court.rotation(PEOPLE[0], NEW), closings=(closing,))
+        closing = ongoing.closing(ongoing.key, dict.fromkeys((B, C, D), Verdict.ACCEPT))
+        ongoing.decide(ongoing.rotation(PEOPLE[0], NEW), closings=(closing,))
     else:
-        court.decide(court.rotation(PEOPLE[0], NEW))
-        court.round(trainers=(B, C, D))
-    assert not {A, NEW.public} & set(court.job(court.key).trainers)
-    assert court.suspended(NEW.public) and court.standing(NEW.public).suspensions == 1
+        ongoing.decide(ongoing.rotation(PEOPLE[0], NEW))
+        ongoing.round(trainers=(B, C, D))
+    assert not {A, NEW.public} & set(ongoing.job(ongoing.key).trainers)
+    assert ongoing.suspended(NEW.public) and ongoing.standing(NEW.public).suspensions == 1
 
 
 # The state ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(court: Court) -> None:
-    court.round(2)
-    court.challenge(A)
-    court.convict(B)
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits and again.state_root == court.state.state_root
-    signed = court.said(*court.due(disputes=True)[0])
-    one, other = (court.rules.apply_transaction(state, signed).audits for state in (again, court.state))
+def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(ongoing: Court) -> None:
+    ongoing.challenge(A)
+    ongoing.convict(B)
+    again = ongoing.read_back()
+    assert again.audits == ongoing.state.audits and again.state_root == ongoing.state.state_root
+    signed = ongoing.said(*ongoing.due(disputes=True)[0])
+    one, other = (ongoing.rules.apply_transaction(state, signed).audits for state in (again, ongoing.state))
     assert one == other
 
 
-def test_an_empty_block_changes_nothing(court: Court) -> None:
-    court.round(2)
-    court.challenge(A)
-    root = court.state.state_root
-    court.decide()
-    assert court.state.state_root == root
+def test_an_empty_block_changes_nothing(ongoing: Court) -> None:
+    ongoing.challenge(A)
+    root = ongoing.state.state_root
+    ongoing.decide()
+    assert ongoing.state.state_root == root
 
 
 def test_the_same_history_gives_the_same_state() -> None:
     def history() -> bytes:
-        court = Court()
-        court.round(2)
+        court = Court(rounds=2)
         court.convict(C)
         court.round(2, trainers=(A, B, D))
         return hashlib.sha256(court.state.encoded_module("audits")).digest()
@@ -1347,58 +1291,53 @@ def proposed(court: Court) -> BlockBody | None:
     return None if body is None else decode_body(body)
 
 
-def test_a_report_waits_for_the_block_that_closes_the_open_round(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    report = court.said(auditor, due)
-    court.ledger.mempool.add_transaction(report)
-    assert proposed(court) is None
-    court.vote(court.key, dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT))
-    body = proposed(court)
+def test_a_report_waits_for_the_block_that_closes_the_open_round(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    report = drawn.said(auditor, due)
+    drawn.ledger.mempool.add_transaction(report)
+    assert proposed(drawn) is None
+    drawn.vote(drawn.key, dict.fromkeys(drawn.job(drawn.key).trainers, Verdict.ACCEPT))
+    body = proposed(drawn)
     assert body is not None and body.round_certificates and body.transactions == (report,)
 
 
-def test_what_is_in_a_hurry_takes_a_report_along(court: Court) -> None:
-    court.round()
-    auditor, due = court.due()[0]
-    report = court.said(auditor, due)
+def test_what_is_in_a_hurry_takes_a_report_along(drawn: Court) -> None:
+    auditor, due = drawn.due()[0]
+    report = drawn.said(auditor, due)
     person = next(person for person in PEOPLE[:4] if person is not auditor)
-    court.ledger.mempool.add_transaction(report)
-    court.ledger.mempool.add_transaction(court.tx(person, "member/register", RegisterRoles(())))
-    body = proposed(court)
+    drawn.ledger.mempool.add_transaction(report)
+    drawn.ledger.mempool.add_transaction(drawn.tx(person, "member/register", RegisterRoles(())))
+    body = proposed(drawn)
     assert body is not None and report in body.transactions and len(body.transactions) == 2
 
 
 def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_asks_for_work(
-    court: Court, monkeypatch: pytest.MonkeyPatch
+    drawn: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    court.round()
     decoded: list[object] = []
     decode = codec.decode
     monkeypatch.setattr(codec, "decode", lambda kind, *rest: decoded.append(kind) or decode(kind, *rest))
-    for auditor, due in court.due():
-        court.ledger.mempool.add_transaction(court.said(auditor, due))
-        assert not court.ledger.has_work()
-    assert decoded == [AuditFinding] * len(court.due()) and len(decoded) > 4
+    for auditor, due in drawn.due():
+        drawn.ledger.mempool.add_transaction(drawn.said(auditor, due))
+        assert not drawn.ledger.has_work()
+    assert decoded == [AuditFinding] * len(drawn.due()) and len(decoded) > 4
 
 
-def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:
-    court.round()
-    other = court.start(PEOPLE[1], SCRATCH)
-    court.challenge(A)
-    auditor, due = court.due(disputes=True)[0]
-    court.ledger.mempool.add_transaction(court.said(auditor, due))
-    assert proposed(court) is None, "its own job's round is open"
-    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
-    court.ledger.mempool.prune_transactions(court.rules, court.state)
-    court.ledger.mempool.add_transaction(court.said(auditor, due))
-    assert list(court.state.jobs.running()) == [other]
-    body = proposed(court)
+def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(drawn: Court) -> None:
+    other = drawn.start(PEOPLE[1], SCRATCH)
+    drawn.challenge(A)
+    auditor, due = drawn.due(disputes=True)[0]
+    drawn.ledger.mempool.add_transaction(drawn.said(auditor, due))
+    assert proposed(drawn) is None, "its own job's round is open"
+    drawn.decide(drawn.tx(PEOPLE[0], "job/stop", StopJob(drawn.key)))
+    drawn.ledger.mempool.prune_transactions(drawn.rules, drawn.state)
+    drawn.ledger.mempool.add_transaction(drawn.said(auditor, due))
+    assert list(drawn.state.jobs.running()) == [other]
+    body = proposed(drawn)
     assert body is not None and not body.round_certificates and len(body.transactions) == 1
 
 
 def test_where_no_round_is_open_a_verdict_gets_its_own_block(court: Court) -> None:
-    court.round()
     court.challenge(A)
     auditor, due = court.due(disputes=True)[0]
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from ledger import jobs
-from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import BASES_MAX, RUNNING_MAX, JobPhase, JobTerms, ModelReference, StartJob, StopJob
-from ledger.ledger_state import CurrentState, LedgerRules, core_modules
+from ledger.ledger_state import core_modules
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
-from tests.sim.keys import FastVerifier
 
 ONE_ROUND = LANGUAGE + b":1"
 
@@ -36,8 +34,7 @@ class FromOthers(PlainJobs):
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.rules = LedgerRules(made.genesis, FastVerifier(), core_modules(FromOthers()))
-    made.ledger = LedgerApplication(made.rules, CurrentState(made.rules.genesis_state()), made.rules.genesis_state().state_root)
+    made.begin(made.genesis, core_modules(FromOthers()))
     return made
 
 

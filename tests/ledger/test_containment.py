@@ -13,7 +13,7 @@ from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange, StateReader
 from ledger.jobs import JobsModule
-from ledger.ledger_state import BlockBody, LedgerRules, core_modules
+from ledger.ledger_state import BlockBody, core_modules
 from ledger.members import MemberRekeyed, MembersModule, RenameMember
 from ledger.network_governance import ModuleUpgrade, NetworkState
 from ledger.tables import Table
@@ -22,8 +22,7 @@ from protocol.codec import Count, Length
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
 from tests.ledger.blocks import compute_transition
-from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
-from tests.sim.keys import FastVerifier
+from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World, world_with_job
 
 ALIKE = [
     KeyError(b"job"),
@@ -280,9 +279,7 @@ def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
     name, version = modules[-1].name, modules[-1].version
     world = World()
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
-    known = *core_modules(PlainJobs()), *modules
-    world.rules = world.ledger.rules = LedgerRules(replace(world.genesis, modules=first), FastVerifier(), known)
-    world.chain, world.ledger.applied.current = world.rules.chain_id, world.rules.genesis_state()
+    world.begin(replace(world.genesis, modules=first), (*core_modules(PlainJobs()), *modules))
     at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
     for person in PEOPLE[:3]:
         world.decide(world.tx(person, "network/upgrade", ModuleUpgrade(name, version, at)))
@@ -305,7 +302,7 @@ def test_an_upgrade_whose_state_has_no_encoding_is_over(made: dict[str, Any]) ->
     assert world.state.module_state(NetworkState).module_version("shelves") == 1 and world.state.module_state(Shelf).parts == {
         "a": Entry("")
     }
-    assert world.rules.decode_state(world.rules.encode_state(world.state)).state_root == world.state.state_root
+    assert world.read_back().state_root == world.state.state_root
 
 
 @pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
@@ -313,7 +310,7 @@ def test_a_module_that_begins_with_a_state_without_an_encoding_does_not_begin(ma
     world = _upgraded(Shelves("genesis", **made), founded=False)
     assert [failure.step for failure in world.rules.transaction_failures] == ["the upgrade to version 1"]
     assert "shelves" not in world.state.modules
-    assert world.rules.decode_state(world.rules.encode_state(world.state)).state_root == world.state.state_root
+    assert world.read_back().state_root == world.state.state_root
 
 
 def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
@@ -339,8 +336,7 @@ def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
 def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in_every_block(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    world = World()
-    key = world.start()
+    world, key = world_with_job()
     closing = world.closing(key)
     real: Callable[..., StateChange] = getattr(JobsModule, step)
 
@@ -384,8 +380,7 @@ def test_where_members_fail_the_voters_are_those_that_consensus_knows(monkeypatc
 
 
 def test_a_body_that_makes_a_check_fail_is_refused_and_ends_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    key = world.start(spec=LANGUAGE)
+    world, key = world_with_job(spec=LANGUAGE)
     closing = world.closing(key)
     monkeypatch.setattr("ledger.ledger_state.why_round_certificate_invalid", lambda *about: {}["missing"])
     assert "failed: KeyError" in (world.problem(closings=(closing,)) or "")

@@ -48,8 +48,7 @@ def test_the_probability_is_the_product_divided_by_the_reexecutors_in_that_order
     bound = int(0.9 * 7 / 9 * 2.0**64)
     assert bound != int(0.9 * (7 / 9) * 2.0**64)
     lots = {KEYS[1]: bound - 1, KEYS[2]: bound}
-    drawn = draw_auditors({key: lot.to_bytes(8, "big") + bytes(24) for key, lot in lots.items()}, 9, 7, 0.9)
-    assert drawn == (KEYS[1],)
+    assert draw_auditors({key: lot.to_bytes(8, "big") + bytes(24) for key, lot in lots.items()}, 9, 7, 0.9) == (KEYS[1],)
 
 
 def test_only_a_nonce_that_its_voter_had_committed_to_counts() -> None:
@@ -99,8 +98,7 @@ class Round:
     def __init__(self, n: int, chance: random.Random, rate: float) -> None:
         self.n, self.rate = n, rate
         self.liars, self.honest = KEYS[: faults_tolerated(n)], KEYS[faults_tolerated(n) : n]
-        nonces = {key: chance.randbytes(16) for key in KEYS[:n]}
-        self.tickets = lottery_tickets(JOB, 5, nonces, self.liars[0], KEYS[1:n])
+        self.tickets = lottery_tickets(JOB, 5, {key: chance.randbytes(16) for key in KEYS[:n]}, self.liars[0], KEYS[1:n])
 
     def escapes(self, left_out: tuple[bytes, ...] = ()) -> bool:
         here = {key: data for key, data in self.tickets.items() if key not in left_out}
@@ -137,8 +135,7 @@ def test_a_liar_survives_ten_rounds_at_a_rate_of_two_fifths_in_less_than_one_of_
 
 @pytest.mark.parametrize("n", [4, 7, 10])
 def test_a_tenth_of_the_audits_finds_it_too_only_later(n: int) -> None:
-    rounds = math.ceil(math.log(0.01) / math.log(escape(n, rate=RATE / 10)))
-    assert 50 < rounds < 100
+    assert 50 < math.ceil(math.log(0.01) / math.log(escape(n, rate=RATE / 10))) < 100
     assert share(n, 4_000, None, rate=RATE / 10) == pytest.approx(escape(n, rate=RATE / 10), abs=0.02)
 
 

@@ -77,8 +77,7 @@ def test_an_expelled_member_can_do_nothing_more_and_its_transactions_are_not_kep
         world.rotation(LIAR, KEY),
         world.tx(LIAR, "job/stop", StopJob(bytes(32))),
     ]
-    ahead = world.tx(LIAR, "member/register", RegisterRoles(()), ahead=2)
-    world.ledger.mempool.add_transaction(ahead)
+    world.ledger.mempool.add_transaction(world.tx(LIAR, "member/register", RegisterRoles(()), ahead=2))
     world.decide(evidence=(world.double(LIAR),))
     assert [reason.split(":")[0] for _, reason in world.ledger.mempool.prune_transactions(world.rules, world.state)] == [
         "not-a-member"
@@ -545,8 +544,7 @@ def act(world: World, holders: list[FastSigner], block: list[tuple[str, int]]) -
             continue
         ahead[person.public] = nonce = ahead.get(person.public, 0) + 1
         signed = transaction(world, person, holders[(number * 5 + 1) % 12], action, nonce)
-        proofs = tuple(item for _, item in sorted(evidence.items()))
-        if world.problem(*chosen, signed, evidence=proofs) is None:
+        if world.problem(*chosen, signed, evidence=tuple(item for _, item in sorted(evidence.items()))) is None:
             chosen.append(signed)
             if action == "rotate":
                 holders[number] = new_key(person)
@@ -575,5 +573,5 @@ def transaction(world: World, person: FastSigner, other: FastSigner, action: str
 
 def test_a_state_with_expelled_and_rotated_members_is_read_back(world: World) -> None:
     world.decide(world.rotation(PEOPLE[0], KEY), evidence=(world.double(LIAR),))
-    state: LedgerState = world.rules.decode_state(world.rules.encode_state(world.state))
+    state: LedgerState = world.read_back()
     assert state == world.state and state.state_root == world.state.state_root

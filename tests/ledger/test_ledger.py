@@ -64,9 +64,7 @@ def test_transactions_are_put_into_an_order_in_which_they_apply_however_they_cam
 
 
 def test_a_transaction_that_follows_another_authors_is_put_behind_it(world: World) -> None:
-    world.decide(world.admission(PEOPLE[5]))
-    for _ in range(2):
-        world.decide()
+    world.decide(world.admission(PEOPLE[5]), empty_after=2)
     approve = world.tx(PEOPLE[0], "member/approve", ApproveVoter(PEOPLE[5].public))
     stand = world.tx(PEOPLE[5], "member/stand", StandAsVoter(1, world.state.certified_roots[1]))
     world.ledger.mempool.add_transaction(approve)
@@ -198,8 +196,7 @@ def test_what_could_be_decided_before_a_block_is_looked_at_anew_after_it(world: 
 
 
 def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: World) -> None:
-    key = world.start()
-    closing = world.closing(key)
+    closing = world.closing(world.start())
     sound, broken = codec.encode(BlockBody((closing,), (), ())), codec.encode(BlockBody((replace(closing, round=3),), (), ()))
     height = world.state.height + 1
     assert world.ledger.why_body_refused(height, sound, b"") is None

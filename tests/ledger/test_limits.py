@@ -8,17 +8,15 @@ import pytest
 
 import ledger.network_governance
 from consensus.voter_set import VoterSet
-from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
 from ledger.jobs import JobTerms, StartJob
-from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, core_modules
+from ledger.ledger_state import BlockBody, core_modules
 from ledger.members import ResignAsVoter
 from ledger.network_governance import PARAMETERS_LIMIT, NetworkLimit, NetworkState
 from protocol import codec
 from protocol.identity import Signed
 from protocol.limits import PARAMETERS_ALLOWED, PARAMETERS_ALLOWED_MAX
 from tests.ledger.world import PEOPLE, PlainJobs, World
-from tests.sim.keys import FastVerifier
 
 
 class SizedJobs(PlainJobs):
@@ -32,9 +30,7 @@ class SizedJobs(PlainJobs):
 class Limited(World):
     def __init__(self) -> None:
         super().__init__()
-        self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(SizedJobs()))
-        state = self.rules.genesis_state()
-        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
+        self.begin(self.genesis, core_modules(SizedJobs()))
 
     def wish(self, number: int, most: int, name: str = PARAMETERS_LIMIT) -> Signed:
         return self.tx(PEOPLE[number], "network/limit", NetworkLimit(name, most))
@@ -50,15 +46,18 @@ class Limited(World):
         return self.rules.why_body_refused(self.state, codec.encode(BlockBody((), (), (signed,)))) or ""
 
 
-def test_a_new_network_allows_the_first_limit_and_no_more() -> None:
-    world = Limited()
+@pytest.fixture
+def world() -> Limited:
+    return Limited()
+
+
+def test_a_new_network_allows_the_first_limit_and_no_more(world: Limited) -> None:
     assert world.refusal(world.start(PARAMETERS_ALLOWED)) == ""
     told = world.refusal(world.start(PARAMETERS_ALLOWED + 1))
     assert "134217729 parameters, and this network allows 134217728: `peer limit parameters N` raises that" in told
 
 
-def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
-    world = Limited()
+def test_a_quorum_raises_it_and_a_minority_does_not(world: Limited) -> None:
     world.decide(world.wish(0, 300_000_000))
     world.decide(world.wish(1, 300_000_000))
     world.decide(world.wish(2, 400_000_000))
@@ -69,32 +68,27 @@ def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
     assert world.refusal(world.start(300_000_001)) and not world.refusal(world.start(300_000_000))
     world.decide(*(world.wish(number, 1_000) for number in range(3)))
     assert world.refusal(world.start(1_001)) and not world.refusal(world.start(1_000)), "voters can lower it, too"
-    again = world.rules.decode_state(world.rules.encode_state(world.state))
+    again = world.read_back()
     assert again.state_root == world.state.state_root and again.module_state(NetworkState).parameters_max == 1_000
 
 
-def test_a_wish_for_what_holds_takes_another_one_back() -> None:
-    world = Limited()
+def test_a_wish_for_what_holds_takes_another_one_back(world: Limited) -> None:
     world.decide(world.wish(0, 5_000))
     world.decide(world.wish(0, PARAMETERS_ALLOWED))
     assert not world.network.limit_votes
     assert "allows 134217728 parameters already" in world.refusal(world.wish(0, PARAMETERS_ALLOWED))
 
 
-def test_only_voters_set_limits_that_there_are() -> None:
-    world = Limited()
+def test_only_voters_set_limits_that_there_are(world: Limited) -> None:
     assert "is one" in world.refusal(world.wish(0, 5, "layers"))
     assert world.refusal(world.wish(4, 5)), "no member"
     assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX)) == ""
     assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX + 1))
 
 
-def test_wishes_go_with_their_author_s_vote() -> None:
-    world = Limited()
+def test_wishes_go_with_their_author_s_vote(world: Limited) -> None:
     world.decide(world.wish(3, 5_000))
-    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
-    world.decide()
-    world.decide()
+    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()), empty_after=2)
     assert not world.network.limit_votes
 
 
@@ -105,7 +99,7 @@ class Anybody(VoterSet):
 def test_planted_bugs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted, pytest.raises((AssertionError, Refused)):  # a minority raises it
         planted.setattr(ledger.network_governance, "VoterSet", Anybody)
-        test_a_quorum_raises_it_and_a_minority_does_not()
+        test_a_quorum_raises_it_and_a_minority_does_not(Limited())
     with monkeypatch.context() as planted, pytest.raises(AssertionError):  # a job above it starts
         planted.setattr(NetworkState, "require_parameters_allowed", lambda state, parameters: None)
-        test_a_new_network_allows_the_first_limit_and_no_more()
+        test_a_new_network_allows_the_first_limit_and_no_more(Limited())

@@ -52,8 +52,7 @@ def test_what_needs_no_worker_runs_beside_and_waits_for_its_own_kind_alone(world
 
 def test_who_comes_in_the_block_that_makes_a_place_does_not_pass_who_waits(world: World) -> None:
     first, second = world.start(PEOPLE[0], LANGUAGE), world.start(PEOPLE[1], LANGUAGE)
-    late = world.tx(PEOPLE[2], "job/start", StartJob(LANGUAGE))
-    world.decide(stop(world, PEOPLE[0], first), late)
+    world.decide(stop(world, PEOPLE[0], first), world.tx(PEOPLE[2], "job/start", StartJob(LANGUAGE)))
     assert set(world.state.jobs.running()) == {second}
     assert [waiting.author for waiting in world.state.jobs.queue] == [PEOPLE[2].public]
 
@@ -64,8 +63,7 @@ def test_the_line_and_a_member_s_part_of_it_are_bounded(world: World) -> None:
         world.start(PEOPLE[0], LANGUAGE)
     refusal = world.problem(world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE)))
     assert refusal is not None and f"{QUEUE_PER_MEMBER_MAX} jobs of" in refusal
-    people = PEOPLE[4 : 4 + QUEUE_MAX // QUEUE_PER_MEMBER_MAX - 1]
-    for number, person in enumerate(people):
+    for number, person in enumerate(PEOPLE[4 : 4 + QUEUE_MAX // QUEUE_PER_MEMBER_MAX - 1]):
         world.decide(world.admission(person, token=FastSigner(f"token {number}")))
         for _ in range(QUEUE_PER_MEMBER_MAX):
             world.start(person, LANGUAGE)
@@ -111,5 +109,4 @@ def test_a_job_that_waits_is_the_job_of_its_transaction(world: World) -> None:
     signed = world.tx(PEOPLE[1], "job/start", StartJob(LANGUAGE))
     world.decide(signed)
     assert world.state.jobs.queue[0].job == job_id(PEOPLE[1].public, world.rules.open_transaction(signed))
-    again = world.rules.decode_state(world.rules.encode_state(world.state))
-    assert again.jobs == world.state.jobs
+    assert world.read_back().jobs == world.state.jobs

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consensus.voter_set import VoterSet, faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits import audit_tables
 from ledger.audits.audit_state import (
     AUDITABLE_PROPOSALS_MAX,
@@ -156,8 +156,7 @@ def test_an_auditor_is_suspended_exactly_where_no_liars_that_there_may_be_explai
 
 
 def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
-    court = Court()
-    court.round()
+    court = Court(rounds=1)
     person, due = court.due()[0]
     loss = court.seal(person, due)
 
@@ -185,12 +184,6 @@ def test_honest_auditors_are_compared_and_nothing_follows() -> None:
     )
     vested = 12 - AUDITS.window  # one less where the last of them was opened after the last closing
     assert all(vested - 1 <= court.standing(key).rewards <= vested for key in court.job(court.key).voters)
-
-
-def _can_be_found(court: Court, auditor: bytes) -> bool:
-    """Where all are lazy and most are suspended, those that are left have too few trainers to contradict them."""
-    trainers = set(court.job(court.key).trainers) - {auditor}
-    return len(trainers) > VoterSet(court.state.members.voters).faults_tolerated
 
 
 @pytest.mark.parametrize(("n", "many"), [(4, 1), (4, 4), (7, 2), (10, 3)])
@@ -221,10 +214,8 @@ def test_a_suspended_auditor_is_not_drawn_and_does_not_train() -> None:
 
 
 def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
-    court = Court()
-    court.round()
-    both = [(person, due) for person, due in court.due() if due.trainer == A]
-    (first, due), (second, copied) = both[:2]
+    court = Court(rounds=1)
+    (first, due), (second, copied) = [(person, due) for person, due in court.due() if due.trainer == A][:2]
     loss = court.seal(first, due)
     court.decide(court.tx(first, "audit/report", AuditFinding(due.job, *due.proposal_key, MATCH, 0, loss)))
     court.decide(court.tx(second, "audit/report", AuditFinding(copied.job, *copied.proposal_key, MATCH, 0, loss)))
@@ -247,8 +238,7 @@ def test_trainers_that_open_false_losses_suspend_nobody(n: int, liars: int) -> N
 
 
 def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_were_committed() -> None:
-    court = Court()
-    court.round()
+    court = Court(rounds=1)
     court.report()
 
     def problem(author: FastSigner, said: LossOpening) -> str:

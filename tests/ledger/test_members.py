@@ -63,8 +63,7 @@ def test_each_nonce_of_a_member_is_used_once_and_in_order(world: World) -> None:
 def test_a_transaction_is_decided_up_to_its_last_height_and_not_too_long_before(
     world: World, expires: int, height: int, fine: bool
 ) -> None:
-    for _ in range(height - 1):
-        world.decide()
+    world.decide_empty(height - 1)
     found = world.problem(world.tx(PEOPLE[0], "member/register", RegisterRoles(()), expires=expires))
     assert (found is None) == fine and (fine or f"expires at height {expires}" in str(found))
 
@@ -144,8 +143,7 @@ def test_a_used_invitation_is_forgotten_only_when_it_has_expired(world: World) -
 
 def test_an_invitation_lives_by_the_time_of_the_parent_block(world: World) -> None:
     """Not by heights: two hundred empty blocks in a second cost no invitation, and no clock is asked."""
-    for _ in range(200):
-        world.decide()
+    world.decide_empty(200)
     now = world.state.time_ms
     assert world.problem(world.admission(NEW, expires=now)) is None
     assert "the invitation has expired" in (world.problem(world.admission(NEW, expires=now - 1)) or "")
@@ -223,8 +221,7 @@ def test_whoever_overhears_an_invitation_cannot_use_it_without_the_tokens_key(wo
 def test_only_voters_invite(world: World) -> None:
     admitted(world, NEW)
     stranger = world.admission(OTHER, by=PEOPLE[7], token=FastSigner("a"))
-    member = world.admission(OTHER, by=NEW, token=FastSigner("b"))
-    for signed in (stranger, member):
+    for signed in (stranger, world.admission(OTHER, by=NEW, token=FastSigner("b"))):
         assert "does not vote" in (world.problem(signed) or "")
 
 
@@ -318,22 +315,18 @@ def test_standing_again_keeps_the_approvals(world: World) -> None:
 def test_a_candidate_shows_a_recent_root_that_was_certified(world: World) -> None:
     admitted(world, NEW)
     roots = world.state.certified_roots
-    wrong = (StandAsVoter(0, bytes(32)), StandAsVoter(1, world.state.state_root), StandAsVoter(7, roots[0]))
-    for stand in wrong:
+    for stand in (StandAsVoter(0, bytes(32)), StandAsVoter(1, world.state.state_root), StandAsVoter(7, roots[0])):
         assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", stand)) or ""), stand
     assert world.problem(world.tx(NEW, "member/stand", StandAsVoter(0, roots[0]))) is None
     assert "votes already" in (world.problem(world.tx(PEOPLE[0], "member/stand", StandAsVoter(0, roots[0]))) or "")
-    for _ in range(100):
-        world.decide()
+    world.decide_empty(100)
     assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", StandAsVoter(0, roots[0]))) or "")
 
 
 def test_approvals_of_a_voter_that_left_do_not_count(world: World) -> None:
     stood(world)
     approved(world, 0, 1)
-    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
-    for _ in range(3):
-        world.decide()
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()), empty_after=3)
     # 3 voters need 2 approvals for a quorum; one of the two given is gone
     assert voting(world) == [False, False] and len(world.state.members.voters) == 3
     approved(world, 2)

@@ -13,14 +13,14 @@ from ledger.model_anchors import UndoReason
 from protocol.verdicts import Verdict
 from tests.ledger.court import A, B, C, D
 from tests.ledger.test_rollbacks import DialModule, accuse, anchored, court_of, place, turn, verdict
-from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World, world_with_job
 
 ACCEPT, NORM, UNJUDGED = Verdict.ACCEPT, Verdict.NORM, Verdict.UNJUDGED
 ANN, BEN, CID, DEE = PEOPLE[:4]
 
 
-def job_of(world: World, spec: bytes = UNAUDITED, author: int = 0) -> bytes:
-    return world.start(PEOPLE[author], spec=spec + b":200")
+def started(spec: bytes = UNAUDITED) -> tuple[World, bytes]:
+    return world_with_job(spec + b":200", trainers=4)
 
 
 def close(world: World, key: bytes, verdict: Verdict = NORM, of: Collection[bytes] = (), times: int = 1) -> Job:
@@ -37,8 +37,7 @@ def close(world: World, key: bytes, verdict: Verdict = NORM, of: Collection[byte
 @pytest.mark.parametrize("verdict", [NORM, Verdict.STALE, Verdict.REPLAY])
 def test_the_eighth_round_in_a_row_whose_updates_are_all_refused_ends_a_job(spec: bytes, verdict: Verdict) -> None:
     assert NO_PROGRESS_ROUNDS == 8
-    world = World(trainers=4)
-    key = job_of(world, spec)
+    world, key = started(spec)
     close(world, key, ACCEPT, times=3)
     job = close(world, key, verdict, times=NO_PROGRESS_ROUNDS - 1)
     assert job.phase is JobPhase.RUNNING and job.refused_rounds == 7 and not job.made_no_progress
@@ -48,12 +47,10 @@ def test_the_eighth_round_in_a_row_whose_updates_are_all_refused_ends_a_job(spec
 
 
 def test_one_accepted_update_is_progress() -> None:
-    world = World(trainers=4)
-    key = job_of(world)
+    world, key = started()
     for _ in range(3):
         close(world, key, times=NO_PROGRESS_ROUNDS - 1)
-        verdicts = dict.fromkeys((A, B, C), NORM) | {D: ACCEPT}
-        world.decide(closings=(world.closing(key, verdicts),))
+        world.decide(closings=(world.closing(key, {A: NORM, B: NORM, C: NORM, D: ACCEPT}),))
         assert not world.job(key).refused_rounds
     assert world.job(key).phase is JobPhase.RUNNING
 
@@ -61,8 +58,7 @@ def test_one_accepted_update_is_progress() -> None:
 @pytest.mark.parametrize("verdicts", [{}, {A: NORM}, dict.fromkeys((A, B, C, D), UNJUDGED), {A: NORM, B: UNJUDGED}])
 def test_rounds_that_say_nothing_of_honest_updates_neither_count_nor_begin_anew(verdicts: Mapping[bytes, Verdict]) -> None:
     """At night honest trainers may be away, re-executors too: then a liar alone must not end the job."""
-    world = World(trainers=4)
-    key = job_of(world)
+    world, key = started()
     close(world, key, times=5)
     for _ in range(2 * NO_PROGRESS_ROUNDS):
         world.decide(closings=(world.closing(key, verdicts),))
@@ -74,7 +70,7 @@ def test_a_job_with_fewer_trainers_than_may_lie_ends_when_all_of_them_are_refuse
     world, invited = World(trainers=1), PEOPLE[6]
     world.decide(world.admission(invited))
     world.decide(world.tx(invited, "member/register", RegisterRoles((TRAINER,))))
-    key = job_of(world)
+    key = world.start(spec=UNAUDITED + b":200")
     assert set(world.job(key).trainers) == {A, invited.public}, "of whom one votes"
     assert close(world, key, of=(A,), times=NO_PROGRESS_ROUNDS).made_no_progress
 
@@ -85,18 +81,16 @@ def test_trainers_that_a_liar_has_invited_end_no_job() -> None:
     world = World(trainers=4)
     world.decide(world.admission(invited))
     world.decide(world.tx(invited, "member/register", RegisterRoles((TRAINER,))))
-    key = job_of(world)
+    key = world.start(spec=UNAUDITED + b":200")
     assert invited.public in world.job(key).trainers
     assert close(world, key, of=(A, invited.public), times=2 * NO_PROGRESS_ROUNDS).refused_rounds == 0
     assert world.job(key).rejected[A] == {"norm": 16}
 
 
 def test_a_job_that_is_stopped_with_its_eighth_refused_round_was_stopped() -> None:
-    world = World(trainers=4)
-    key = job_of(world)
+    world, key = started()
     close(world, key, times=NO_PROGRESS_ROUNDS - 1)
-    last = world.closing(key, dict.fromkeys((A, B, C, D), NORM))
-    world.decide(world.tx(ANN, "job/stop", StopJob(key)), closings=(last,))
+    world.decide(world.tx(ANN, "job/stop", StopJob(key)), closings=(world.closing(key, dict.fromkeys((A, B, C, D), NORM)),))
     job = world.job(key)
     assert job.phase is JobPhase.FINISHED and job.round == 8 and not job.made_no_progress
 
@@ -104,8 +98,7 @@ def test_a_job_that_is_stopped_with_its_eighth_refused_round_was_stopped() -> No
 def test_two_keys_of_one_member_are_one_trainer() -> None:
     """It rotates in the round, whose trainers are renewed since one of four voters is missing."""
     new = PEOPLE[5]
-    world = World(trainers=4)
-    key = job_of(world)
+    world, key = started()
     world.decide(world.rotation(ANN, new))
     assert {A, new.public} <= set(world.job(key).trainers)
     assert not close(world, key, of=(A, new.public)).refused_rounds
@@ -113,14 +106,12 @@ def test_two_keys_of_one_member_are_one_trainer() -> None:
 
 def test_a_job_without_workers_is_not_watched() -> None:
     """Its author alone says what its updates are."""
-    world = World()
-    key = job_of(world, SCRATCH)
+    world, key = world_with_job(SCRATCH + b":200")
     assert close(world, key, times=2 * NO_PROGRESS_ROUNDS).phase is JobPhase.RUNNING
 
 
 def test_refused_updates_count_against_nobody() -> None:
-    world = World(trainers=4)
-    key = job_of(world, LANGUAGE)
+    world, key = started(LANGUAGE)
     for _ in range(NO_PROGRESS_ROUNDS):
         job = world.job(key)
         assert set(job.trainers) == set(job.awaited) == {A, B, C, D} and not job.suspended_trainers
@@ -133,8 +124,7 @@ def test_refused_updates_count_against_nobody() -> None:
 
 
 def test_the_state_calls_too_large_updates_diverging_where_most_trainers_have_them() -> None:
-    world = World(trainers=4)
-    key = job_of(world)
+    world, key = started()
     close(world, key, NORM, of=(A,))
     assert close(world, key).rejected[A] == {"norm": 1, "diverging": 1}
     assert world.job(key).rejected[B] == {"absent": 1, "diverging": 1}
@@ -144,18 +134,16 @@ def test_the_state_calls_too_large_updates_diverging_where_most_trainers_have_th
 
 
 def test_the_next_job_of_the_line_has_its_place() -> None:
-    world = World(trainers=4)
-    key = job_of(world)
+    world, key = started()
     close(world, key, times=NO_PROGRESS_ROUNDS - 1)
-    waiting = job_of(world, author=1)
+    waiting = world.start(BEN, UNAUDITED + b":200")
     assert waiting not in world.state.jobs.jobs
     close(world, key)
     assert world.job(waiting).phase is JobPhase.RUNNING and not world.job(waiting).refused_rounds
 
 
 def test_a_job_with_sampled_audits_ends_with_its_newest_final_model() -> None:
-    court = court_of(window=40)
-    court.round(5)
+    court = court_of(window=40, rounds=5)
     assert anchored(court)[0] == (0, 0) and place(court.job(court.key)) == (6, 6)
     job = close(court, court.key, times=NO_PROGRESS_ROUNDS)
     assert job.made_no_progress and place(job) == (0, 0) and job.rounds == 200
@@ -164,8 +152,7 @@ def test_a_job_with_sampled_audits_ends_with_its_newest_final_model() -> None:
 
 
 def test_the_last_round_of_a_job_is_its_end_whatever_was_refused() -> None:
-    world = World(trainers=4)
-    key = world.start(spec=UNAUDITED + b":8")
+    world, key = world_with_job(spec=UNAUDITED + b":8", trainers=4)
     job = close(world, key, times=8)
     assert job.phase is JobPhase.FINISHED and job.rounds_in_model == job.rounds == 8 and job.made_no_progress
 
@@ -173,8 +160,7 @@ def test_the_last_round_of_a_job_is_its_end_whatever_was_refused() -> None:
 def test_a_job_that_is_held_ends_all_the_same() -> None:
     court = court_of(modules=(DialModule(),))
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
-    last = court.closing(court.key, dict.fromkeys((A, B, C, D), NORM))
-    court.decide(turn(court, is_held=True), closings=(last,))
+    court.decide(turn(court, is_held=True), closings=(court.closing(court.key, dict.fromkeys((A, B, C, D), NORM)),))
     assert court.job(court.key).made_no_progress
 
 
@@ -182,8 +168,7 @@ def test_a_job_that_is_held_ends_all_the_same() -> None:
 
 
 def test_after_a_rollback_the_rounds_are_counted_anew() -> None:
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
     accuse(court, DEE, 3, A)
     court.decide(verdict(court, CID, 3, A))
@@ -194,8 +179,7 @@ def test_after_a_rollback_the_rounds_are_counted_anew() -> None:
 
 
 def test_a_rollback_in_the_block_of_the_eighth_round_lets_the_job_go_on() -> None:
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
     accuse(court, DEE, 3, A)
     last = court.closing(court.key, dict.fromkeys(court.job(court.key).trainers, NORM))
@@ -207,7 +191,7 @@ def test_a_rollback_in_the_block_of_the_eighth_round_lets_the_job_go_on() -> Non
 def test_whoever_begins_from_a_snapshot_counts_on() -> None:
     court = court_of()
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    again = court.read_back()
     assert again.state_root == court.state.state_root
     court.ledger.applied.current = again
     assert close(court, court.key).made_no_progress

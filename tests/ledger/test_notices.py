@@ -32,12 +32,14 @@ def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str,
     return world.tx(person, "member/register", RegisterRoles(roles), ahead, expires=200)
 
 
-def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None) -> None:
+def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None, empty_after: int = 0) -> None:
+    """What these say of these transactions, and so many empty blocks after it."""
     digests = tuple(sorted(transaction_digest(signed) for signed in of))
     for person in persons:
         assert world.ledger.add_inclusion_list(
             person.public, InclusionList(world.state.height if height is None else height, digests)
         )
+    world.decide_empty(empty_after)
 
 
 def refusal(world: World, *transactions: Signed) -> str | None:
@@ -71,18 +73,19 @@ def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: 
 
 
 def test_nobody_names_what_could_not_be_decided_now(world: World) -> None:
-    signed = (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", StartJob(b"nonsense")))
-    for item in signed:
+    for item in (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", StartJob(b"nonsense"))):
         world.ledger.mempool.add_transaction(item)
-    for _ in range(4):
-        world.decide()
+    world.decide_empty(4)
     assert world.ledger.make_inclusion_list(PEOPLE[1].public) is None
 
 
-def test_only_voters_speak_and_are_heard(world: World) -> None:
-    signed = waiting(world)
-    for _ in range(3):
-        world.decide()
+@pytest.fixture
+def signed(world: World) -> Signed:
+    return waiting(world)
+
+
+def test_only_voters_speak_and_are_heard(signed: Signed, world: World) -> None:
+    world.decide_empty(3)
     assert world.ledger.make_inclusion_list(PEOPLE[6].public) is None
     assert not world.ledger.add_inclusion_list(PEOPLE[6].public, InclusionList(3, (transaction_digest(signed),)))
     assert world.ledger.make_inclusion_list(PEOPLE[3].public) is not None
@@ -96,8 +99,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
     old = [waiting(world, person) for person in PEOPLE[:2]]
     world.decide()
     waiting(world, PEOPLE[2])
-    for _ in range(2):
-        world.decide()
+    world.decide_empty(2)
     said = world.ledger.make_inclusion_list(PEOPLE[1].public)
     assert said is not None and said.transactions == tuple(sorted(map(transaction_digest, old))) and INCLUSION_LIST_MAX == 64
     assert codec.decode_message(codec.encode(said), (InclusionList,)) == said
@@ -108,19 +110,17 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
 # What a block must carry ----------------------------------------------------------------------------------------------
 
 
-def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(world: World) -> None:
-    signed = waiting(world)
-    notice(world, PEOPLE[1], of=(signed,))
-    for _ in range(2):
-        world.decide()
+def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(signed: Signed, world: World) -> None:
+    notice(world, PEOPLE[1], of=(signed,), empty_after=2)
     assert refusal(world) is None, "one voter of four may lie"
     notice(world, PEOPLE[2], of=(signed,), height=1)
     assert "has waited too long" in (refusal(world) or "")
     assert refusal(world, signed) is None
 
 
-def test_notices_act_two_heights_later_so_that_they_and_the_transaction_can_reach_the_leader(world: World) -> None:
-    signed = waiting(world)
+def test_notices_act_two_heights_later_so_that_they_and_the_transaction_can_reach_the_leader(
+    signed: Signed, world: World
+) -> None:
     world.decide()
     notice(world, *PEOPLE[1:3], of=(signed,))
     assert refusal(world) is None, "block 2 may have been made before notices of 1 came"
@@ -139,9 +139,7 @@ def test_a_transaction_counts_from_the_first_of_the_notices_that_name_it_without
 def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> None:
     unknown, hopeless = register(world, PEOPLE[0]), register(world, PEOPLE[1], ahead=3)
     world.ledger.mempool.add_transaction(hopeless)
-    notice(world, *PEOPLE[:4], of=(unknown, hopeless))
-    for _ in range(2):
-        world.decide()
+    notice(world, *PEOPLE[:4], of=(unknown, hopeless), empty_after=2)
     assert refusal(world) is None
 
 
@@ -150,17 +148,13 @@ def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None
     left, right = register(world, PEOPLE[0]), register(world, PEOPLE[0], roles=("trainer",))
     for signed in (left, right):
         world.ledger.mempool.add_transaction(signed)
-    notice(world, *PEOPLE[1:4], of=(left, right))
-    for _ in range(2):
-        world.decide()
+    notice(world, *PEOPLE[1:4], of=(left, right), empty_after=2)
     assert refusal(world) is not None and refusal(world, left) is None and refusal(world, right) is None
 
 
 def test_a_full_block_is_excused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     signed, others = waiting(world), [register(world, PEOPLE[3], ahead=i) for i in (1, 2)]
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    notice(world, *PEOPLE[1:3], of=(signed,), empty_after=2)
     assert refusal(world, *others) is not None
     size = sum(len(other.body) + pool_module.SIGNED_BYTES for other in (*others, signed))
     with monkeypatch.context() as patch:
@@ -177,18 +171,13 @@ def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.
         world.ledger.mempool.add_transaction(register(world, PEOPLE[3], ahead))
     world.decide(register(world, PEOPLE[0]))
     signed = waiting(world)  # its nonce is higher
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    notice(world, *PEOPLE[1:3], of=(signed,), empty_after=2)
     body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[0] == signed
 
 
 def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World) -> None:
-    signed = waiting(world, PEOPLE[3])
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(2):
-        world.decide()
+    notice(world, *PEOPLE[1:3], of=(waiting(world, PEOPLE[3]),), empty_after=2)
     body = codec.encode(BlockBody((), (world.double(PEOPLE[3]),), ()))
     assert refusal(world) is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
 
@@ -199,24 +188,18 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
     world.decide(register(world, PEOPLE[0]))
     start = world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE), expires=200)
     world.ledger.mempool.add_transaction(start)
-    notice(world, *PEOPLE[1:3], of=(start,))
-    for _ in range(2):
-        world.decide()
+    notice(world, *PEOPLE[1:3], of=(start,), empty_after=2)
     for ahead in range(1, 6):
         world.ledger.mempool.add_transaction(register(world, PEOPLE[0], ahead))
     world.ledger.mempool.add_transaction(register(world, PEOPLE[0], 6, (TRAINER,)))
     body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[-1] == start
     assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
-    without = decode_body(body).transactions[:-1]
-    assert "has waited too long" in (refusal(world, *without) or "")
+    assert "has waited too long" in (refusal(world, *decode_body(body).transactions[:-1]) or "")
 
 
-def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(world: World) -> None:
-    signed = waiting(world)
-    notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(INCLUSION_LIST_HEIGHTS_MAX):
-        world.decide()
+def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(signed: Signed, world: World) -> None:
+    notice(world, *PEOPLE[1:3], of=(signed,), empty_after=INCLUSION_LIST_HEIGHTS_MAX)
     assert refusal(world) is not None
     world.decide()
     assert refusal(world) is None
@@ -248,8 +231,7 @@ def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tu
         act(world, action, number)
         body = world.ledger.make_body(world.state.height + 1, 0)
         assert world.ledger.has_work() == (body is not None)
-        newcomer = LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)
-        for peer in (world.ledger, newcomer):
+        for peer in (world.ledger, LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)):
             assert body is None or peer.why_body_refused(world.state.height + 1, body, b"") is None
 
 

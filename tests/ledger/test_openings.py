@@ -27,9 +27,9 @@ SPARE = [FastSigner(f"spare {number}") for number in range(40)]
 WALKS, STEPS = 8, 50
 
 
-def everybody_audits() -> Court:
+def everybody_audits(rounds: int = 1) -> Court:
     """Each re-executor draws every proposal of the others, and has time for a thousand blocks."""
-    return Court(auditors=3, response_ms=1_000)
+    return Court(rounds=rounds, auditors=3, response_ms=1_000)
 
 
 def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
@@ -71,7 +71,7 @@ def due_openings(court: Court, key: bytes) -> list[tuple[int, bytes]]:
 
 def rotated_in_a_round() -> Court:
     """A voter that rotates renews the open round, so both keys of Ben are trainers of round 1."""
-    court = everybody_audits()
+    court = everybody_audits(0)
     court.decide(court.rotation(BEN, NEW))
     assert {B, NEW.public} <= set(court.job(court.key).trainers)
     return court
@@ -103,9 +103,12 @@ def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -
 # Rotations between report and opening --------------------------------------------------------------------------------------
 
 
-def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in_that_block() -> None:
-    court = everybody_audits()
-    court.round()
+@pytest.fixture
+def court() -> Court:
+    return everybody_audits()
+
+
+def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in_that_block(court: Court) -> None:
     report_all(court)
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
@@ -116,9 +119,7 @@ def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in
 
 
 @pytest.mark.parametrize("loss", [None, 0])
-def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None) -> None:
-    court = everybody_audits()
-    court.round()
+def test_an_auditor_that_rotates_is_compared_under_its_new_key(court: Court, loss: int | None) -> None:
     court.decide(report(court, BEN, 1, A, loss))
     court.decide(court.rotation(BEN, NEW), report(court, CID, 1, A))
     report_all(court)
@@ -128,9 +129,7 @@ def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None)
     assert court.audits.loss_comparisons[NEW.public].reports == 1 and B not in court.audits.loss_comparisons
 
 
-def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_it_reports() -> None:
-    court = everybody_audits()
-    court.round()
+def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_it_reports(court: Court) -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
@@ -143,9 +142,7 @@ def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_i
     assert court.audits.loss_comparisons[NEW.public].reports == 1 and not court.standing(NEW.public).wrong_losses
 
 
-def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
-    court = everybody_audits()
-    court.round()
+def test_a_report_and_its_rotation_in_one_block_with_the_opening(court: Court) -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     court.decide(report(court, BEN, 1, A), court.rotation(BEN, NEW, 2), opened(court, ANN, 1, A))
@@ -155,9 +152,7 @@ def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
 # One block -------------------------------------------------------------------------------------------------------------------
 
 
-def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_refused() -> None:
-    court = everybody_audits()
-    court.round()
+def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_refused(court: Court) -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
@@ -167,9 +162,7 @@ def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_r
     assert "no report" in (court.problem(court.tx(BEN, "audit/report", AuditFinding(court.key, 1, A, MATCH, 0))) or "")
 
 
-def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it() -> None:
-    court = everybody_audits()
-    court.round()
+def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it(court: Court) -> None:
     report_all(court)
     court.round(AUDITS.window - 1)
     opening = opened(court, ANN, 1, A)
@@ -182,8 +175,7 @@ def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_i
 
 
 def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at_once() -> None:
-    court = Court(spec=b"sampled:2", auditors=3, response_ms=1_000)
-    court.round()
+    court = Court(spec=b"sampled:2", auditors=3, response_ms=1_000, rounds=1)
     report_all(court, but=[(B, A)])
     assert court.job(court.key).phase is JobPhase.SETTLING
     assert (1, C) in due_openings(court, C) and not due_openings(court, A)
@@ -194,9 +186,7 @@ def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at
     assert court.audits.loss_comparisons[B].reports == 2 and not court.standing(B).wrong_losses
 
 
-def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once() -> None:
-    court = everybody_audits()
-    court.round()
+def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once(court: Court) -> None:
     report_all(court, but=[(B, A)])
     late = report(court, BEN, 1, A)
     assert "may still come" in (court.problem(opened(court, CID, 1, C)) or "")
@@ -209,7 +199,7 @@ def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once() -
 
 def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw() -> None:
     """A re-executor that missed round 1 draws for it at the closing of round 2. The dispute keeps the proposal until then."""
-    court = everybody_audits()
+    court = everybody_audits(0)
     court.decide(closings=(court.closing_without(C),))
     court.say(BEN, due_of(court, B, 1, A), MISMATCH)
     court.say(DEE, due_of(court, D, 1, A))
@@ -237,9 +227,7 @@ def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
 # Expulsions and leaves -----------------------------------------------------------------------------------------------------
 
 
-def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
-    court = everybody_audits()
-    court.round()
+def test_an_expelled_auditor_is_not_compared_and_does_not_report(court: Court) -> None:
     court.decide(report(court, BEN, 1, A, 0))
     report_all(court, but=[(B, C)])
     court.decide(evidence=(court.double(BEN),))
@@ -250,9 +238,7 @@ def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
     assert B not in court.audits.loss_comparisons and not court.standing(B).wrong_losses
 
 
-def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -> None:
-    court = everybody_audits()
-    court.round()
+def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared(court: Court) -> None:
     report_all(court)
     court.round(AUDITS.window)
     opening = opened(court, BEN, 1, B)
@@ -262,9 +248,7 @@ def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -
     assert not court.audits.loss_comparisons
 
 
-def test_whoever_leaves_the_voters_still_reports_and_opens() -> None:
-    court = everybody_audits()
-    court.round()
+def test_whoever_leaves_the_voters_still_reports_and_opens(court: Court) -> None:
     report_all(court, but=[(D, A)])
     court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.round(AUDITS.window)

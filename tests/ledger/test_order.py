@@ -17,13 +17,13 @@ from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Job, JobTerms, StartJob, StopJob
-from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, core_modules, with_sorted_dictionaries
+from ledger.ledger_state import CurrentState, LedgerState, core_modules, with_sorted_dictionaries
 from ledger.members import ApproveVoter, RegisterRoles, ResignAsVoter, StandAsVoter
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding
 from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, PlainJobs, World
-from tests.sim.keys import FastSigner, FastVerifier
+from tests.sim.keys import FastSigner
 
 FOUNDERS = 4
 AFTERMATH = 2  # heights; a thousand would be too long to wait here
@@ -41,10 +41,7 @@ class TwoWays(World):
 
     def __init__(self) -> None:
         super().__init__(FOUNDERS, FOUNDERS)
-        self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(ManyJobs()))
-        self.ledger = LedgerApplication(
-            self.rules, CurrentState(self.rules.genesis_state()), self.rules.genesis_state().state_root
-        )
+        self.begin(self.genesis, core_modules(ManyJobs()))
 
     def decide_body(self, body: bytes) -> LedgerState:
         before = self.ledger

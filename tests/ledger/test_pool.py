@@ -115,8 +115,7 @@ def test_whose_transactions_are_too_many_loses_all_and_is_heard_again_after_the_
 
 
 def test_large_transactions_are_too_many_sooner(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(registration(world).body) + SIGNED_BYTES
-    monkeypatch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 2 * size)
+    monkeypatch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 2 * (len(registration(world).body) + SIGNED_BYTES))
     pool = Mempool()
     assert all(pool.add_transaction(signed) for signed in far(world, 2)) and len(pool) == 2
     assert pool.add_transaction(registration(world)) and len(pool) == 0
@@ -149,8 +148,7 @@ def test_who_has_little_waiting_is_heard_though_others_have_filled_the_pool(
 def test_who_fills_the_memory_with_large_transactions_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant: as above, of bytes; and at no time is more held than the bound and one transaction."""
     small, large = registration(world, person=OTHER), registration(world, roles=2)
-    size = len(large.body) + SIGNED_BYTES
-    monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * size)
+    monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * (len(large.body) + SIGNED_BYTES))
     pool = Mempool()
     assert all(pool.add_transaction(registration(world, ahead, roles=2)) for ahead in (1, 2, 3)) and len(pool) == 3
     assert pool.add_transaction(small) and list(pool) == [small]
@@ -261,8 +259,7 @@ def test_a_notice_names_the_cheapest_of_one_height(world: World, costly_first: b
     assert noticed == tuple(sorted(map(transaction_digest, arriving[1:])))
 
 
-def test_a_costly_transaction_is_tried_however_much_it_costs() -> None:
-    world = World()
+def test_a_costly_transaction_is_tried_however_much_it_costs(world: World) -> None:
     traits = TransactionTraits(cost=2 * COST_PER_BLOCK_MAX)
     pool = Mempool(traits=lambda author, transaction: traits)
     for person in PEOPLE[:3]:

@@ -131,8 +131,7 @@ def test_fewer_voters_need_fewer_wishes_without_anybody_saying_it_again(world: W
     for person in (PEOPLE[0], PEOPLE[1]):
         world.decide(world.tx(person, "member/resign", ResignAsVoter()))
     wished(world, 2, 3, 4, subject=PEOPLE[5], lower=True)
-    now = settled(world)
-    assert set(now.voters) == {person.public for person in PEOPLE[2:5]}
+    assert set(settled(world).voters) == {person.public for person in PEOPLE[2:5]}
 
 
 # How many liars are tolerated -----------------------------------------------------------------------------------------
@@ -206,8 +205,7 @@ def test_a_trainer_without_a_vote_loses_its_place_until_it_registers_again(world
     world.decide(world.tx(NEW, "member/register", RegisterRoles((TRAINER,))))
     wished(world, 0, 1, 2, 3, subject=NEW)
     assert world.state.members.members[NEW.public].roles == () and len(world.state.members.voters) == 5
-    key = world.start()
-    assert NEW.public not in world.job(key).trainers
+    assert NEW.public not in world.job(world.start()).trainers
     world.decide(world.tx(NEW, "member/register", RegisterRoles((TRAINER,))))
     assert world.state.members.members[NEW.public].roles == (TRAINER,)
 

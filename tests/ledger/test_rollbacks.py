@@ -33,7 +33,7 @@ from protocol.verdicts import ReplayFinding, Verdict
 from tests.ledger.blocks import compute_transition
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.test_losses import Bound, lazy
-from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
+from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, world_with_job
 from tests.sim.keys import FastSigner
 from tests.training.replicated.support import JOB, SMALL, round_of
 from training.job_spec import AuditMode, FeedbackMemory
@@ -126,18 +126,20 @@ def test_a_conviction_takes_the_job_back_to_the_newest_anchor_at_or_before_the_f
     assert set(court.ledger.rounds) == {court.key} and court.ledger.rounds[court.key].terms.round == 11
 
 
+@pytest.fixture
+def court() -> Court:
+    return court_of(rounds=9)
+
+
 @pytest.mark.parametrize(("false", "anchor"), [(3, 0), (4, 4), (7, 4), (8, 8)])
-def test_an_anchor_is_before_the_round_that_begins_with_it(false: int, anchor: int) -> None:
-    court = court_of()
-    court.round(9)
+def test_an_anchor_is_before_the_round_that_begins_with_it(court: Court, false: int, anchor: int) -> None:
     convict(court, false, A)
     assert place(court.job(court.key)) == (11, anchor)
 
 
 def test_the_round_after_a_rollback_is_reexecuted_before_the_ballot_and_the_next_one_is_not() -> None:
     """Ballots of the undone round, which have revealed nonces, may be known, so everybody could foresee the draws."""
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     convict(court, 5, A)
     job = court.job(court.key)
     assert job.fully_audited and job.round_terms(court.key).trainers_to_vouch_for == set(job.trainers) == {B, C, D}
@@ -148,8 +150,7 @@ def test_the_round_after_a_rollback_is_reexecuted_before_the_ballot_and_the_next
 
 
 def test_later_anchors_are_counted_in_rounds_of_the_models_own_line() -> None:
-    court = court_of()
-    court.round(8)
+    court = court_of(rounds=8)
     convict(court, 6, A)
     assert place(court.job(court.key)) == (10, 4)
     court.round(4)
@@ -159,9 +160,7 @@ def test_later_anchors_are_counted_in_rounds_of_the_models_own_line() -> None:
     assert [(undone.first, undone.last) for undone in court.job(court.key).undone_rounds] == [(4, 9), (4, 14)]
 
 
-def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay() -> None:
-    court = court_of()
-    court.round(9)
+def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay(court: Court) -> None:
     late = court.said(*next(item for item in court.due(B) if item[1].round == 7))
     convict(court, 6, A)
     assert list(court.audits.rounds) == [1, 2, 3] and not any(of.undone for of in court.audits.rounds.values())
@@ -169,9 +168,7 @@ def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay() -
     assert "is awaited" in (court.problem(late) or "")
 
 
-def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_and_uses_the_next_number() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_and_uses_the_next_number(court: Court) -> None:
     accuse(court, DEE, 6, A)
     last, closing = verdict(court, CID, 6, A), court.closing(court.key)
     state, body = court.state, BlockBody((closing,), (), (last,))
@@ -186,17 +183,14 @@ def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_
 
 
 def test_a_block_that_closes_the_round_before_an_anchor_and_undoes_it_makes_no_anchor() -> None:
-    court = court_of()
-    court.round(6)
+    court = court_of(rounds=6)
     accuse(court, DEE, 6, A)
     court.decide(verdict(court, CID, 6, A), closings=(court.closing(court.key),))
     assert place(court.job(court.key)) == (8, 4) and anchored(court) == [(0, 0), (4, 4)]
 
 
 @pytest.mark.parametrize("earlier_first", [False, True])
-def test_two_convictions_in_one_block_go_to_the_earlier_anchor(earlier_first: bool) -> None:
-    court = court_of()
-    court.round(9)
+def test_two_convictions_in_one_block_go_to_the_earlier_anchor(court: Court, earlier_first: bool) -> None:
     accuse(court, DEE, 6, A)
     accuse(court, ANN, 2, B)
     said = [verdict(court, CID, 6, A), verdict(court, DEE, 2, B)]
@@ -206,9 +200,7 @@ def test_two_convictions_in_one_block_go_to_the_earlier_anchor(earlier_first: bo
     assert court.suspended(A) and court.suspended(B) and job.trainers == (C, D) and not court.audits.rounds
 
 
-def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again(court: Court) -> None:
     accuse(court, DEE, 6, A)
     accuse(court, ANN, 7, B)
     court.decide(verdict(court, CID, 6, A))
@@ -224,9 +216,7 @@ def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again()
     assert court.job(court.key).distrusted_members == (A, B) and len(court.job(court.key).undone_rounds) == 1
 
 
-def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt(court: Court) -> None:
     accuse(court, DEE, 2, A)
     accuse(court, ANN, 7, B)
     court.decide(verdict(court, CID, 2, A))
@@ -240,8 +230,7 @@ def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
 
 def test_nobody_draws_late_for_an_undone_round() -> None:
     """A re-executor whose ballots were left out draws for the rounds that it missed, but not for those."""
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     court.decide(closings=(court.closing_without(D),))
     accuse(court, CID, 6, A)
     accuse(court, CID, 6, B)
@@ -265,17 +254,16 @@ def test_so_many_rollbacks_are_remembered() -> None:
         convict(court, court.job(court.key).round - 1, trainer)
     undone = court.job(court.key).undone_rounds
     assert len(undone) == UNDONE_KEPT and undone[-1].height == court.state.height
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.jobs == court.state.jobs
+    assert court.read_back().jobs == court.state.jobs
 
 
 # Suspended trainers -------------------------------------------------------------------------------------------------------
 
 
-def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second_conviction_does_not_suspend_again() -> None:
+def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second_conviction_does_not_suspend_again(
+    court: Court,
+) -> None:
     """Each may be about another lie that is in the model."""
-    court = court_of()
-    court.round(9)
     accuse(court, DEE, 6, A)
     accuse(court, DEE, 2, A)
     court.decide(verdict(court, CID, 6, A))
@@ -291,8 +279,7 @@ def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second
 
 
 def test_updates_of_a_trainer_that_was_convicted_are_reexecuted_before_the_ballot_for_the_rest_of_the_job() -> None:
-    court = court_of(suspension_rounds=2)
-    court.round(5)
+    court = court_of(suspension_rounds=2, rounds=5)
     convict(court, 5, A)
     court.round(2)
     assert not court.audits.suspended
@@ -308,8 +295,7 @@ def test_updates_of_a_trainer_that_was_convicted_are_reexecuted_before_the_ballo
 
 
 def test_a_trainer_on_probation_stays_on_it_with_a_new_key_and_not_in_another_job() -> None:
-    court = court_of(suspension_rounds=2)
-    court.round(5)
+    court = court_of(suspension_rounds=2, rounds=5)
     convict(court, 5, A)
     court.decide(court.rotation(ANN, NEW))
     court.people[NEW.public] = court.people.pop(A)
@@ -329,8 +315,7 @@ def test_a_trainer_on_probation_stays_on_it_with_a_new_key_and_not_in_another_jo
 
 def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys() -> None:
     """The rotation renews the open round: one of four voters is missing."""
-    court = court_of(suspension_rounds=2)
-    court.round(5)
+    court = court_of(suspension_rounds=2, rounds=5)
     convict(court, 5, A)
     court.round(2)
     court.decide(court.rotation(ANN, NEW))
@@ -341,8 +326,7 @@ def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys(
 
 @pytest.mark.parametrize(("finding", "reason"), [(MISMATCH, UndoReason.FALSE), (WITHHELD, UndoReason.WITHHELD)])
 def test_a_false_update_rolls_back_and_a_withheld_one_too(finding: ReplayFinding, reason: UndoReason) -> None:
-    court = court_of()
-    court.round(5)
+    court = court_of(rounds=5)
     convict(court, 5, A, finding)
     assert place(court.job(court.key)) == (7, 4) and court.job(court.key).undone_rounds[0].reason is reason
 
@@ -351,8 +335,7 @@ def test_a_shunned_trainer_rolls_nothing_back_and_is_on_probation_all_the_same()
     """Most judges found its updates sound."""
     court = court_of(suspension_rounds=100)
     for auditor in (BEN, CID):
-        for _ in range(3):
-            withheld(court, auditor, A)
+        withheld(court, auditor, A, 3)
     assert court.suspended(A) and court.log[-1][0] is AuditResult.SHUNNED
     job = court.job(court.key)
     court.round()
@@ -369,8 +352,7 @@ def test_a_lazy_auditor_rolls_nothing_back() -> None:
 
 
 def test_a_refuted_or_dropped_dispute_rolls_nothing_back() -> None:
-    court = court_of(window=4)
-    court.round(3)
+    court = court_of(window=4, rounds=3)
     accuse(court, DEE, 3, A)
     court.judge(MATCH, 2)
     accuse(court, DEE, 3, B)
@@ -380,8 +362,7 @@ def test_a_refuted_or_dropped_dispute_rolls_nothing_back() -> None:
 
 
 def test_honest_trainers_are_paid_for_undone_rounds_and_the_liar_is_not() -> None:
-    court = court_of(window=5, suspension_rounds=100)
-    court.round(8)
+    court = court_of(window=5, suspension_rounds=100, rounds=8)
     convict(court, 6, A)
     assert 7 in court.audits.unvested_rounds[B], "its window is not over"
     court.round(12)
@@ -396,8 +377,7 @@ def test_honest_trainers_are_paid_for_undone_rounds_and_the_liar_is_not() -> Non
 
 
 def test_a_paused_job_rolls_back_and_stays_paused() -> None:
-    court = court_of(modules=(DialModule(),))
-    court.round(8)
+    court = court_of(rounds=8, modules=(DialModule(),))
     court.decide(turn(court, is_held=True), closings=(court.closing(court.key),))
     assert court.job(court.key).phase is JobPhase.PAUSED and place(court.job(court.key)) == (10, 10)
     convict(court, 6, A)
@@ -412,8 +392,7 @@ def test_a_paused_job_rolls_back_and_stays_paused() -> None:
 
 def test_a_job_that_a_block_holds_and_rolls_back_goes_on_with_a_round_that_is_reexecuted() -> None:
     """Ballots of the undone open round have revealed nonces, however long the job was paused since."""
-    court = court_of(modules=(DialModule(),))
-    court.round(9)
+    court = court_of(rounds=9, modules=(DialModule(),))
     accuse(court, DEE, 6, A)
     court.decide(verdict(court, CID, 6, A), turn(court, is_held=True))
     assert court.job(court.key).phase is JobPhase.PAUSED and place(court.job(court.key)) == (11, 4)
@@ -429,8 +408,7 @@ TIMED = {"response_ms": 20}  # a window of two times as many blocks
 
 
 def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
-    court = court_of(SIX, **TIMED)
-    court.round(5)
+    court = court_of(SIX, rounds=5, **TIMED)
     job = court.job(court.key)
     assert job.phase is JobPhase.SETTLING and place(job) == (6, 6) and not court.ledger.rounds and job.anchors
     assert court.problem(court.said(*court.due()[0])) is None, "reports are heard"
@@ -449,16 +427,14 @@ def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
 
 
 def test_a_settling_job_is_over_as_soon_as_all_is_said() -> None:
-    court = court_of(SIX, response_ms=1_000)
-    court.round(5)
+    court = court_of(SIX, response_ms=1_000, rounds=5)
     court.report()
     assert court.job(court.key).phase is JobPhase.FINISHED and court.audits.unopened_losses, "losses are opened after it"
     assert not court.job(court.key).undone_rounds and court.job(court.key).rounds_in_model == 6
 
 
 def test_no_other_job_takes_the_place_of_one_that_settles() -> None:
-    court = court_of(SIX, response_ms=1_000)
-    court.round(5)
+    court = court_of(SIX, response_ms=1_000, rounds=5)
     waiting = court.start(BEN, LONG)
     assert waiting not in court.state.jobs.jobs and [other.job for other in court.state.jobs.queue] == [waiting]
     court.report()
@@ -466,8 +442,7 @@ def test_no_other_job_takes_the_place_of_one_that_settles() -> None:
 
 
 def test_a_conviction_reopens_a_settling_job() -> None:
-    court = court_of(SIX, **TIMED)
-    court.round(5)
+    court = court_of(SIX, rounds=5, **TIMED)
     convict(court, 5, A)
     job = court.job(court.key)
     assert job.phase is JobPhase.RUNNING and place(job) == (7, 4) and job.fully_audited and A not in job.trainers
@@ -483,31 +458,30 @@ def test_a_conviction_reopens_a_settling_job() -> None:
 
 
 def test_a_conviction_in_the_block_that_takes_the_last_round_opens_another() -> None:
-    court = court_of(SIX, **TIMED)
-    court.round(4)
+    court = court_of(SIX, rounds=4, **TIMED)
     accuse(court, DEE, 3, A)
     court.decide(verdict(court, CID, 3, A), closings=(court.closing(court.key),))
     assert court.job(court.key).phase is JobPhase.RUNNING and place(court.job(court.key)) == (6, 0)
 
 
 def test_a_job_of_which_nothing_is_in_doubt_is_over_with_its_last_round() -> None:
-    court = court_of(SAMPLED + b":3", closing=2)
-    court.round(2)
+    court = court_of(SAMPLED + b":3", closing=2, rounds=2)
     assert court.job(court.key).phase is JobPhase.FINISHED and place(court.job(court.key)) == (3, 3)
 
 
 # Jobs that end while something is in doubt --------------------------------------------------------------------------------
 
 
-def settled_until(court: Court, number: int) -> None:
+def settled_court(number: int, spec: bytes = LONG, **terms: Any) -> Court:
     """Rounds until the first one in doubt has this number."""
+    court = court_of(spec, window=4, **terms)
     while court.audits.first_contestable_round is None or court.audits.first_contestable_round < number:
         court.round()
+    return court
 
 
 def test_a_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
-    court = court_of(window=4)
-    settled_until(court, 6)
+    court = settled_court(6)
     before = court.job(court.key)
     assert place(before) == (10, 10) and anchored(court) == [(4, 4), (8, 8)]
     accuse(court, DEE, 9, A)
@@ -536,8 +510,7 @@ def test_a_job_that_is_stopped_without_doubt_keeps_its_model() -> None:
 
 
 def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model() -> None:
-    court = court_of(window=4)
-    settled_until(court, 9)
+    court = settled_court(9)
     assert anchored(court)[0] == (8, 8)
     accuse(court, DEE, 10, A)
     court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), verdict(court, CID, 10, A))
@@ -546,20 +519,17 @@ def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model()
 
 def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> None:
     """Nothing else is in doubt any more."""
-    court = court_of(SIX, response_ms=1_000)
-    court.round(5)
+    court = court_of(SIX, response_ms=1_000, rounds=5)
     root = court.job(court.key).anchors[1].root
     accuse(court, DEE, 5, A)
     court.report()
-    last = verdict(court, CID, 5, A)
-    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), last)
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), verdict(court, CID, 5, A))
     job = court.job(court.key)
     assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.model_root == root and court.suspended(A)
 
 
 def test_a_stop_in_the_block_that_closes_a_round_undoes_that_round_too() -> None:
-    court = court_of(window=4)
-    settled_until(court, 6)
+    court = settled_court(6)
     root = court.job(court.key).anchors[0].root
     court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), closings=(court.closing(court.key),))
     job = court.job(court.key)
@@ -567,8 +537,7 @@ def test_a_stop_in_the_block_that_closes_a_round_undoes_that_round_too() -> None
 
 
 def test_a_settling_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
-    court = court_of(SIX, **TIMED)
-    court.round(5)
+    court = court_of(SIX, rounds=5, **TIMED)
     court.decide(court.tx(ANN, "job/stop", StopJob(court.key)))
     job = court.job(court.key)
     assert job.phase is JobPhase.FINISHED and place(job) == (0, 0) and job.undone_rounds[0].reason is UndoReason.STOPPED
@@ -576,8 +545,7 @@ def test_a_settling_job_that_is_stopped_ends_with_its_newest_final_model() -> No
 
 
 def test_the_last_round_that_an_application_asks_for_leaves_no_rounds_over() -> None:
-    court = court_of(window=4, modules=(DialModule(),))
-    settled_until(court, 6)
+    court = settled_court(6, modules=(DialModule(),))
     court.decide(turn(court, is_last=True), closings=(court.closing(court.key),))
     job = court.job(court.key)
     assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.rounds == 4
@@ -585,8 +553,7 @@ def test_the_last_round_that_an_application_asks_for_leaves_no_rounds_over() -> 
 
 
 def test_a_job_that_nobody_trains_any_more_ends_with_its_newest_final_model() -> None:
-    court = court_of(SAMPLED_SCRATCH + b":99", window=4)
-    settled_until(court, 6)
+    court = settled_court(6, SAMPLED_SCRATCH + b":99")
     root = court.job(court.key).anchors[0].root
     court.decide(evidence=(court.double(ANN),))
     job = court.job(court.key)
@@ -595,8 +562,7 @@ def test_a_job_that_nobody_trains_any_more_ends_with_its_newest_final_model() ->
 
 
 def test_a_job_whose_only_trainer_is_convicted_ends_with_its_newest_final_model() -> None:
-    court = court_of(SAMPLED_SCRATCH + b":99", window=4)
-    settled_until(court, 6)
+    court = settled_court(6, SAMPLED_SCRATCH + b":99")
     root = court.job(court.key).anchors[0].root
     convict(court, 9, A)
     job = court.job(court.key)
@@ -623,8 +589,7 @@ def test_anchors_before_the_newest_final_one_are_forgotten() -> None:
 def test_the_first_model_is_an_anchor_and_where_nothing_is_in_doubt_the_newest_one_alone_is_kept() -> None:
     court = court_of(is_new=True, rate=0.0, window=1, anchor_rounds=2)
     assert anchored(court) == [(0, 0)] and court.job(court.key).anchors[0].root == court.job(court.key).model_root
-    world = World(anchor_rounds=2)
-    key = world.start(spec=b"language:9")
+    world, key = world_with_job(spec=b"language:9", anchor_rounds=2)
     for number in range(1, 6):
         world.decide(closings=(world.closing(key),))
         world.decide()  # the block that makes an anchor knows its root at its end
@@ -643,7 +608,7 @@ def test_there_are_so_many_anchors_and_one_may_come_on_top() -> None:
         and rounds[-1] == court.job(court.key).round
     )
     assert len(rounds) == ANCHORS_MAX
-    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    again = court.read_back()
     assert again.jobs == court.state.jobs and again.state_root == court.state.state_root
 
 
@@ -665,8 +630,7 @@ def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_
     def broken(*given: object) -> StateChange:
         raise ValueError("planted")
 
-    court = court_of()
-    court.round(9)
+    court = court_of(rounds=9)
     with monkeypatch.context() as patch:
         patch.setattr(AuditsModule, "settle_block", broken)
         court.decide()
@@ -684,9 +648,7 @@ def wish(court: Court, person: FastSigner, number: int) -> Signed:
     return court.tx(person, "job/rollback", RequestRollback(court.key, number, court.job(court.key).last_rollback))
 
 
-def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor(court: Court) -> None:
     root = court.job(court.key).anchors[1].root
     court.decide(wish(court, ANN, 4), wish(court, BEN, 8))
     court.round()
@@ -701,21 +663,15 @@ def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
     assert place(court.job(court.key)) == (14, 6), "once"
 
 
-def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not() -> None:
-    court = court_of()
-    court.round(9)
+def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not(court: Court) -> None:
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4), wish(court, DEE, 8))
     court.decide(wish(court, ANN, 8))
     assert court.job(court.key).rollback_requests == {ANN.public: 8, BEN.public: 4, DEE.public: 8}
-    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
-    court.decide()
-    court.decide()
+    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()), empty_after=2)
     assert place(court.job(court.key))[1] >= 10, "nobody else asks for the same as Ann"
 
 
-def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept(court: Court) -> None:
     for number in (3, 9):
         assert "take one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
     court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
@@ -726,20 +682,16 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
     assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
 
 
-def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer() -> None:
+def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer(court: Court) -> None:
     """Of too many anchors some are forgotten, and meanwhile voters may have asked for one of these."""
-    court = court_of()
-    court.round(9)
     job, members = court.job(court.key), court.state.members
     wanted = replace(job, rollback_requests=dict.fromkeys(members.voters, 4))
     assert _voted_back(wanted, members) == 4
     assert _voted_back(replace(wanted, anchors=(job.anchors[0], job.anchors[2])), members) is None
 
 
-def test_a_request_is_about_the_line_that_its_author_saw() -> None:
+def test_a_request_is_about_the_line_that_its_author_saw(court: Court) -> None:
     """It may be decided after the rollback that it asks for, and is no request for another one."""
-    court = court_of()
-    court.round(9)
     late = court.tx(ANN, "job/rollback", RequestRollback(court.key, 4))
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
     court.round()
@@ -747,9 +699,7 @@ def test_a_request_is_about_the_line_that_its_author_saw() -> None:
     assert court.problem(wish(court, ANN, 4)) is None
 
 
-def test_a_voter_takes_its_request_back() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_voter_takes_its_request_back(court: Court) -> None:
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4))
     assert "asked for no other one" in (court.problem(wish(court, CID, 10)) or "")
     court.decide(wish(court, ANN, 10))
@@ -761,9 +711,7 @@ def test_a_voter_takes_its_request_back() -> None:
     assert "@4 is the present model" in (court.problem(wish(court, ANN, 4)) or "")
 
 
-def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends() -> None:
-    court = court_of()
-    court.round(9)
+def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends(court: Court) -> None:
     author = court.people[court.job(court.key).author]
     first, second, third = [person for person in PEOPLE[:4] if person is not author]
     court.decide(wish(court, first, 4), wish(court, second, 4))
@@ -777,8 +725,7 @@ def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends() -> None:
 
 
 def test_a_job_that_is_held_goes_back_and_waits() -> None:
-    court = court_of(modules=(DialModule(),))
-    court.round(8)
+    court = court_of(rounds=8, modules=(DialModule(),))
     court.decide(turn(court, is_held=True))
     court.round()
     assert court.job(court.key).phase is JobPhase.PAUSED
@@ -787,22 +734,19 @@ def test_a_job_that_is_held_goes_back_and_waits() -> None:
 
 
 def test_with_full_audits_the_newest_anchor_alone_is_kept() -> None:
-    court = court_of(LANGUAGE + b":200")
-    court.round(9)
+    court = court_of(LANGUAGE + b":200", rounds=9)
     assert anchored(court) == [(8, 8)]
     court.decide(*(wish(court, person, 8) for person in (BEN, CID, DEE)))
     assert place(court.job(court.key)) == (11, 8)
     court.round()
     court.decide(wish(court, BEN, 8))
-    author = court.people[court.job(court.key).author]
-    court.decide(court.tx(author, "job/stop", StopJob(court.key)))
+    court.decide(court.tx(court.people[court.job(court.key).author], "job/stop", StopJob(court.key)))
     assert not court.job(court.key).rollback_requests, "of a job that is over"
 
 
 def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() -> None:
     for number, taken in ((0, 0), (8, 4)):
-        court = court_of()
-        court.round(9)
+        court = court_of(rounds=9)
         accuse(court, DEE, 6, A)
         court.decide(verdict(court, CID, 6, A), *(wish(court, person, number) for person in (ANN, BEN, DEE)))
         assert court.job(court.key).rounds_in_model == taken and len(court.job(court.key).undone_rounds) == 1
@@ -855,8 +799,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     """A new field belongs into one of the tables."""
     names = [{part.name for part in fields(Job)}, RESTORED | OPENED | NOTED | RESET | KEPT]
     assert names[0] == names[1] and len(names[0]) == sum(map(len, (RESTORED, OPENED, NOTED, RESET, KEPT)))
-    court = court_of()
-    court.round(4)
+    court = court_of(rounds=4)
     then = court.job(court.key)
     court.decide(court.tx(BEN, "job/stop", StopJob(court.key)), wish(court, ANN, 0))
     court.round(2)
@@ -909,9 +852,7 @@ def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Feedbac
     assert ReplicatedModel.open(tmp_path / "5").root == back.root
 
 
-def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches() -> None:
-    court = court_of()
-    court.round(9)
+def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches(court: Court) -> None:
     reached, job = court.audits.first_contestable_round, court.job(court.key)
     assert reached is not None
     final = court.state.final_round(court.key)

@@ -31,6 +31,11 @@ KNOWN: tuple[Module[Any], ...] = (*core_modules(PlainJobs()), NotebookModule())
 TABLE = "notebook/notes"
 
 
+def refused(why: str, *proof: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        checked(*proof)
+
+
 @pytest.fixture(scope="module")
 def chain() -> Chain:
     return lived(40)
@@ -84,8 +89,7 @@ def test_what_the_last_block_wrote_is_not_proven_before_a_block_certifies_it() -
 
 def test_the_state_before_the_first_block_is_certified_by_it() -> None:
     chain = Chain()
-    shelf = chain.shelf()
-    assert shelf.newest_snapshot is None
+    assert chain.shelf().newest_snapshot is None
     chain.decide()
     found = checked(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), TABLE, HERE))
     assert (found.height, found.value, found.root.rows) == (0, None, 0)
@@ -175,8 +179,7 @@ def _other_root(chain: Chain, proof: RowProof) -> RowProof:
     lie = chain.fork()
     lie.write({HERE: b"a lie"})
     lie.decide()
-    forged = opened(made(lie, HERE))
-    return replace(forged, light_blocks=proof.light_blocks)
+    return replace(opened(made(lie, HERE)), light_blocks=proof.light_blocks)
 
 
 def _own_voters(chain: Chain, proof: RowProof) -> RowProof:
@@ -262,8 +265,7 @@ LIES: dict[str, tuple[Change, str]] = {
 def test_a_lie_is_refused_by_what_does_not_fit(chain: Chain, change: Change, why: str) -> None:
     proof = opened(made(chain, HERE))
     assert checked(encode_row_proof_file(proof)).record is not None
-    with pytest.raises(RemoteProtocolError, match=why):
-        checked(encode_row_proof_file(change(chain, proof)))
+    refused(why, encode_row_proof_file(change(chain, proof)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +280,7 @@ class _DecoyModule(Module[_Decoy]):
     state_type = _Decoy
 
     def genesis_state(self, genesis: Genesis) -> _Decoy:
-        value = codec.encode(Note(bytes(32), b"a lie", 1))
-        return _Decoy(TableRoot(records.root({HERE: value}), 1, 40), Table(Note))
+        return _Decoy(TableRoot(records.root({HERE: codec.encode(Note(bytes(32), b"a lie", 1))}), 1, 40), Table(Note))
 
 
 def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_module() -> None:
@@ -288,8 +289,7 @@ def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_modul
     chain.decide()
     honest = opened(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), "decoy/notes", HERE))
     lie = encode_row_proof_file(replace(honest, field=0, value=codec.encode(Note(bytes(32), b"a lie", 1))))
-    with pytest.raises(RemoteProtocolError, match="field 0 of the module 'decoy' is no table"):
-        checked(lie, (*core_modules(PlainJobs()), _DecoyModule()))
+    refused("field 0 of the module 'decoy' is no table", lie, (*core_modules(PlainJobs()), _DecoyModule()))
     found = checked(lie, core_modules(PlainJobs()))
     assert (found.table, found.is_known, found.record) == ("decoy/0", False, None)
 
@@ -298,21 +298,17 @@ def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
     proof = opened(made(chain, HERE))
     for name, field in itertools.product(proof.digests, range(12)):
         if (name, field) != ("notebook", 1):
-            with pytest.raises(RemoteProtocolError, match="is no table"):
-                checked(
-                    encode_row_proof_file(replace(proof, module=name, state=chain.states[39].encoded_module(name), field=field))
-                )
+            refused(
+                "is no table",
+                encode_row_proof_file(replace(proof, module=name, state=chain.states[39].encoded_module(name), field=field)),
+            )
 
 
 def test_another_genesis_is_another_chain(chain: Chain) -> None:
     """A stranger compares the chain id with one that he knows: whatever fits this genesis fits no other."""
     proof = opened(made(chain, HERE))
-    other = replace(chain.genesis, salt=b"x" * 16)
-    with pytest.raises(RemoteProtocolError, match="bad-signature"):
-        checked(encode_row_proof_file(replace(proof, genesis=codec.encode(other))))
+    refused("bad-signature", encode_row_proof_file(replace(proof, genesis=codec.encode(replace(chain.genesis, salt=b"x" * 16)))))
 
 
 def test_a_file_of_another_format_is_named(chain: Chain) -> None:
-    data = made(chain, HERE).replace(b"row-proof-1", b"row-proof-2", 1)
-    with pytest.raises(RemoteProtocolError, match="unknown-message: 'row-proof-2'"):
-        checked(data)
+    refused("unknown-message: 'row-proof-2'", made(chain, HERE).replace(b"row-proof-1", b"row-proof-2", 1))

@@ -28,7 +28,7 @@ from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
 from rounds.round_terms import RoundTerms
-from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World, world_with_job
 from tests.sim.keys import FastSigner
 
 ACCEPT = Verdict.ACCEPT
@@ -36,8 +36,7 @@ ACCEPT = Verdict.ACCEPT
 
 def busy() -> tuple[World, bytes]:
     """A world whose next block closes a round and carries evidence and transactions."""
-    world = World()
-    key = world.start(spec=LANGUAGE + b":9")
+    world, key = world_with_job(spec=LANGUAGE + b":9")
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
     for ahead in (1, 2, 3):
         world.ledger.mempool.add_transaction(world.tx(PEOPLE[0], "member/register", RegisterRoles(()), ahead))
@@ -58,8 +57,7 @@ def test_what_is_held_comes_out_as_it_went_in_and_takes_less_on_the_way() -> Non
 def test_a_small_body_goes_whole_so_that_nobody_need_hold_anything_for_it() -> None:
     world = World()
     stranger = LedgerApplication(world.rules, CurrentState(world.state), world.state.state_root)
-    small = codec.encode(BlockBody((), (), (world.tx(PEOPLE[0], "member/register", RegisterRoles(())),)))
-    for body in (EMPTY_BODY, small):
+    for body in (EMPTY_BODY, codec.encode(BlockBody((), (), (world.tx(PEOPLE[0], "member/register", RegisterRoles(())),)))):
         assert stranger.expand_body(world.ledger.make_compact_body(body)) == body
     assert len(world.ledger.make_compact_body(EMPTY_BODY)) < 20
 
@@ -166,8 +164,7 @@ SHARED = busy()
 @settings(max_examples=50)
 def test_every_body_of_what_is_held_goes_round(data: st.DataObject) -> None:
     world = World()
-    keys = [world.start(PEOPLE[i], spec) for i, spec in enumerate((LANGUAGE, SCRATCH, SCRATCH))]
-    for key in keys:
+    for key in [world.start(PEOPLE[i], spec) for i, spec in enumerate((LANGUAGE, SCRATCH, SCRATCH))]:
         job = world.job(key)
         voters = data.draw(st.sets(st.sampled_from(job.voters), max_size=4))
         world.vote(key, dict.fromkeys(job.trainers, data.draw(st.sampled_from((ACCEPT, Verdict.REPLAY)))), tuple(sorted(voters)))
@@ -177,8 +174,7 @@ def test_every_body_of_what_is_held_goes_round(data: st.DataObject) -> None:
         )
     body = world.ledger.make_body(world.state.height + 1, 0) or EMPTY_BODY
     chosen = data.draw(st.lists(st.sampled_from(list(world.ledger.mempool)), max_size=20)) if len(world.ledger.mempool) else []
-    any_body = codec.encode(replace(decode_body(body), transactions=tuple(chosen)))
-    for each in (body, any_body):
+    for each in (body, codec.encode(replace(decode_body(body), transactions=tuple(chosen)))):
         short = world.ledger.make_compact_body(each)
         assert world.ledger.expand_body(short) == each and len(short) <= len(each) + 16
 

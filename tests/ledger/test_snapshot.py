@@ -63,8 +63,7 @@ def module(height: int) -> GetSnapshotPart:
 
 
 def test_peers_that_applied_different_heights_offer_the_same_snapshot(chain: Chain) -> None:
-    heights = {offered(chain.shelf(until)) for until in range(33, 40)}
-    assert heights == {32} and 32 % SNAPSHOT_HEIGHTS == 0
+    assert {offered(chain.shelf(until)) for until in range(33, 40)} == {32} and 32 % SNAPSHOT_HEIGHTS == 0
 
 
 def test_a_snapshot_is_offered_once_it_is_certified_and_not_before(chain: Chain) -> None:
@@ -263,8 +262,7 @@ def test_a_flood_of_requests_is_a_fault_and_one_that_left_is_forgotten() -> None
 def test_a_path_stands_where_it_was_after_a_link_that_proves_nothing(chain: Chain) -> None:
     first, second = list(chain.light_blocks(0, 100))[:2]
     path = Proof(chain.chain, FastVerifier(), 0, VoterSet(chain.states[0].members.voters), None)
-    other_certificate = replace(first, certificate=second.certificate)
-    for wrong in (second, other_certificate, replace(first, next_voters=())):
+    for wrong in (second, replace(first, certificate=second.certificate), replace(first, next_voters=())):
         with pytest.raises(RemoteProtocolError):
             path.verify_light_block(wrong)
         assert path.height == 0

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.blocks.application import LedgerApplication
 from ledger.jobs import AttestStartModel, JobTerms, StopJob
-from ledger.ledger_state import CurrentState, LedgerRules, core_modules
+from ledger.ledger_state import core_modules
 from tests.ledger.world import LANGUAGE, OTHER, PEOPLE, PlainJobs, World, admitted
-from tests.sim.keys import FastSigner, FastVerifier
+from tests.sim.keys import FastSigner
 
 START = b"start" * 6 + b".."
 OWN = b"own:1"  # starts from a blob
@@ -27,8 +26,7 @@ class FromParameters(PlainJobs):
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.rules = LedgerRules(made.genesis, FastVerifier(), core_modules(FromParameters()))
-    made.ledger = LedgerApplication(made.rules, CurrentState(made.rules.genesis_state()), made.rules.genesis_state().state_root)
+    made.begin(made.genesis, core_modules(FromParameters()))
     return made
 
 

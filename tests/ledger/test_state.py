@@ -24,7 +24,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_state import RoundCertificate
-from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World, world_with_job
 from tests.sim.keys import FastSigner
 from training.job_spec import JobSpec
 
@@ -87,8 +87,7 @@ def test_a_state_is_read_back_as_it_was_stored_and_its_bytes_are_stable() -> Non
 def test_a_state_larger_than_any_message_is_read_back(world: World) -> None:
     """Eight jobs with the largest specifications: a peer must be able to start again."""
     for i in range(RUNNING_MAX):
-        padded = b"scratch:" + b"%d" % (i + 1)
-        world.start(PEOPLE[i % 4], padded.ljust(TRANSACTION_BYTES_MAX - 512))
+        world.start(PEOPLE[i % 4], (b"scratch:" + b"%d" % (i + 1)).ljust(TRANSACTION_BYTES_MAX - 512))
     encoded = world.rules.encode_state(world.state)
     assert len(encoded) > 1 << 20
     assert world.rules.decode_state(encoded).state_root == world.state.state_root
@@ -168,8 +167,7 @@ def test_the_root_that_a_block_names_is_remembered_for_a_while_and_not_part_of_t
     first = world.state.state_root
     world.decide()
     assert world.state.certified_roots == {0: first} and world.state.state_root == first
-    for _ in range(150):
-        world.decide()
+    world.decide_empty(150)
     assert len(world.state.certified_roots) == 100 and world.state.height - 1 in world.state.certified_roots
 
 
@@ -239,8 +237,7 @@ def test_a_job_that_its_own_block_closes_and_stops_is_not_forgotten_in_it(world:
         key = world.start(PEOPLE[1], SCRATCH + b":1")
         world.decide(closings=(world.closing(key),))
     stop = world.tx(PEOPLE[0], "job/stop", StopJob(old))
-    start = world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE), ahead=2)
-    world.decide(stop, start, closings=(world.closing(old),))
+    world.decide(stop, world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE), ahead=2), closings=(world.closing(old),))
     assert world.job(old).phase is JobPhase.FINISHED and len(world.state.jobs.running()) == 1
 
 
@@ -299,11 +296,10 @@ def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> byt
     return key
 
 
-def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would end audits and suspensions of others, or let nobody begin a job any more."""
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
-    world = World()
 
     def ended(author: FastSigner) -> bytes:
         return stopped_while_disputed(world, author, SAMPLED + b":9")
@@ -313,10 +309,9 @@ def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monke
     assert world.problem(world.tx(PEOPLE[0], "job/start", StartJob(SAMPLED))) is None
 
 
-def test_cheap_jobs_end_no_audits_of_dear_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_jobs_end_no_audits_of_dear_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a liar would end a job, and then with some scratch jobs the audits in which its last lies are found."""
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
-    world = World()
 
     def ended(spec: bytes) -> bytes:
         return stopped_while_disputed(world, PEOPLE[0], spec + b":9")
@@ -370,9 +365,8 @@ def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World
     assert job.accepted == dict.fromkeys(job.trainers, 2) and job.rejected == {}
 
 
-def test_a_job_that_a_block_does_not_change_stays_the_very_same_object() -> None:
+def test_a_job_that_a_block_does_not_change_stays_the_very_same_object(world: World) -> None:
     """So nobody looks through the jobs that are over in each block."""
-    world = World()
     over, other = world.start(spec=SCRATCH + b":1"), world.start(PEOPLE[1], SCRATCH + b":4")
     world.decide(closings=(world.closing(over),))
     running = world.start(PEOPLE[2], SCRATCH + b":4")
@@ -494,8 +488,7 @@ def test_a_job_may_be_stopped_in_the_block_that_closes_its_round(world: World) -
 
 
 def test_a_scratch_job_is_its_authors_alone_and_every_voter_re_executes_it() -> None:
-    world = World(trainers=0)
-    key = world.start(PEOPLE[2], SCRATCH)
+    world, key = world_with_job(author=PEOPLE[2], spec=SCRATCH, trainers=0)
     assert world.job(key).trainers == (PEOPLE[2].public,)
     assert world.job(key).reexecutors == world.job(key).voters == world.state.members.voters
 
@@ -528,5 +521,4 @@ def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
 
 @pytest.mark.parametrize("norm, fine", [(1e9, True), (1e200, False)])
 def test_a_specification_that_would_overflow_in_every_voter_is_refused(norm: float, fine: bool) -> None:
-    spec = JobSpec(name="x", objective="scratch", initial_norm=norm)
-    assert (spec.problem() is None) == fine
+    assert (JobSpec(name="x", objective="scratch", initial_norm=norm).problem() is None) == fine

@@ -19,14 +19,13 @@ from protocol.identity import Signed
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
 from tests.ledger.blocks import compute_transition
-from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World
+from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World, world_with_job
 
 ACCEPT = Verdict.ACCEPT
 
 
 def empty_blocks(world: World) -> None:
-    for _ in range(4):
-        world.decide()
+    world.decide_empty(4)
 
 
 def transition_of(world: World, *transactions: Signed) -> StateTransition:
@@ -44,8 +43,7 @@ def can_be_closed(world: World, job: Job) -> bool:
 
 
 def test_a_round_survives_the_rotation_of_more_than_n_minus_q_of_its_voters() -> None:
-    world = World()
-    key = world.start()
+    world, key = world_with_job()
     for old, new in zip(PEOPLE[:2], PEOPLE[8:10], strict=True):  # max(1, f) a block, as the rules allow
         world.decide(world.rotation(old, new))
         empty_blocks(world)
@@ -56,8 +54,7 @@ def test_a_round_survives_the_rotation_of_more_than_n_minus_q_of_its_voters() ->
 
 @pytest.mark.parametrize("spec", [UNAUDITED, SCRATCH])
 def test_a_round_survives_the_rotation_of_its_only_trainer(spec: bytes) -> None:
-    world = World(trainers=1)
-    key = world.start(spec=spec)
+    world, key = world_with_job(spec=spec, trainers=1)
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
     job = world.job(key)
     assert PEOPLE[8].public in job.trainers and job.awaited == (PEOPLE[8].public,)
@@ -66,8 +63,7 @@ def test_a_round_survives_the_rotation_of_its_only_trainer(spec: bytes) -> None:
 
 def test_a_voter_that_rotates_again_and_again_in_a_round_has_one_update_in_it() -> None:
     """Otherwise it would be more trainers than may lie."""
-    world = World(trainers=4)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, trainers=4)
     for old, new in pairwise(PEOPLE[3:10]):
         world.decide(world.rotation(old, new))
         empty_blocks(world)
@@ -83,8 +79,7 @@ def test_a_voter_that_rotates_again_and_again_in_a_round_has_one_update_in_it() 
 
 def test_a_key_without_room_among_the_trainers_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 4)
-    world = World(trainers=4)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, trainers=4)
     world.decide(world.rotation(PEOPLE[3], PEOPLE[8]))
     assert PEOPLE[8].public not in world.job(key).trainers and not world.job(key).successors
     empty_blocks(world)
@@ -94,15 +89,13 @@ def test_a_key_without_room_among_the_trainers_is_passed_over(monkeypatch: pytes
 
 
 def test_a_rotation_and_f_silent_voters_together_do_not_stop_a_round() -> None:
-    world = World()
-    key = world.start()
+    world, key = world_with_job()
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
     assert can_be_closed(world, world.job(key)), "PEOPLE[8] and any two others"
 
 
 def test_a_round_of_which_enough_voters_are_left_goes_on_as_it_was_opened() -> None:
-    world = World(voters=6)
-    key = world.start()
+    world, key = world_with_job(voters=6)
     before = world.job(key)
     world.decide(world.tx(PEOPLE[5], "member/resign", ResignAsVoter()))
     empty_blocks(world)
@@ -112,8 +105,7 @@ def test_a_round_of_which_enough_voters_are_left_goes_on_as_it_was_opened() -> N
 @pytest.mark.parametrize("voters", range(2, 9))
 @pytest.mark.parametrize("goes", ["leaves", "is expelled"])
 def test_one_voter_goes_and_the_round_still_closes_with_every_quorum_that_decides_blocks(voters: int, goes: str) -> None:
-    world = World(voters, trainers=1)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, voters=voters, trainers=1)
     gone = PEOPLE[voters - 1]
     if goes == "leaves":
         world.decide(world.tx(gone, "member/resign", ResignAsVoter()))
@@ -127,16 +119,14 @@ def test_one_voter_goes_and_the_round_still_closes_with_every_quorum_that_decide
 
 
 def test_voters_that_leave_make_a_round_the_affair_of_the_others() -> None:
-    world = World(voters=7)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, voters=7)
     world.decide(*(world.tx(person, "member/resign", ResignAsVoter()) for person in PEOPLE[4:7]))
     empty_blocks(world)
     assert set(world.job(key).voters) == {person.public for person in PEOPLE[:4]}
 
 
 def test_ballots_and_proposals_of_before_count_after_the_terms_were_renewed() -> None:
-    world = World(trainers=1)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, trainers=1)
     verdicts = {PEOPLE[0].public: ACCEPT}
     world.vote(key, verdicts, (PEOPLE[1].public, PEOPLE[2].public))
     old = world.ledger.rounds[key]
@@ -152,16 +142,14 @@ def test_ballots_and_proposals_of_before_count_after_the_terms_were_renewed() ->
 
 
 def test_a_ballot_by_the_old_key_does_not_close_a_round_whose_terms_were_renewed() -> None:
-    world = World()
-    key = world.start()
+    world, key = world_with_job()
     closing = world.closing(key)
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
     assert "not-a-voter" in (world.problem(closings=(closing,)) or "")
 
 
 def test_renewing_changes_nothing_but_who_takes_part() -> None:
-    world = World()
-    key = world.start()
+    world, key = world_with_job()
     before, transition = world.job(key), transition_of(world, world.rotation(PEOPLE[0], PEOPLE[8]))
     after = transition.state.jobs.jobs[key]
     assert (transition.started_jobs, transition.closed_rounds) == ((), ())
@@ -172,8 +160,7 @@ def test_renewing_changes_nothing_but_who_takes_part() -> None:
 
 def test_old_trainers_keep_their_places_and_new_ones_get_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 3)
-    world = World(voters=4, trainers=2)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, voters=4, trainers=2)
     world.decide(*(world.tx(person, "member/register", RegisterRoles((TRAINER,))) for person in PEOPLE[2:4]))
     world.decide(*(world.rotation(PEOPLE[i], PEOPLE[8 + i]) for i in range(2)))
     trainers = set(world.job(key).trainers)
@@ -182,8 +169,7 @@ def test_old_trainers_keep_their_places_and_new_ones_get_what_is_left(monkeypatc
 
 def test_a_job_ends_whose_trainers_are_all_gone_and_for_whom_no_other_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 1)
-    world = World(trainers=1)
-    key = world.start(spec=UNAUDITED)
+    world, key = world_with_job(spec=UNAUDITED, trainers=1)
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
     assert world.job(key).phase is JobPhase.FINISHED
     assert world.start(PEOPLE[8], UNAUDITED) in world.state.jobs.running()

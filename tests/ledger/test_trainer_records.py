@@ -58,29 +58,31 @@ def started(rounds: int = 200) -> tuple[World, bytes]:
     return world, world.start(spec=b"%b:%d" % (LANGUAGE, rounds))
 
 
-def close(world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[bytes] = frozenset(), rejecting: int = 9) -> None:
+def close(
+    world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[bytes] = frozenset(), rejecting: int = 9, times: int = 1
+) -> None:
     """A round in which these proposals are refused; of their re-executors so many vouch for that, and the others are unsure."""
-    job, terms = world.job(key), world.job(key).round_terms(key)
-    verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers if trainer not in away}
-    says = {
-        voter: {
-            trainer: verdict if verdict is ACCEPT or place < rejecting else UNJUDGED
-            for trainer, verdict in verdicts.items()
-            if trainer != voter
+    for _ in range(times):
+        job, terms = world.job(key), world.job(key).round_terms(key)
+        verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers if trainer not in away}
+        says = {
+            voter: {
+                trainer: verdict if verdict is ACCEPT or place < rejecting else UNJUDGED
+                for trainer, verdict in verdicts.items()
+                if trainer != voter
+            }
+            for place, voter in enumerate(sorted(terms.reexecutors, key=lambda voter: (voter in bad, voter)))
         }
-        for place, voter in enumerate(sorted(terms.reexecutors, key=lambda voter: (voter in bad, voter)))
-    }
-    world.vouch(key, {voter: said for voter, said in says.items() if said})
-    world.cast(key, verdicts)
-    closing = world.ledger.rounds[key].certificate()
-    assert closing is not None and not closing.cut_offs
-    world.decide(closings=(closing,))
-    assert world.job(key).round == job.round + 1
+        world.vouch(key, {voter: said for voter, said in says.items() if said})
+        world.cast(key, verdicts)
+        closing = world.ledger.rounds[key].certificate()
+        assert closing is not None and not closing.cut_offs
+        world.decide(closings=(closing,))
+        assert world.job(key).round == job.round + 1
 
 
 def lie(world: World, key: bytes, times: int, reason: Verdict = REPLAY) -> None:
-    for _ in range(times):
-        close(world, key, {LIAR: reason})
+    close(world, key, {LIAR: reason}, times=times)
 
 
 def test_a_trainer_whose_updates_are_found_false_does_not_train_for_a_while() -> None:
@@ -103,8 +105,7 @@ def test_a_trainer_whose_updates_are_found_false_does_not_train_for_a_while() ->
 def test_what_no_more_than_f_re_executors_reject_counts_for_nothing() -> None:
     """f liars may reject honest work, and other honest re-executors may have been unsure of it."""
     world, key = started()
-    for _ in range(2 * INVALID_UPDATES_MAX):
-        close(world, key, {LIAR: REPLAY}, rejecting=1)
+    close(world, key, {LIAR: REPLAY}, rejecting=1, times=2 * INVALID_UPDATES_MAX)
     assert world.job(key).rejected[LIAR] and world.job(key).trainer_records == {}
 
 
@@ -126,8 +127,7 @@ def test_suspended_trainers_train_where_no_other_update_is_accepted() -> None:
     """The others may be away, and then the round would never close. They are not suspended for longer for that."""
     world, key = started()
     everybody = world.job(key).trainers
-    for _ in range(NO_PROGRESS_ROUNDS - 1):
-        close(world, key, dict.fromkeys(everybody, REPLAY))
+    close(world, key, dict.fromkeys(everybody, REPLAY), times=NO_PROGRESS_ROUNDS - 1)
     assert world.job(key).trainers == everybody == world.job(key).awaited and not world.job(key).suspended_trainers
     assert all(record.suspensions == 1 for record in world.job(key).trainer_records.values())
     close(world, key, {LIAR: REPLAY})
@@ -139,8 +139,7 @@ def test_a_trainer_that_is_away_does_not_keep_suspended_ones_from_training(away:
     world, key = started()
     everybody = world.job(key).trainers
     bad = dict.fromkeys(set(everybody) - away, REPLAY)
-    for _ in range(INVALID_UPDATES_MAX):
-        close(world, key, bad, away)
+    close(world, key, bad, away, times=INVALID_UPDATES_MAX)
     assert world.job(key).trainers == everybody
     close(world, key, bad, away)
 
@@ -149,8 +148,7 @@ def test_a_trainer_that_was_suspended_is_not_awaited_when_it_comes_back() -> Non
     """Others would wait for a liar until T1, and fewer would re-execute its update at once."""
     world, key = started()
     lie(world, key, INVALID_UPDATES_MAX)
-    for _ in range(DEFAULT_SUSPENSION):
-        close(world, key, {})
+    close(world, key, {}, times=DEFAULT_SUSPENSION)
     job = world.job(key)
     assert LIAR in job.trainers and set(job.awaited) == set(job.trainers) - {LIAR}
 
@@ -181,9 +179,7 @@ def test_a_paused_job_shows_who_is_suspended() -> None:
 def test_a_suspension_follows_the_next_key_of_its_member() -> None:
     world, key = started()
     lie(world, key, INVALID_UPDATES_MAX - 1)
-    world.decide(world.rotation(PEOPLE[1], NEW))
-    for _ in range(4):
-        world.decide()  # until the new key votes
+    world.decide(world.rotation(PEOPLE[1], NEW), empty_after=4)  # until the new key votes
     close(world, key, {})
     assert world.job(key).trainer_records == {NEW.public: TrainerRecord(invalid_update_rounds=(0, 1))}
     close(world, key, {NEW.public: REPLAY})

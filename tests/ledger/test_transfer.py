@@ -64,8 +64,7 @@ def serving(chain: Chain, *names: bytes) -> dict[bytes, Server]:
 
 
 def test_a_newcomer_gets_the_certified_state_from_several_peers_at_once(chain: Chain) -> None:
-    fetch = Fetch(chain, serving(chain, A, B, C)).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A, B, C)).run(), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height % SNAPSHOT_HEIGHTS == 0
     assert all(server.served for server in fetch.servers.values())
     assert not fetch.faults
@@ -75,15 +74,14 @@ def test_a_newcomer_gets_the_certified_state_from_several_peers_at_once(chain: C
 
 
 def test_no_part_is_fetched_twice_from_prompt_peers(chain: Chain) -> None:
-    fetch = Fetch(chain, serving(chain, A, B, C)).run()
-    served = [request for server in fetch.servers.values() for request in server.served]
+    servers = Fetch(chain, serving(chain, A, B, C)).run().servers.values()
+    served = [request for server in servers for request in server.served]
     assert len(served) == len(set(served))
 
 
 def test_a_long_absent_peer_needs_only_what_changed_since(chain: Chain) -> None:
     changes = [header_of_link(link) for link in chain.light_blocks(0, 40)]
-    fetch = Fetch(chain, serving(chain, A, B), chain.basis(changes[0])).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A, B), chain.basis(changes[0])).run(), chain)
     assert [header_of_link(link) for link in fetch.transfer.light_blocks] == changes[1:] != []
 
 
@@ -111,8 +109,7 @@ def test_a_snapshot_above_a_given_height_is_made_when_it_is_asked_for(chain: Cha
     """A peer whose state diverged at a height needs a later one, also where no block follows for long."""
     wanted = chain.state.height - 1
     assert wanted % SNAPSHOT_HEIGHTS
-    fetch = Fetch(chain, serving(chain, A, B), wanted=wanted).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A, B), wanted=wanted).run(), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == wanted
 
 
@@ -132,23 +129,20 @@ def test_a_state_of_several_pieces_comes_whole() -> None:
 
 def test_a_proof_of_several_messages_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
     monkeypatch.setattr("ledger.snapshots.snapshot_server.OFFER_LIGHT_BLOCKS_BYTES_MAX", 2_000)
-    fetch = Fetch(chain, serving(chain, A)).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A)).run(), chain)
     assert sum(isinstance(request, GetSnapshot) for request in fetch.servers[A].asked) > 1
 
 
 def test_more_headers_than_a_part_holds_come_in_several(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
     monkeypatch.setattr("ledger.snapshots.snapshot_server.SNAPSHOT_PART_BYTES_MAX", 40_000)
-    fetch = Fetch(chain, serving(chain, A)).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A)).run(), chain)
     assert len({r.index for r in fetch.servers[A].served if r.content is SnapshotContent.HEADERS}) > 1
 
 
 def test_the_chain_may_be_longer_than_the_state_remembers_roots() -> None:
     chain = Chain()
     chain.grow(130)
-    fetch = Fetch(chain, serving(chain, A)).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A)).run(), chain)
     assert fetch.transfer.restored is not None and len(fetch.transfer.restored.headers) == 98
 
 
@@ -159,8 +153,7 @@ def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPa
     chain.write(dict.fromkeys(notes(50)))
     chain.write(notes(40, first=20, text=b"again"))
     chain.grow(9)
-    fetch = Fetch(chain, serving(chain, A, B, C)).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, serving(chain, A, B, C)).run(), chain)
     of_each = [
         [request for request in server.served if request.content is SnapshotContent.ROWS] for server in fetch.servers.values()
     ]
@@ -186,8 +179,7 @@ def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPat
         chain.write(notes(100, first=20 * chain.state.height, text=b"later"))
         save()
         server.shelf.add_applied_state(chain.state, 0.0)
-    fetch = Fetch(chain, {A: server}).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, {A: server}).run(), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 8 < chain.state.height - 4
     store.close()
 
@@ -238,8 +230,7 @@ def joined(offer: SnapshotOffer) -> dict[str, bytes]:
 
 def with_modules(change: Any) -> Any:
     def says(request: SnapshotRequest, answer: Any) -> Any:
-        whole = isinstance(answer, SnapshotOffer) and answer.modules
-        return replace(answer, modules=change(answer)) if whole else answer
+        return replace(answer, modules=change(answer)) if isinstance(answer, SnapshotOffer) and answer.modules else answer
 
     return says
 
@@ -299,31 +290,24 @@ LIES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_liar_is_named_and_the_transfer_goes_on(chain: Chain, lie: str) -> None:
     says, reason = LIES[lie]
-    servers = serving(chain, A, B)
-    servers[A].says = says
-    servers[B].delay = 0.5  # the liar comes first
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    servers = {A: Server(chain.shelf(), says), B: Server(chain.shelf(), delay=0.5)}  # the liar comes first
+    fetch = assert_restored(Fetch(chain, servers).run(), chain)
     assert fetch.blamed.keys() == {A}
     assert not reason or fetch.blamed[A] == reason
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_liar_alone_gets_nothing_installed(chain: Chain, lie: str) -> None:
-    servers = serving(chain, A)
-    servers[A].says = LIES[lie][0]
-    fetch = Fetch(chain, servers).run()
+    fetch = Fetch(chain, {A: Server(chain.shelf(), LIES[lie][0])}).run()
     assert fetch.transfer.restored is None and fetch.blamed.keys() == {A}
 
 
 def test_a_liar_is_not_asked_again_when_it_comes_back(chain: Chain) -> None:
-    servers = serving(chain, A)
-    servers[A].says = other_leaf
-    fetch = Fetch(chain, servers).run()
-    asked = len(servers[A].asked)
+    fetch = Fetch(chain, {A: Server(chain.shelf(), other_leaf)}).run()
+    asked = len(fetch.servers[A].asked)
     fetch.transfer.remove_peer(A, fetch.now)
     fetch.do(fetch.transfer.add_peer(A, fetch.now))
-    assert len(servers[A].asked) == asked
+    assert len(fetch.servers[A].asked) == asked
 
 
 def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain) -> None:
@@ -333,9 +317,7 @@ def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain
         wrong_part(SnapshotContent.MODULE),
         wrong_part(SnapshotContent.MODEL),
     )
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
-    assert D not in fetch.blamed
+    assert D not in assert_restored(Fetch(chain, servers).run(), chain).blamed
 
 
 # Who is slow, or gone ------------------------------------------------------------------------------------------------
@@ -351,26 +333,19 @@ def silent_after_the_offer(request: SnapshotRequest, answer: Any) -> Any:
 
 @pytest.mark.parametrize("says", [silent, silent_after_the_offer])
 def test_a_peer_that_stalls_is_passed_over_within_seconds_and_not_blamed(chain: Chain, says: Any) -> None:
-    servers = serving(chain, A, B)
-    servers[A].says = says
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, {A: Server(chain.shelf(), says), **serving(chain, B)}).run(), chain)
     assert fetch.now < STALL_SECONDS and not fetch.faults
 
 
 def test_many_silent_peers_do_not_keep_the_others_from_being_asked(chain: Chain) -> None:
-    servers = {bytes([i]) * 32: Server(chain.shelf(), silent) for i in range(20)}
-    servers |= serving(chain, A)
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    servers = {bytes([i]) * 32: Server(chain.shelf(), silent) for i in range(20)} | serving(chain, A)
+    assert_restored(Fetch(chain, servers).run(), chain)
 
 
 def test_peers_that_say_nothing_hold_others_up_for_a_second_each_time(chain: Chain) -> None:
     silents = 8 * SOURCES_MAX
-    servers = {bytes([i]) * 32: Server(chain.shelf(), silent) for i in range(silents)}
-    servers |= serving(chain, A, B)
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    servers = {bytes([i]) * 32: Server(chain.shelf(), silent) for i in range(silents)} | serving(chain, A, B)
+    fetch = assert_restored(Fetch(chain, servers).run(), chain)
     assert fetch.now < silents / SOURCES_MAX * OFFER_SECONDS + 1.0 and not fetch.faults
 
 
@@ -383,10 +358,8 @@ def test_peers_that_prove_their_offer_link_by_link_hold_nobody_up(chain: Chain) 
         link = shelf._link(request.known + 1)
         return replace(answer, light_blocks=(link,), modules={}) if link else None
 
-    servers = {bytes([i]) * 32: Server(shelf, slowly, delay=0.45) for i in range(SOURCES_MAX)}
-    servers |= serving(chain, A)
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    servers = {bytes([i]) * 32: Server(shelf, slowly, delay=0.45) for i in range(SOURCES_MAX)} | serving(chain, A)
+    fetch = assert_restored(Fetch(chain, servers).run(), chain)
     assert fetch.now < 2 * OFFER_SECONDS and not fetch.faults
 
 
@@ -409,9 +382,7 @@ def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain:
     def offers_the_latest(request: SnapshotRequest, answer: Any) -> Any:
         return alone.answer_request(replace(request, wanted=latest), 0.0) if isinstance(request, GetSnapshot) else answer
 
-    servers = {A: Server(alone, offers_the_latest), **serving(chain, B)}
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, {A: Server(alone, offers_the_latest), **serving(chain, B)}).run(), chain)
     assert fetch.transfer.restored is not None
     assert fetch.transfer.restored.height == latest // SNAPSHOT_HEIGHTS * SNAPSHOT_HEIGHTS < latest
 
@@ -566,8 +537,8 @@ def test_a_key_that_votes_no_more_counts_like_any_stranger() -> None:
         chain.dismiss_voter(person)
     chain.grow(130)
     servers = {person.public: Server(chain.shelf(), delay=0.05) for person in PEOPLE[4:8]}
-    fetch = Fetch(chain, servers | {VOTERS[0]: Server(chain.shelf(until=91), silent_after_the_offer)}).run(seconds=2.0)
-    assert_restored(fetch, chain)
+    servers[VOTERS[0]] = Server(chain.shelf(until=91), silent_after_the_offer)
+    assert_restored(Fetch(chain, servers).run(seconds=2.0), chain)
 
 
 def test_a_height_that_more_than_f_voters_offer_comes_before_a_strangers_multiple() -> None:
@@ -583,8 +554,7 @@ def test_a_height_that_more_than_f_voters_offer_comes_before_a_strangers_multipl
 
     servers = {voter: Server(held(), delay=0.05) for voter in VOTERS[:3]}
     servers[D] = Server(chain.shelf(until=58), silent_after_the_offer)
-    fetch = Fetch(chain, servers, chain.basis(0, chain.anchor(55))).run(seconds=2.0)
-    assert_restored(fetch, chain)
+    assert_restored(Fetch(chain, servers, chain.basis(0, chain.anchor(55))).run(seconds=2.0), chain)
 
 
 def test_a_link_that_breaks_while_a_part_is_slow_costs_nothing(chain: Chain) -> None:
@@ -682,26 +652,24 @@ def test_after_a_snapshot_of_which_nothing_came_there_is_time_to_find_another(ch
 
 @pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])
 def test_who_offers_the_highest_snapshot_and_sends_nothing_of_it_is_left_for_a_lower_one(chain: Chain, says: Any) -> None:
-    servers = {A: Server(chain.shelf(), says), B: Server(chain.shelf(until=33), delay=0.05)}
-    fetch = Fetch(chain, servers, wanted=20).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(
+        Fetch(chain, {A: Server(chain.shelf(), says), B: Server(chain.shelf(until=33), delay=0.05)}, wanted=20).run(), chain
+    )
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 32
 
 
 def test_the_highest_snapshot_is_taken_although_its_offer_comes_later() -> None:
     chain = lived(44)
-    servers = {A: Server(chain.shelf(until=33)), B: Server(chain.shelf(), delay=0.05)}
-    fetch = Fetch(chain, servers).run()
-    assert_restored(fetch, chain)
+    fetch = assert_restored(Fetch(chain, {A: Server(chain.shelf(until=33)), B: Server(chain.shelf(), delay=0.05)}).run(), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 40
     assert not fetch.faults
 
 
 def test_an_offer_below_what_was_asked_for_is_a_lie(chain: Chain) -> None:
     old = chain.shelf(until=33)
-    servers = serving(chain, A)
-    servers[A].says = lambda request, answer: old.answer_request(replace(request, wanted=0), 0.0)
-    assert Fetch(chain, servers, wanted=36).run(seconds=5.0).blamed == {A: "bad-offer"}
+    assert Fetch(
+        chain, {A: Server(chain.shelf(), lambda request, answer: old.answer_request(replace(request, wanted=0), 0.0))}, wanted=36
+    ).run(seconds=5.0).blamed == {A: "bad-offer"}
 
 
 # Other chains --------------------------------------------------------------------------------------------------------
@@ -710,21 +678,26 @@ def test_an_offer_below_what_was_asked_for_is_a_lie(chain: Chain) -> None:
 def test_retired_keys_cannot_lead_a_newcomer_astray_that_trusts_a_recent_block() -> None:
     """The founders of height 1 sign another history, long after; the newcomer's invitation names a block of the true one."""
     true = lived(40)
-    false = Chain()
-    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    false = another_chain(true)
     false.grow(41)
     fetch = Fetch(true, {A: Server(false.shelf())}, true.basis(0, true.anchor(30))).run()
     assert fetch.transfer.restored is None and fetch.blamed == {A: "foreign-chain"}
-    servers = {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}
-    fetch = Fetch(true, servers, true.basis(0, true.anchor(30))).run()
-    assert_restored(fetch, true)
+    fetch = assert_restored(
+        Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}, true.basis(0, true.anchor(30))).run(), true
+    )
     assert fetch.blamed == {A: "foreign-chain"}
+
+
+def another_chain(true: Chain) -> Chain:
+    """Of the same founders."""
+    false = Chain()
+    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    return false
 
 
 def led_astray(true: Chain) -> Chain:
     """The founders of height 1 sign another history, long after, in which one of them leaves."""
-    false = Chain()
-    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    false = another_chain(true)
     false.dismiss_voter(PEOPLE[2])
     false.grow(60)
     return false
@@ -739,8 +712,7 @@ def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_in
     false = led_astray(true)
     state = None if applied is None else false.states[applied]
     basis = make_trust_basis(true.rules, state, false.decided.get(decided), true.anchor(30))
-    fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}, basis).run()
-    assert_restored(fetch, true)
+    fetch = assert_restored(Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}, basis).run(), true)
     assert fetch.blamed == {A: "foreign-chain"}
 
 
@@ -761,9 +733,7 @@ def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:
             return answer
         return replace(answer, light_blocks=tuple(link for link in answer.light_blocks if header_of_link(link) != 30))
 
-    servers = serving(true, A)
-    servers[A].says = leaves_out
-    fetch = Fetch(true, servers, true.basis(0, true.anchor(30))).run()
+    fetch = Fetch(true, {A: Server(true.shelf(), leaves_out)}, true.basis(0, true.anchor(30))).run()
     assert fetch.blamed == {A: "foreign-chain"} and "passes by" in str(fetch.faults[0].error)
 
 
@@ -799,30 +769,24 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
         certificate = certificate_of(chain.chain, forged, (BY_KEY[key] for key in retired))
         return replace(answer, light_blocks=(*answer.light_blocks[:-1], replace(last, certificate=certificate)))
 
-    servers = serving(chain, A)
-    servers[A].says = stale
-    fetch = Fetch(chain, servers).run()
+    fetch = Fetch(chain, {A: Server(chain.shelf(), stale)}).run()
     assert fetch.transfer.restored is None and fetch.blamed == {A: reason}
 
 
 def test_a_proof_signed_by_a_set_that_was_replaced_on_the_way_is_refused(chain: Chain) -> None:
     """Without the link that replaces it, the old set's word would still count for the next change."""
-    changes = chain.light_blocks(0, 40)
-    assert len(changes) >= 2
+    assert len(chain.light_blocks(0, 40)) >= 2
 
     def skips_a_change(request: SnapshotRequest, answer: Any) -> Any:
         return replace(answer, light_blocks=answer.light_blocks[1:]) if isinstance(answer, SnapshotOffer) else answer
 
-    servers = serving(chain, A)
-    servers[A].says = skips_a_change
-    assert Fetch(chain, servers).run().blamed == {A: "foreign-voters"}
+    assert Fetch(chain, {A: Server(chain.shelf(), skips_a_change)}).run().blamed == {A: "foreign-voters"}
 
 
 def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
     """More than f keys of a current set are in wrong hands: nothing here can say which chain is the true one."""
     true = lived(41)
-    false = Chain()
-    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    false = another_chain(true)
     false.grow(40)
     false.decide(false.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     false.grow(true.state.height)
@@ -832,15 +796,13 @@ def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
 
 
 def test_an_anchor_at_or_below_what_is_known_asks_for_nothing(chain: Chain) -> None:
-    fetch = Fetch(chain, serving(chain, A), chain.basis(12, TrustedBlock(12, bytes(32)))).run()
-    assert_restored(fetch, chain)
+    assert_restored(Fetch(chain, serving(chain, A), chain.basis(12, TrustedBlock(12, bytes(32)))).run(), chain)
 
 
 @pytest.mark.parametrize("height", [38, 39, 40, 41])
 def test_the_trusted_block_may_be_among_the_last(height: int) -> None:
     chain = lived(44)
-    fetch = Fetch(chain, serving(chain, A, B), chain.basis(0, chain.anchor(height))).run()
-    assert_restored(fetch, chain)
+    assert_restored(Fetch(chain, serving(chain, A, B), chain.basis(0, chain.anchor(height))).run(), chain)
 
 
 # Whatever happens ----------------------------------------------------------------------------------------------------
@@ -880,6 +842,4 @@ def test_with_one_honest_peer_the_true_state_arrives_whatever_the_others_do(
     }
     honest = b"h" * 32
     servers[honest] = Server(_LIVED.shelf(), honestly, delay)
-    fetch = Fetch(_LIVED, servers).run(seconds=600.0)
-    assert_restored(fetch, _LIVED)
-    assert honest not in fetch.blamed
+    assert honest not in assert_restored(Fetch(_LIVED, servers).run(seconds=600.0), _LIVED).blamed

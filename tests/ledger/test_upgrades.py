@@ -8,13 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.jobs import JobsModule
 from ledger.ledger_state import (
     BlockBody,
-    CurrentState,
     LedgerRules,
     LedgerState,
     UnsupportedModuleVersion,
@@ -88,11 +86,7 @@ class Upgrading(World):
 
     def __init__(self, first: tuple[Module[Any], ...] = OLD, modules: tuple[Module[Any], ...] = NEW) -> None:
         super().__init__()
-        self.genesis = replace(self.genesis, modules=newest_module_versions(first))
-        self.rules = LedgerRules(self.genesis, FastVerifier(), modules)
-        self.chain = self.genesis.chain_id
-        state = self.rules.genesis_state()
-        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
+        self.begin(replace(self.genesis, modules=newest_module_versions(first)), modules)
 
     def wish(self, number: int, height: int, module: str = "tally", version: int = 2) -> Signed:
         return self.tx(PEOPLE[number], "network/upgrade", ModuleUpgrade(module, version, height))
@@ -117,8 +111,12 @@ def upgraded(world: Upgrading, height: int, module: str = "tally") -> None:
     world.decide(*(world.wish(number, height, module) for number in range(3)))
 
 
-def test_a_quorum_s_wish_acts_at_the_height_that_it_names() -> None:
-    world = Upgrading()
+@pytest.fixture
+def world() -> Upgrading:
+    return Upgrading()
+
+
+def test_a_quorum_s_wish_acts_at_the_height_that_it_names(world: Upgrading) -> None:
     world.add(3)
     world.decide(world.wish(0, 20))
     world.decide(world.wish(1, 20))
@@ -131,8 +129,7 @@ def test_a_quorum_s_wish_acts_at_the_height_that_it_names() -> None:
     assert world.network.module_version("tally") == 2 and world.network.due_upgrades == ()
 
 
-def test_a_transaction_is_judged_by_the_version_of_the_block_that_could_carry_it() -> None:
-    world = Upgrading()
+def test_a_transaction_is_judged_by_the_version_of_the_block_that_could_carry_it(world: Upgrading) -> None:
     upgraded(world, 15)
     world.until(14)
     after = world.rules.apply_transaction(world.state, world.tx(PEOPLE[0], "tally/add", Add(1)))
@@ -151,7 +148,7 @@ def test_a_module_joins_and_acts_after_all_others() -> None:
     assert world.network.modules[-1] == ModuleVersion("tally", 1)
     world.add(4)
     assert world.state.modules["tally"] == Tally(4)
-    again = world.rules.decode_state(world.rules.encode_state(world.state))
+    again = world.read_back()
     assert again == world.state and again.state_root == world.state.state_root
 
 
@@ -164,22 +161,19 @@ def test_a_module_joins_and_acts_after_all_others() -> None:
         (UPGRADE_AHEAD_HEIGHTS_MAX + 2, "is not"),
     ],
 )
-def test_operators_are_given_time(height: int, why: str | None) -> None:
-    world = Upgrading()
+def test_operators_are_given_time(world: Upgrading, height: int, why: str | None) -> None:
     refusal = world.refusal(world.wish(0, height))  # it would stand in block 1
     assert refusal is None if why is None else why in (refusal or "")
 
 
-def test_wishes_that_come_too_late_for_their_height_come_to_nothing() -> None:
-    world = Upgrading()
+def test_wishes_that_come_too_late_for_their_height_come_to_nothing(world: Upgrading) -> None:
     world.decide(world.wish(0, 14), world.wish(1, 14))
     world.until(4)
     assert "is not within" in (world.refusal(world.wish(2, 14)) or ""), "the third would be decided nine heights before"
     assert not world.network.upgrade_votes and world.network.due_upgrades == ()
 
 
-def test_only_voters_wish_and_only_for_what_does_not_run_yet() -> None:
-    world = Upgrading()
+def test_only_voters_wish_and_only_for_what_does_not_run_yet(world: Upgrading) -> None:
     world.decide(world.admission(PEOPLE[7]))
     assert "does not vote" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", ModuleUpgrade("tally", 2, 30))) or "")
     assert "runs tally 1 already" in (world.refusal(world.wish(0, 30, version=1)) or "")
@@ -187,8 +181,7 @@ def test_only_voters_wish_and_only_for_what_does_not_run_yet() -> None:
     assert "is decided already" in (world.refusal(world.wish(3, 40)) or "")
 
 
-def test_a_voter_has_one_wish_and_another_one_takes_its_place() -> None:
-    world = Upgrading()
+def test_a_voter_has_one_wish_and_another_one_takes_its_place(world: Upgrading) -> None:
     world.decide(world.wish(0, 20), world.wish(1, 20))
     world.decide(world.wish(0, 25))
     world.decide(world.wish(2, 20))

@@ -11,6 +11,7 @@ from ledger.jobs import (
     MISSED_VOUCHES_MAX,
     WRONG_VOUCH_ROUNDS,
     WRONG_VOUCHES_MAX,
+    Job,
     VouchRecord,
     _by_present_key,
     _vouch_severity,
@@ -98,21 +99,22 @@ def started(rounds: int = 90) -> tuple[World, bytes]:
     return world, world.start(spec=b"%b:%d" % (LANGUAGE, rounds))
 
 
-def close(world: World, key: bytes, verdicts: Callable[[bytes, bytes], Verdict | None]) -> None:
+def close(world: World, key: bytes, verdicts: Callable[[bytes, bytes], Verdict | None], times: int = 1) -> None:
     """A round in which all proposals are accepted. `verdicts(voter, trainer)` are the vouches, None for no vouch."""
-    job, terms = world.job(key), world.job(key).round_terms(key)
 
-    def said(voter: bytes) -> Mapping[bytes, Verdict]:
+    def said(job: Job, voter: bytes) -> Mapping[bytes, Verdict]:
         found = {trainer: verdicts(voter, trainer) for trainer in job.trainers if trainer != voter}
         return {trainer: verdict for trainer, verdict in found.items() if verdict is not None}
 
-    world.vouch(key, {voter: said(voter) for voter in terms.reexecutors if said(voter)})
-    world.cast(key, dict.fromkeys(job.trainers, ACCEPT))
-    closing = world.ledger.rounds[key].certificate()
-    assert closing is not None and not closing.cut_offs
-    world.decide(closings=(closing,))
-    assert world.job(key).round == job.round + 1
-    assert sum(world.job(key).accepted.values()) == sum(job.accepted.values()) + 3 and not world.job(key).rejected
+    for _ in range(times):
+        job, terms = world.job(key), world.job(key).round_terms(key)
+        world.vouch(key, {voter: said(job, voter) for voter in terms.reexecutors if said(job, voter)})
+        world.cast(key, dict.fromkeys(job.trainers, ACCEPT))
+        closing = world.ledger.rounds[key].certificate()
+        assert closing is not None and not closing.cut_offs
+        world.decide(closings=(closing,))
+        assert world.job(key).round == job.round + 1
+        assert sum(world.job(key).accepted.values()) == sum(job.accepted.values()) + 3 and not world.job(key).rejected
 
 
 def liar_rejects(voter: bytes, trainer: bytes) -> Verdict:
@@ -125,8 +127,7 @@ def all_accept(voter: bytes, trainer: bytes) -> Verdict:
 
 def test_a_closing_in_which_all_re_executors_vouch_leaves_no_record() -> None:
     world, key = started()
-    for _ in range(4):
-        close(world, key, all_accept)
+    close(world, key, all_accept, times=4)
     assert world.job(key).vouch_records == {}
 
 
@@ -169,13 +170,10 @@ def test_a_re_executor_that_is_unsure_is_not_suspended() -> None:
 def test_a_record_follows_the_next_key_of_its_member() -> None:
     world, key = started()
     close(world, key, liar_rejects)
-    world.decide(world.rotation(PEOPLE[1], NEW))
-    for _ in range(4):
-        world.decide()  # until the new key votes
+    world.decide(world.rotation(PEOPLE[1], NEW), empty_after=4)  # until the new key votes
     close(world, key, all_accept)
     assert world.job(key).vouch_records == {NEW.public: VouchRecord(wrong_vouch_rounds=(0,))}
-    for _ in range(2):
-        close(world, key, lambda voter, trainer: REPLAY if voter == NEW.public else ACCEPT)
+    close(world, key, lambda voter, trainer: REPLAY if voter == NEW.public else ACCEPT, times=2)
     assert world.job(key).round_terms(key).suspended == {NEW.public}
 
 
@@ -190,10 +188,7 @@ def test_of_two_records_of_one_member_the_longer_suspension_stays() -> None:
 
 def test_a_suspended_re_executor_is_suspended_under_its_next_key_too() -> None:
     world, key = started()
-    for _ in range(WRONG_VOUCHES_MAX):
-        close(world, key, liar_rejects)
-    world.decide(world.rotation(PEOPLE[1], NEW))
-    for _ in range(4):
-        world.decide()
+    close(world, key, liar_rejects, times=WRONG_VOUCHES_MAX)
+    world.decide(world.rotation(PEOPLE[1], NEW), empty_after=4)
     assert NEW.public in world.job(key).reexecutors
     assert world.job(key).round_terms(key).suspended == {NEW.public}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from consensus.evidence import Evidence
@@ -97,13 +97,15 @@ class World:
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
-        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known))
-        self.rules = LedgerRules(self.genesis, FastVerifier(), known)
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
-        self.chain = self.genesis.chain_id
-        self.ledger = LedgerApplication(
-            self.rules, CurrentState(self.rules.genesis_state()), self.rules.genesis_state().state_root
-        )
+        self.begin(Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known)), known)
+
+    def begin(self, genesis: Genesis, modules: Sequence[Module[Any]]) -> None:
+        """The chain of this genesis, by a program with these modules."""
+        self.genesis, self.chain = genesis, genesis.chain_id
+        self.rules = LedgerRules(genesis, FastVerifier(), tuple(modules))
+        state = self.rules.genesis_state()
+        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
 
     @property
     def state(self) -> LedgerState:
@@ -154,9 +156,20 @@ class World:
     # Blocks
 
     def decide(
-        self, *transactions: Signed, closings: tuple[RoundCertificate, ...] = (), evidence: tuple[Evidence, ...] = ()
+        self,
+        *transactions: Signed,
+        closings: tuple[RoundCertificate, ...] = (),
+        evidence: tuple[Evidence, ...] = (),
+        empty_after: int = 0,
     ) -> LedgerState:
-        return self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
+        """One block, and so many empty ones after it."""
+        self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
+        self.decide_empty(empty_after)
+        return self.state
+
+    def decide_empty(self, count: int) -> None:
+        for _ in range(count):
+            self.decide()
 
     def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
         """What every peer does with a decided body; a model's new root is a hash of nothing real."""
@@ -194,6 +207,10 @@ class World:
         self.ledger.rounds.clear()
         self.ledger.rounds.update(books)
 
+    def read_back(self) -> LedgerState:
+        """The state as it is after it was written to bytes."""
+        return self.rules.decode_state(self.rules.encode_state(self.state))
+
     def problem(
         self, *transactions: Signed, closings: tuple[RoundCertificate, ...] = (), evidence: tuple[Evidence, ...] = ()
     ) -> str | None:
@@ -226,8 +243,7 @@ class World:
         if audits is None:
             return None, None
         known = audits.commitments.get(voter)
-        reveal = nonce_of(voter, known.round) if known else None
-        return reveal, commit_nonce(nonce_of(voter, self.job(key).round))
+        return nonce_of(voter, known.round) if known else None, commit_nonce(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
@@ -260,6 +276,11 @@ class World:
 
     def cut_off(self, key: bytes, voter: bytes) -> Signed:
         return sign_message(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))
+
+
+def world_with_job(spec: bytes = LANGUAGE, author: FastSigner = PEOPLE[0], **terms: Any) -> tuple[World, bytes]:
+    world = World(**terms)
+    return world, world.start(author, spec)
 
 
 NEW, OTHER = PEOPLE[5], PEOPLE[6]

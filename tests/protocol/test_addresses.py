@@ -15,7 +15,8 @@ from protocol.addresses import (
     is_loopback,
     parse_address,
 )
-from protocol.errors import UserError
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.name_validation import check_name, name_problem
 
 
 @pytest.mark.parametrize(
@@ -114,3 +115,40 @@ def test_whatever_is_accepted_is_an_ip_address_or_a_name_that_a_resolver_takes(h
 )
 def test_the_hosts_of_a_network_of_ipv6_are_one_for_budgets(host: str, site: str) -> None:
     assert host_subnet(host) == site
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["anna", "Ö. Ünal-Çelik 2", "עברית", "東京", "[bold]ben", "a b", "'\"\\", "🦊"])
+def test_names_of_all_languages_are_fine(name: str) -> None:
+    assert name_problem(name) is None
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\x1b[2Jb",
+        "a\nb",
+        "\x9b31m",
+        "a\x7f",
+        "a\u202eb",
+        "a\u2066b",
+        "a\u200bb",
+        "\ufeffa",
+        "a\u00a0b",
+        "a\u2028b",
+        "a\U000e0041",
+        "\udcff",
+    ],
+)
+def test_what_commands_a_terminal_turns_the_line_or_hides_is_refused_and_named(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"bad-name: .* holds the character U\+[0-9A-F]{4,}") as caught:
+        check_name(name)
+    assert str(caught.value).isascii()
+
+
+@pytest.mark.parametrize("name", [" anna", "anna ", " "])
+def test_spaces_that_nobody_sees_are_refused(name: str) -> None:
+    assert name_problem(name) == "begins or ends with a space"

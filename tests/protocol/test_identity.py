@@ -64,13 +64,11 @@ def test_a_signature_given_on_another_chain_is_refused() -> None:
 
 def test_a_signature_given_for_another_purpose_is_refused() -> None:
     body = sign_message(ALICE, CHAIN, Letter("hello")).body
-    for_a_note = ALICE.sign(signing_preimage("note", CHAIN, body))
-    refused("bad-signature", Signed(body, ALICE.public, for_a_note))
+    refused("bad-signature", Signed(body, ALICE.public, ALICE.sign(signing_preimage("note", CHAIN, body))))
 
 
 def test_a_signature_of_another_key_is_refused() -> None:
-    signed = sign_message(BOB, CHAIN, Letter("hello"))
-    refused("bad-signature", replace(signed, signer=ALICE.public))
+    refused("bad-signature", replace(sign_message(BOB, CHAIN, Letter("hello")), signer=ALICE.public))
 
 
 def test_a_message_of_a_kind_that_is_not_expected_is_refused_though_signed() -> None:

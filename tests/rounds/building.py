@@ -24,8 +24,7 @@ ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLA
 
 def terms(n: int = 4, auditors: int = 0, trainers: int = 3, awaited: int | None = None) -> RoundTerms:
     """Voters are the first n keys, auditors and trainers the first of them. Without auditors nothing is re-executed."""
-    waited = trainers if awaited is None else awaited
-    counts = n, auditors, trainers, waited, trainers if auditors else 0
+    counts = n, auditors, trainers, trainers if awaited is None else awaited, trainers if auditors else 0
     return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in counts))
 
 
@@ -56,6 +55,11 @@ def hear_proposal(into: OpenRoundState, trainer: int, variant: int = 0, now: flo
     pair = into.add_proposal(*proposal(trainer, variant))
     into.record_payload(KEYS[trainer], now)
     return pair
+
+
+def judge_proposal(into: OpenRoundState, trainer: int, verdict: Verdict, now: float = OPENED) -> None:
+    hear_proposal(into, trainer, now=now)
+    into.record_verdict(KEYS[trainer], verdict, now)
 
 
 def hear_ballot(into: OpenRoundState, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:

@@ -39,6 +39,7 @@ from tests.rounds.building import (
     hear_ballot,
     hear_cut_off,
     hear_proposal,
+    judge_proposal,
     opened,
     problem,
     proposal,
@@ -113,8 +114,7 @@ def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_g
 def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int, data: st.DataObject) -> None:
     """Also when the liars name proposals that nobody else has seen: the round must not wait for cut-offs because of them."""
     of, f = terms(n), faults_tolerated(n)
-    truth = ballot({0: ACCEPT, 1: REPLAY})
-    votes = dict.fromkeys(KEYS[: n - f], truth)
+    votes = dict.fromkeys(KEYS[: n - f], ballot({0: ACCEPT, 1: REPLAY}))
     for liar in KEYS[n - f : n]:
         said = data.draw(judgements)
         votes[liar] = ballot({t: v for t, (v, _) in said.items()}, {t: variant for t, (_, variant) in said.items()})
@@ -205,8 +205,7 @@ def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging
 def test_two_different_proposals_are_evidence_once_and_judged_as_equivocation_for_good() -> None:
     mine = book(3, terms())
     assert hear_proposal(mine, 0) is None and hear_proposal(mine, 0) is None
-    pair = hear_proposal(mine, 0, variant=1)
-    assert pair == (proposal(0)[0], proposal(0, 1)[0])
+    assert hear_proposal(mine, 0, variant=1) == (proposal(0)[0], proposal(0, 1)[0])
     assert hear_proposal(mine, 0, variant=2) is None
     mine.record_verdict(KEYS[0], ACCEPT, OPENED)
     assert mine.current_verdict(KEYS[0]) is Verdict.EQUIVOCATION
@@ -257,8 +256,7 @@ def test_a_voter_speaks_once_all_awaited_trainers_are_judged_and_not_before() ->
     mine = book(3, terms(awaited=2))
     for trainer in (0, 1):
         assert mine.make_ballot_if_due(OPENED) is None
-        hear_proposal(mine, trainer)
-        mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)
+        judge_proposal(mine, trainer, ACCEPT)
     due = mine.make_ballot_if_due(OPENED)
     assert due == ballot({0: ACCEPT, 1: ACCEPT})
     assert due is not None
@@ -281,14 +279,12 @@ def test_a_trainer_that_returns_is_waited_for_until_t1_and_no_longer() -> None:
     for comes in (True, False):
         mine = book(3, terms(awaited=2), timers)
         for trainer in (0, 1):
-            hear_proposal(mine, trainer, now=OPENED + 1.0)
-            mine.record_verdict(KEYS[trainer], ACCEPT, OPENED + 1.0)
+            judge_proposal(mine, trainer, ACCEPT, OPENED + 1.0)
         assert mine.make_ballot_if_due(OPENED + 2.9) is None and mine.proposals_due_at == OPENED + 3.0, (
             "its time does not count as theirs"
         )
         if comes:
-            hear_proposal(mine, 2, now=OPENED + 2.9)
-            mine.record_verdict(KEYS[2], ACCEPT, OPENED + 2.9)
+            judge_proposal(mine, 2, ACCEPT, OPENED + 2.9)
             assert mine.make_ballot_if_due(OPENED + 2.9) == ballot({0: ACCEPT, 1: ACCEPT, 2: ACCEPT})
         else:
             assert mine.make_ballot_if_due(OPENED + 3.0) == ballot({0: ACCEPT, 1: ACCEPT})
@@ -450,8 +446,7 @@ def test_the_pace_has_a_floor_a_ceiling_and_does_not_hear_trainers_that_nobody_a
 
 def test_after_the_first_timer_only_those_that_came_are_waited_for() -> None:
     mine = book(3, terms())
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     assert mine.make_ballot_if_due(OPENED + 59) is None
     assert mine.make_ballot_if_due(OPENED + 61) == ballot({0: ACCEPT})
 

@@ -51,6 +51,7 @@ from tests.rounds.building import (
     hear_cut_off,
     hear_proposal,
     hear_vouch,
+    judge_proposal,
     opened,
     problem,
     terms,
@@ -108,8 +109,7 @@ def unsafe(case: Case, honest: Verdict) -> bool:
                 hear_vouch(mine, other, vouch(verdicts))
             if voter in vouches:
                 mine.record_replay_verdict(KEYS[trainer], honest, OPENED)
-            ours = mine.make_ballot_if_due(mine.cut_off_due_at)
-            said[KEYS[voter]] = ours or ballot({})
+            said[KEYS[voter]] = mine.make_ballot_if_due(mine.cut_off_due_at) or ballot({})
     return bool(compute_round_result(of, said, vouched(of, vouches)).accepted)
 
 
@@ -309,8 +309,7 @@ def test_silent_re_executors_are_called_last_and_suspended_ones_not_at_all_while
     first, second, *rest = reexecutor_order(of, KEYS[0])
     assert reexecutor_order(replace(of, called_last=frozenset({first})), KEYS[0]) == (second, *rest, first)
     assert reexecutor_order(replace(of, suspended=frozenset({first, second})), KEYS[0]) == tuple(rest)
-    many = frozenset({first, second, rest[0]})
-    assert reexecutor_order(replace(of, suspended=many), KEYS[0])[-3:] == (first, second, rest[0])
+    assert reexecutor_order(replace(of, suspended=frozenset({first, second, rest[0]})), KEYS[0])[-3:] == (first, second, rest[0])
 
 
 LIES: Mapping[str, Callable[[bool], Verdict | None]] = {
@@ -358,8 +357,7 @@ def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
         for lies in liars_of(of, trainer, is_honest=True):
             made, answered = asked(of, trainer, True, lies)
             assert made.has_enough_vouches(KEYS[trainer], digest(trainer)), (auditors, trainer, lies)
-            replays = len(answered - lies.keys())
-            assert replays <= max(1, 2 * f + (trainer == 12)), "at most f more than without liars"
+            assert len(answered - lies.keys()) <= max(1, 2 * f + (trainer == 12)), "at most f more than without liars"
         for lies in liars_of(of, trainer, is_honest=False):
             made, _ = asked(of, trainer, False, lies)
             needed = vouches_needed(of, KEYS[trainer])
@@ -397,14 +395,17 @@ def ring_of(of: RoundTerms, trainer: int = 0) -> list[int]:
 def checked(me: int, of: RoundTerms, verdict: Verdict = ACCEPT) -> OpenRoundState:
     """The book of a voter that has checked proposal 0."""
     mine = book(me, of, SLOW)
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], verdict, OPENED)
+    judge_proposal(mine, 0, verdict)
     mine.assign_reexecutions(OPENED)
     return mine
 
 
-def test_the_first_begin_at_once_and_others_when_vouches_are_late() -> None:
-    of = terms(4, 4, trainers=1)
+@pytest.fixture
+def of() -> RoundTerms:
+    return terms(4, 4, trainers=1)
+
+
+def test_the_first_begin_at_once_and_others_when_vouches_are_late(of: RoundTerms) -> None:
     first, second, third = ring_of(of)
     assert KEYS[0] in checked(first, of).vouching.assigned_at
     backup = checked(second, of)
@@ -431,8 +432,7 @@ def test_one_more_begins_for_each_vouch_that_does_not_accept(verdict: Verdict) -
     assert mine.vouching.assigned_at
 
 
-def test_nobody_begins_when_more_than_f_reject_it() -> None:
-    of = terms(4, 4, trainers=1)
+def test_nobody_begins_when_more_than_f_reject_it(of: RoundTerms) -> None:
     first, second, third = ring_of(of)
     mine = checked(second, of)
     for voter in (first, third):
@@ -449,19 +449,16 @@ def test_as_many_as_reject_a_proposal_begin_at_once_if_the_last_one_was_not_acce
     assert vouches_needed(of, KEYS[0]) == 1
 
 
-def test_nobody_begins_when_there_are_enough_vouches() -> None:
-    of = terms(4, 4, trainers=1)
+def test_nobody_begins_when_there_are_enough_vouches(of: RoundTerms) -> None:
     first, _, third = ring_of(of)
     mine = book(first, of, SLOW)
     hear_vouch(mine, third, vouch({0: ACCEPT}))
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     mine.assign_reexecutions(OPENED + 100)
     assert not mine.vouching.assigned_at and mine.make_ballot_if_due(OPENED) == ballot({0: ACCEPT})
 
 
-def test_a_re_executor_goes_on_after_its_ballot() -> None:
-    of = terms(4, 4, trainers=1)
+def test_a_re_executor_goes_on_after_its_ballot(of: RoundTerms) -> None:
     first, _, third = ring_of(of)
     mine = checked(first, of)
     hear_vouch(mine, third, vouch({0: ACCEPT}))
@@ -472,14 +469,11 @@ def test_a_re_executor_goes_on_after_its_ballot() -> None:
     assert mine.vouching.make_vouch_if_due() == vouch({0: ACCEPT})
 
 
-def test_what_a_cheap_check_refuses_is_vouched_for_without_re_execution() -> None:
-    of = terms(4, 4, trainers=1)
-    mine = checked(ring_of(of)[0], of, NORM)
-    assert mine.vouching.make_vouch_if_due() == vouch({0: NORM})
+def test_what_a_cheap_check_refuses_is_vouched_for_without_re_execution(of: RoundTerms) -> None:
+    assert checked(ring_of(of)[0], of, NORM).vouching.make_vouch_if_due() == vouch({0: NORM})
 
 
-def test_what_does_not_arrive_in_time_makes_unsure_for_good() -> None:
-    of = terms(4, 4, trainers=1)
+def test_what_does_not_arrive_in_time_makes_unsure_for_good(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of)
     given_up = OPENED + 10.0
     assert mine.next_deadline(mine.proposals_due_at) == given_up
@@ -495,8 +489,7 @@ def test_what_does_not_arrive_in_time_makes_unsure_for_good() -> None:
     )
 
 
-def test_what_has_begun_is_not_given_up() -> None:
-    of = terms(4, 4, trainers=1)
+def test_what_has_begun_is_not_given_up(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of)
     mine.vouching.started.add(KEYS[0])
     mine.assign_reexecutions(OPENED + 1e6)
@@ -509,8 +502,7 @@ def test_a_vouch_waits_while_others_are_computed_until_it_doubles_what_was_said(
     mine = book(me, of, SLOW)
     trainers = [trainer for trainer in range(13) if me in ring_of(of, trainer)[:4]]
     for trainer in trainers:
-        hear_proposal(mine, trainer)
-        mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)
+        judge_proposal(mine, trainer, ACCEPT)
     mine.assign_reexecutions(OPENED)
     mine.vouching.started |= mine.vouching.assigned_at.keys()
     sizes = []
@@ -522,8 +514,7 @@ def test_a_vouch_waits_while_others_are_computed_until_it_doubles_what_was_said(
     assert len(trainers) == 4 and sizes == [1, 1, 2]
 
 
-def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_it_found() -> None:
-    of = terms(4, 4, trainers=1)
+def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_it_found(of: RoundTerms) -> None:
     me = ring_of(of)[0]
     before = checked(me, of)
     before.record_replay_verdict(KEYS[0], ACCEPT, OPENED)
@@ -539,8 +530,7 @@ def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_i
 def light(vouches: Mapping[int, Verdict], n: int = 7) -> Verdict | None:
     """The verdict of a voter without a worker on proposal 0, which passed its own checks."""
     mine = book(n - 1, terms(n, n - 1, trainers=1))
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     for voter, verdict in vouches.items():
         hear_vouch(mine, voter, vouch({0: verdict}))
     return mine.current_verdict(KEYS[0])
@@ -556,15 +546,13 @@ def test_a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections(
 
 def test_vouches_for_another_proposal_of_the_same_trainer_do_not_count() -> None:
     mine = book(6, terms(7, 6, trainers=1))
-    hear_proposal(mine, 0)
-    mine.record_verdict(KEYS[0], ACCEPT, OPENED)
+    judge_proposal(mine, 0, ACCEPT)
     for voter in (1, 2, 3):
         hear_vouch(mine, voter, vouch({0: ACCEPT}, {0: 1}))
     assert mine.current_verdict(KEYS[0]) is None
 
 
-def test_our_own_rejection_stands_whoever_vouches() -> None:
-    of = terms(4, 4, trainers=1)
+def test_our_own_rejection_stands_whoever_vouches(of: RoundTerms) -> None:
     mine = checked(ring_of(of)[0], of)
     mine.record_replay_verdict(KEYS[0], REPLAY, OPENED)
     for voter in ring_of(of)[1:]:
@@ -582,11 +570,9 @@ def test_our_own_re_execution_is_enough_for_our_ballot_and_an_unsure_one_is_not(
 
 def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
     """It costs no round more than its vouches take, and no round after it gets more time."""
-    of = terms(4, 4, trainers=2)
-    mine = book(1, of)
+    mine = book(1, terms(4, 4, trainers=2))
     for trainer in (0, 1):
-        hear_proposal(mine, trainer)
-        mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)
+        judge_proposal(mine, trainer, ACCEPT)
     hear_vouch(mine, 2, vouch({0: UNJUDGED, 1: ACCEPT}))
     assert mine.trainers_in_ballot == {KEYS[0], KEYS[1]}
     hear_vouch(mine, 3, vouch({0: UNJUDGED}))
@@ -599,8 +585,7 @@ def test_a_proposal_that_nobody_can_judge_is_named_if_there_is_no_other() -> Non
     """Otherwise no ballot would be cast, and the round would never be closed."""
     five = frozenset(KEYS[:5])
     mine = book(3, replace(terms(4, 2, trainers=1), trainers=five, trainers_to_vouch_for=five))
-    hear_proposal(mine, 4)
-    mine.record_verdict(KEYS[4], ACCEPT, OPENED)
+    judge_proposal(mine, 4, ACCEPT)
     hear_vouch(mine, 0, vouch({4: ACCEPT}))
     assert mine.trainers_in_ballot == {KEYS[4]} and mine.current_verdict(KEYS[4]) is None
     hear_vouch(mine, 1, vouch({4: REPLAY}))
@@ -685,8 +670,7 @@ def test_a_closing_carries_the_vouches_and_needs_no_ballot_of_those_that_vouch()
 def test_a_closing_carries_the_vouches_of_an_update_that_gives_way_to_a_later_key() -> None:
     """Otherwise that proposal would not be settled, and the round would never be closed."""
     of = replace(terms(4, 4), successors=frozenset({(KEYS[0], KEYS[1])}))
-    mine = voted(of, {voter: {0: ACCEPT, 1: ACCEPT} for voter in range(4)}, {2: {0: ACCEPT}, 3: {1: ACCEPT}})
-    closing = mine.certificate()
+    closing = voted(of, {voter: {0: ACCEPT, 1: ACCEPT} for voter in range(4)}, {2: {0: ACCEPT}, 3: {1: ACCEPT}}).certificate()
     assert closing is not None and problem(of, closing) is None
     assert [signed.signer for signed in closing.proposals] == [KEYS[1]] and len(closing.vouches) == 2
 
@@ -709,11 +693,9 @@ def test_a_closing_without_the_vouches_is_invalid() -> None:
     cut = ascending([sign_message(SIGNERS[voter], CHAIN, cut_off) for voter, cut_off in ((0, CUT), (1, CUT))])
     assert "exactly the accepted" in (problem(of, replace(closing, vouches=(), cut_offs=cut)) or "")
     assert problem(of, replace(closing, vouches=(), cut_offs=cut, proposals=())) is None
-    twice = replace(closing, vouches=closing.vouches * 2)
-    assert "each once" in (problem(of, twice) or "")
+    assert "each once" in (problem(of, replace(closing, vouches=closing.vouches * 2)) or "")
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
-        stranger = sign_message(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))
-        problem(of, replace(closing, vouches=ascending([*closing.vouches, stranger])))
+        problem(of, replace(closing, vouches=ascending([*closing.vouches, sign_message(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))])))
 
 
 def test_a_voter_prepares_no_block_that_leaves_out_what_it_knows_to_be_accepted() -> None:
@@ -776,8 +758,7 @@ def test_the_outcome_says_who_vouched_who_did_so_falsely_and_who_was_silent() ->
     liar, *honest = against
     refused = told({liar: {1: ACCEPT}, **{voter: {1: REPLAY} for voter in honest}})
     assert KEYS[liar] in refused.wrong_vouchers and not refused.accepted
-    few = told({liar: {1: ACCEPT}, honest[0]: {1: REPLAY}})
-    assert not few.wrong_vouchers, "f that reject prove nothing"
+    assert not told({liar: {1: ACCEPT}, honest[0]: {1: REPLAY}}).wrong_vouchers, "f that reject prove nothing"
 
 
 @pytest.mark.parametrize("n", [3, 4, 7])
@@ -817,8 +798,7 @@ def test_a_vouch_that_repeats_a_trainer_is_evidence_and_fills_no_block() -> None
     assert hear_vouch(mine, 1, vouch({0: REPLAY, 1: REPLAY, 2: REPLAY})) is None, "evidence once"
 
 
-def test_a_voter_that_re_executes_a_proposal_names_it_however_many_are_unsure() -> None:
-    of = terms(4, 4, trainers=1)
+def test_a_voter_that_re_executes_a_proposal_names_it_however_many_are_unsure(of: RoundTerms) -> None:
     first, second, third = ring_of(of)
     mine = checked(second, of)
     for voter in (first, third):

@@ -133,8 +133,7 @@ def _drawn(asked: ProjectSpec, drawn: random.Random) -> Answer:
 
 
 def people(seed: int, like: Signer) -> list[Signer]:
-    count = random.Random(f"crowd {seed}").randint(*PEOPLE)
-    return [another(like, f"annotator {number}") for number in range(count)]
+    return [another(like, f"annotator {number}") for number in range(random.Random(f"crowd {seed}").randint(*PEOPLE))]
 
 
 @dataclass
@@ -227,8 +226,7 @@ class Desk:
         forged: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits")}
         for person in self.people:
             self._go_on(state, person, now_ms, found, forged)
-        rows = dict(state.assignments.items())
-        for assignment, row in rows.items():
+        for assignment, row in dict(state.assignments.items()).items():
             if row.state is AssignmentState.COMMITTED and self.random.random() < 0.8:
                 if self.is_careful or self._is_me(row.peer):
                     self._open(state, assignment, row, found)

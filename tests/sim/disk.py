@@ -105,8 +105,7 @@ class Disk:
     def read_restart_state(self) -> RestartState:
         if self._damaged_row:
             raise StorageError("a row has other bytes than its digest says")
-        log = self._log()
-        self._frames = [tuple(records) for records in read(log)]
+        self._frames = [tuple(records) for records in read(self._log())]
         self._tail = b""
         self._settle(0)
         last = [self.decided[height] for height in sorted(self.decided)[-2:]]
@@ -204,10 +203,6 @@ class Disk:
         for position, flipped in (self._bytes or {}).items():
             log = log[:position] + bytes([log[position] ^ flipped]) + log[position + 1 :]
         return log + self._tail
-
-    @property
-    def log_bytes(self) -> int:
-        return len(self._log())
 
     # Tables ----------------------------------------------------------------------------------------------------------
 

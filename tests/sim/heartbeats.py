@@ -87,8 +87,7 @@ async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) ->
             nursery.start_soon(hearing.run)
         await _speak(networks, seconds, outcome)
         mesh.blackhole(silent := keys[seed % n])
-        others = [network for network in networks if network.me != silent]
-        await _fall_silent(others, silent, outcome)
+        await _fall_silent([network for network in networks if network.me != silent], silent, outcome)
         rows = [hearing.liveness_matrix() for hearing in hearings if hearing is not hearings[seed % n]]
         for matrix, (a, b) in ((m, pair) for m in rows for pair in permutations(keys, 2) if pair[0] != silent):
             told = matrix[peer_id(a)][peer_id(b)]

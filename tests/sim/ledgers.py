@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar
 
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
 from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
-from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms
-from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
+from ledger.ledger_state import LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
 from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
@@ -101,11 +100,6 @@ def modules() -> tuple[Module[Any], ...]:
 
 def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
     return LedgerRules(genesis, verifier, modules())
-
-
-def fresh_ledger(rules: LedgerRules) -> LedgerApplication:
-    state = rules.genesis_state()
-    return LedgerApplication(rules, CurrentState(state), state.state_root)
 
 
 def finish(transition: StateTransition, before: LedgerState) -> LedgerState:

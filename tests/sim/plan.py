@@ -104,6 +104,9 @@ class Draw:
     def peer(self) -> int:
         return self.random.randrange(self.peers)
 
+    def one(self) -> tuple[int, ...]:
+        return (self.peer(),)
+
     def pair(self) -> tuple[int, int]:
         one, other = self.random.sample(range(self.peers), 2)
         return one, other
@@ -121,49 +124,18 @@ class Draw:
 Maker = Callable[[Draw], None]
 
 
-def _loss(draw: Draw) -> None:
-    draw.add("loss", *draw.span(0.5, 6), draw.some(), draw.random.choice((0.02, 0.1, 0.3, 0.6)))
+def _spell(kind: str, low: float, high: float, whom: Callable[[Draw], tuple[int, ...]], amounts: Sequence[float] = ()) -> Maker:
+    """A fault of `low` to `high` seconds, of one of these amounts."""
 
+    def make(draw: Draw) -> None:
+        draw.add(kind, *draw.span(low, high), whom(draw), draw.random.choice(amounts) if amounts else 0.0)
 
-def _duplicate(draw: Draw) -> None:
-    draw.add("duplicate", *draw.span(0.5, 8), draw.some(), draw.random.choice((0.05, 0.3, 0.9)))
-
-
-def _reorder(draw: Draw) -> None:
-    draw.add("reorder", *draw.span(0.5, 8), draw.some(), draw.random.choice((0.05, 0.3, 1.5)))
-
-
-def _delay(draw: Draw) -> None:
-    draw.add("delay", *draw.span(0.5, 5), draw.some(), draw.random.choice((0.1, 0.4, 1.2)))
-
-
-def _one_way(draw: Draw) -> None:
-    draw.add("one-way", *draw.span(0.3, 6), draw.pair())
+    return make
 
 
 def _partition(draw: Draw) -> None:
     """`amount` 1: the peers notice that their links break; 0: nothing arrives, and nobody says so."""
     draw.add("partition", *draw.span(0.5, 6), draw.side(), float(draw.random.random() < 0.5))
-
-
-def _flap(draw: Draw) -> None:
-    draw.add("flap", *draw.span(1, 6), draw.side(), draw.random.choice((0.15, 0.5, 1.1)))
-
-
-def _clog(draw: Draw) -> None:
-    draw.add("clog", *draw.span(0.3, 5), draw.pair())
-
-
-def _break(draw: Draw) -> None:
-    draw.add("break", *draw.span(0.0, 0.5), draw.pair())
-
-
-def _slow(draw: Draw) -> None:
-    draw.add("slow", *draw.span(1, 8), (draw.peer(),), draw.random.choice((0.005, 0.03, 0.1)))
-
-
-def _slow_disk(draw: Draw) -> None:
-    draw.add("slow-disk", *draw.span(1, 8), draw.some(), draw.random.choice((0.02, 0.1, 0.6)))
 
 
 def _crash(draw: Draw) -> None:
@@ -176,10 +148,6 @@ def _crash_all(draw: Draw) -> None:
     at, until = draw.span(0.1, 2)
     for peer in range(draw.peers):
         draw.add("crash", at, until + draw.random.uniform(0, 0.5), (peer,), draw.random.random())
-
-
-def _fsync(draw: Draw) -> None:
-    draw.add("fsync", *draw.span(0.5, 4), (draw.peer(),))
 
 
 SKEW_ACCEPTED = 1.5  # seconds: the largest that is drawn below what voters accept of each other
@@ -200,20 +168,20 @@ def _rotate(draw: Draw) -> None:
 
 
 KINDS: dict[str, tuple[Maker, int]] = {  # kind -> (maker, most faults of it in one history)
-    "loss": (_loss, 4),
-    "duplicate": (_duplicate, 3),
-    "reorder": (_reorder, 3),
-    "delay": (_delay, 3),
-    "one-way": (_one_way, 6),
+    "loss": (_spell("loss", 0.5, 6, Draw.some, (0.02, 0.1, 0.3, 0.6)), 4),
+    "duplicate": (_spell("duplicate", 0.5, 8, Draw.some, (0.05, 0.3, 0.9)), 3),
+    "reorder": (_spell("reorder", 0.5, 8, Draw.some, (0.05, 0.3, 1.5)), 3),
+    "delay": (_spell("delay", 0.5, 5, Draw.some, (0.1, 0.4, 1.2)), 3),
+    "one-way": (_spell("one-way", 0.3, 6, Draw.pair), 6),
     "partition": (_partition, 4),
-    "flap": (_flap, 2),
-    "clog": (_clog, 5),
-    "break": (_break, 6),
-    "slow": (_slow, 3),
-    "slow-disk": (_slow_disk, 3),
+    "flap": (_spell("flap", 1, 6, Draw.side, (0.15, 0.5, 1.1)), 2),
+    "clog": (_spell("clog", 0.3, 5, Draw.pair), 5),
+    "break": (_spell("break", 0.0, 0.5, Draw.pair), 6),
+    "slow": (_spell("slow", 1, 8, Draw.one, (0.005, 0.03, 0.1)), 3),
+    "slow-disk": (_spell("slow-disk", 1, 8, Draw.some, (0.02, 0.1, 0.6)), 3),
     "crash": (_crash, 6),
     "crash-all": (_crash_all, 1),
-    "fsync": (_fsync, 2),
+    "fsync": (_spell("fsync", 0.5, 4, Draw.one), 2),
     "skew": (_skew, 2),
 }
 KIND_PROBABILITY = 0.35  # that a history has faults of one kind at all
@@ -263,8 +231,7 @@ def _stop(draw: Draw) -> None:
 def _leave_together(draw: Draw) -> None:
     """Several at once, and at least two stay. Where none of these may be away, no clock is far off."""
     at, _ = draw.span(0, 0)
-    count = draw.random.randint(2, max(2, draw.n // 2))
-    for peer in sorted(draw.random.sample(range(draw.n), min(count, draw.n - 2))):
+    for peer in sorted(draw.random.sample(range(draw.n), min(draw.random.randint(2, max(2, draw.n // 2)), draw.n - 2))):
         draw.add("leave", at, at, (peer,))
     for number, fault in enumerate(draw.faults):
         if fault.kind == "skew" and abs(fault.amount) > CLOCK_AHEAD_SECONDS:
@@ -380,7 +347,6 @@ SICKNESS_PROBABILITY = 0.25  # of each of the f that lies not
 
 
 def _draw_sicknesses(draw: Draw, budget: int) -> None:
-    honest = [peer for peer in range(draw.n) if peer not in draw.liars]
-    for peer in draw.random.sample(honest, budget):
+    for peer in draw.random.sample([peer for peer in range(draw.n) if peer not in draw.liars], budget):
         if draw.random.random() < SICKNESS_PROBABILITY:
             draw.random.choice(SICKNESSES)(draw, peer)

@@ -270,8 +270,7 @@ class Progress:
 
     def on_sent(self, peer: bytes, message: object) -> None:
         if isinstance(message, Vote) and message.vote.signer == peer:
-            height = codec.unpack(message.vote.body, len(message.vote.body))[2]
-            self._voted[peer] = max(height, self._voted.get(peer, 0))
+            self._voted[peer] = max(codec.unpack(message.vote.body, len(message.vote.body))[2], self._voted.get(peer, 0))
         elif isinstance(message, GossipEnvelope) and message.signed.signer == peer:
             tag, key, *_ = codec.unpack(message.signed.body, len(message.signed.body))
             if tag == Ballot.TAG and key in self.jobs:
@@ -301,8 +300,7 @@ class Progress:
         slot = self._slot(decided, signed)
         if slot is None or not self._is_genuine(slot[0], signed):
             return
-        first = said.setdefault(slot, signed)
-        if first.body != signed.body:
+        if said.setdefault(slot, signed).body != signed.body:
             slots = self._contradicted.setdefault((receiver, signed.signer), set())
             slots.add(slot)
             if len(slots) >= CONTRADICTIONS_MIN:

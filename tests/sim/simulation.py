@@ -188,8 +188,7 @@ class Peer:
         if self is self.simulation.lone:
             self.rules = self.simulation.own_rules()  # what was in memory is gone
         state, root = self._applied_state()
-        ledger = LedgerApplication(self.rules, CurrentState(state), root)
-        self.node = self._new_node(ledger, restart)
+        self.node = self._new_node(LedgerApplication(self.rules, CurrentState(state), root), restart)
         self.author.auditor.started(self.node)
         if self.is_honest:
             records = [*self.disk.undecided(), *self.disk.round_votes()]
@@ -476,8 +475,7 @@ class Peer:
         self.reexecuting.add((key, trainer))
         seconds = self.simulation.reveal_seconds(trainer, self)
         if seconds is not None:
-            proposal = codec.decode_message(book.proposals[trainer].body, (Proposal,))
-            self.after(seconds, self._begin, key, trainer, proposal)
+            self.after(seconds, self._begin, key, trainer, codec.decode_message(book.proposals[trainer].body, (Proposal,)))
 
     def _begin(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
         node = self.node
@@ -548,13 +546,11 @@ class Simulation:
         self.decided_state = self.rules.genesis_state()
         self.peers: list[Peer] = []
         for number, signer in enumerate(signers):
-            source = random.Random(f"author {plan.seed} {number}")
-            author = workload.Author(signer, source, plan.work / plan.peers)
+            author = workload.Author(signer, random.Random(f"author {plan.seed} {number}"), plan.work / plan.peers)
             author.openings = partial(self.rules.audits_module.loss_openings_due, signer.public)
             author.volunteering = partial(self.rules.audits_module.proposals_to_volunteer_for, signer.public)
             if plan.minute_ms:
-                annotators = people(plan.seed, signer)
-                author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, annotators)
+                author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, people(plan.seed, signer))
             self.peers.append(Peer(self, number, signer, author, self.rules, is_late=signer.public not in founders))
         self.numbers: dict[bytes, list[int]] = {}
         for peer in self.peers:

@@ -42,14 +42,12 @@ def test_networks_with_all_that_is_drawn_agree_and_go_on(seed: int) -> None:
 
 def test_voters_that_come_back_in_the_middle_of_a_round_cut_it_off_by_what_they_measure_in_it() -> None:
     """Two of three came back, and f + 1 cut-offs are needed: were their guess of 10 s a proposal to last, it took two minutes."""
-    simulation = campaign.keeping(campaign.prepare("seeds", 765, 4), range(1, 15))
-    assert campaign.run_one(simulation).problem == ""
+    assert campaign.run_one(campaign.keeping(campaign.prepare("seeds", 765, 4), range(1, 15))).problem == ""
 
 
 def test_a_network_of_seven_with_two_liars_agrees_and_goes_on() -> None:
     seed = next(seed for seed in range(1, 50) if len(expand(seed, 7, HONEST_MAJORITY).liars) == 2)
-    plan = replace(expand(seed, 7, HONEST_MAJORITY), blocks=SHORT)
-    assert campaign.run_one(Simulation(plan)).problem == ""
+    assert campaign.run_one(Simulation(replace(expand(seed, 7, HONEST_MAJORITY), blocks=SHORT))).problem == ""
 
 
 @pytest.mark.real("processes")
@@ -69,16 +67,14 @@ def test_what_peers_share_to_save_time_changes_nothing() -> None:
 
 
 def test_real_signatures_hold_too() -> None:
-    plan = replace(expand(4), blocks=SHORT, ed25519=True, shares=False)
-    assert campaign.run_one(Simulation(plan)).problem == ""
+    assert campaign.run_one(Simulation(replace(expand(4), blocks=SHORT, ed25519=True, shares=False))).problem == ""
 
 
 # Enough liars -----------------------------------------------------------------------------------------------------------
 
 
 def forks(seed: int, n: int, colluders: int) -> str | None:
-    plan = calm(seed, n, ("fork",) * colluders, blocks=6, jobs=False)
-    return campaign.run_one(Simulation(plan)).rule
+    return campaign.run_one(Simulation(calm(seed, n, ("fork",) * colluders, blocks=6, jobs=False))).rule
 
 
 @pytest.mark.parametrize("n", [4, 7])
@@ -133,8 +129,7 @@ def test_too_many_twins_are_noticed() -> None:
     """The scenarios can fail: with more keys on two machines than liars are tolerated, somebody decides another block."""
 
     def rule(seed: int) -> str | None:
-        plan = twins.expand(seed, 4, twins=2)
-        return campaign.run_one(twins.simulation(plan)).rule
+        return campaign.run_one(twins.simulation(twins.expand(seed, 4, twins=2))).rule
 
     assert any(rule(seed) in ("agreement", "one certificate") for seed in range(20))
 
@@ -149,8 +144,7 @@ def test_split_networks_do_not_fork_and_heal_within_three_heights(seed: int) -> 
 
 def sick(kind: str, detail: str = "") -> Simulation:
     """Something happens to peer 2 two virtual seconds after the start, and nothing to the others."""
-    plan = calm(3, faults=(Fault(0, kind, 2.0, 2.5, (2,), 0.5, detail),), heal_at=3.0)
-    simulation = Simulation(plan)
+    simulation = Simulation(calm(3, faults=(Fault(0, kind, 2.0, 2.5, (2,), 0.5, detail),), heal_at=3.0))
     simulation.run()
     return simulation
 

@@ -82,8 +82,7 @@ def test_every_bug_names_an_invariant_that_exists() -> None:
 
 def test_a_bug_is_gone_when_its_history_is_over() -> None:
     before = VoterSet.__dict__["quorum"]
-    small = next(mutant for mutant in MUTANTS if mutant.name == "small-quorum")
-    assert small.run(0).rule == "certificate"
+    assert next(mutant for mutant in MUTANTS if mutant.name == "small-quorum").run(0).rule == "certificate"
     assert VoterSet.__dict__["quorum"] is before
     assert work(("", CALM, 0))["rule"] is None
 

@@ -27,7 +27,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
 from tests.packages import PACKAGES
-from tests.sim import campaign, invariants, progress, twins
+from tests.sim import campaign, heartbeats, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
 from tests.sim.keys import FastSigner, FastVerifier
@@ -35,6 +35,7 @@ from tests.sim.plan import SKEW_ACCEPTED, Fault, calm, expand, faults_tolerated
 from tests.sim.shrink import minimal
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
+from transport.wire import failure_detector
 
 SIGNED = Signed(b"body", bytes(32), bytes(64))
 
@@ -65,8 +66,12 @@ def test_wrong_bytes_before_the_end_are_damage_wherever_they_are() -> None:
             list(read(log[:position] + bytes([log[position] ^ 1]) + log[position + 1 :]))
 
 
-def test_a_damaged_disk_keeps_its_peer_from_starting() -> None:
-    disk = Disk()
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+def test_a_damaged_disk_keeps_its_peer_from_starting(disk: Disk) -> None:
     disk.append_records([vote(0)])
     disk.append_records([vote(1)])
     disk.damage(30)
@@ -74,24 +79,21 @@ def test_a_damaged_disk_keeps_its_peer_from_starting() -> None:
         disk.read_restart_state()
 
 
-def test_a_disk_forgets_what_a_crash_tore_and_keeps_what_it_had_said_was_safe() -> None:
-    disk = Disk()
+def test_a_disk_forgets_what_a_crash_tore_and_keeps_what_it_had_said_was_safe(disk: Disk) -> None:
     disk.append_records([vote(0), OwnRoundStatement("ballot", bytes(32), 0, SIGNED)])
     disk.tear([vote(1)], 0.7, garbled=False)
     assert [voted.slot for voted in disk.read_restart_state().votes] == [("prepare", 1, 0)]
     assert disk.spoken(bytes(32), 0) == {"ballot": SIGNED}
 
 
-def test_an_image_of_a_disk_does_not_change_with_it() -> None:
-    disk = Disk()
+def test_an_image_of_a_disk_does_not_change_with_it(disk: Disk) -> None:
     disk.append_records([vote(0)])
     image = disk.image()
     disk.append_records([vote(1)])
     assert len(image.read_restart_state().votes) == 1 and len(disk.read_restart_state().votes) == 2
 
 
-def test_a_failing_disk_says_so() -> None:
-    disk = Disk()
+def test_a_failing_disk_says_so(disk: Disk) -> None:
     disk.fails = True
     with pytest.raises(StorageError):
         disk.append_records([vote(0)])
@@ -286,8 +288,7 @@ def test_a_campaign_says_what_its_histories_had_in_them(
 
 
 def test_a_wrong_clock_is_counted() -> None:
-    skewed = Fault(0, "skew", 0.0, 1.0, (1,), 0.5)
-    assert Simulation(replace(calm(liars=()), faults=(skewed,))).counts == {"skew": 1}
+    assert Simulation(replace(calm(liars=()), faults=(Fault(0, "skew", 0.0, 1.0, (1,), 0.5),))).counts == {"skew": 1}
 
 
 @pytest.mark.parametrize(
@@ -310,3 +311,24 @@ def test_a_reader_that_has_read_enough_ends_a_history_quietly() -> None:
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+# Heartbeats -----------------------------------------------------------------------------------------------------------
+
+
+LINKS = heartbeats.LINKS | {"worse": replace(heartbeats.LINKS["clean, 300 ms"], lost_pings=0.4)}
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("links", LINKS)
+def test_a_silent_peer_is_suspected_in_time_and_nobody_else(links: str) -> None:
+    outcome = heartbeats.one(0, 3, LINKS[links], seconds=300.0)
+    assert outcome.holds, outcome
+
+
+@pytest.mark.virtual
+def test_with_three_pings_alone_lost_ones_look_like_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: no more pings where an answer is overdue, and no history."""
+    monkeypatch.setattr(failure_detector.LinkFailureDetector, "next_ping_at", lambda silence, now, due: due)
+    monkeypatch.setattr(failure_detector, "SILENCES_MIN", failure_detector.SILENCES_KEPT + 1)
+    assert heartbeats.one(0, 3, LINKS["worse"], seconds=300.0).falsely > 0

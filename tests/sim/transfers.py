@@ -167,14 +167,12 @@ class Snapshots:
 
     def _when_behind(self, node: Node) -> tuple[TrustBasis, int]:
         decided = node.replica.height - 1
-        last = self._peer.disk.get_decision(decided)
-        basis = make_trust_basis(node.rules, node.state, last, self._peer.anchor)
+        basis = make_trust_basis(node.rules, node.state, self._peer.disk.get_decision(decided), self._peer.anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1
 
     def _after_divergence(self, node: Node) -> tuple[TrustBasis, int]:
         """Of a state that is wrong nothing is trusted; but the decided blocks are."""
-        last = self._peer.disk.decided[self._peer.disk.last]
-        basis = make_trust_basis(node.rules, None, last, self._peer.anchor)
+        basis = make_trust_basis(node.rules, None, self._peer.disk.decided[self._peer.disk.last], self._peer.anchor)
         return basis, max(SNAPSHOT_HEIGHT_MIN, node.state.height)
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:
@@ -210,8 +208,7 @@ class Snapshots:
         elif transfer.deadline != self._deadline:
             self._deadline = transfer.deadline
             if self._deadline < float("inf"):
-                wait = max(SHORTEST_WAIT_SECONDS, self._deadline - self._peer.now())
-                self._peer.after(wait, self._tick, transfer)
+                self._peer.after(max(SHORTEST_WAIT_SECONDS, self._deadline - self._peer.now()), self._tick, transfer)
 
     def _tick(self, transfer: SnapshotDownload) -> None:
         if self._transfer is transfer:

@@ -214,8 +214,7 @@ def roll_back(job: bytes, number: int, last: int) -> tuple[str, RequestRollback]
 
 
 def said_of(due: AuditDuty, finding: ReplayFinding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:
-    kind = "audit/verdict" if due.is_dispute else "audit/report"
-    return kind, AuditFinding(due.job, *due.proposal_key, finding, 0, loss)
+    return "audit/verdict" if due.is_dispute else "audit/report", AuditFinding(due.job, *due.proposal_key, finding, 0, loss)
 
 
 def leave() -> tuple[str, ResignAsVoter]:

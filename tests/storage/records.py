@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
 
 from consensus.effects import DecidedBlock, OwnRoundStatement, OwnStatement, StoredBlock, StoredCertificate
 from consensus.evidence import Evidence
@@ -10,10 +11,22 @@ from protocol import codec
 from protocol.identity import sign_message
 from protocol.messages import Ballot, Certificate, CutOff, Judgement, Prepare, Vouch
 from protocol.verdicts import Verdict
+from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore, StoredRound
 from tests.sim.keys import FastSigner
 
 CHAIN, ME = b"c" * 32, FastSigner("me")
+
+
+def add_temporary(blobs: DiskBlobStore, digest: bytes, data: bytes, owner: object) -> None:
+    blobs.mark_temporary(digest, owner)
+    blobs.add_bytes(data)
+
+
+def release(blobs: DiskBlobStore, owner: object, keep: Set[bytes] = frozenset()) -> None:
+    """Deletes what no owner keeps any more."""
+    blobs.release_owner(owner)
+    blobs.delete_unowned(set(keep))
 
 
 def digest_of(block: bytes) -> bytes:

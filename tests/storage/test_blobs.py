@@ -12,8 +12,9 @@ import pytest
 from protocol.blob_digest import BlobHasher
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from storage import disk_blob_store as blobs_module
-from storage.disk_blob_store import JOB_BYTES, DiskBlobStore
+from storage.disk_blob_store import JOB_BYTES, BlobFileWriter, DiskBlobStore
 from tests.ledger.power import Disk, PowerCut
+from tests.storage.records import add_temporary, release
 
 DATA = b"some payload" * 100
 DIGEST = hashlib.sha256(DATA).digest()
@@ -36,8 +37,14 @@ def test_what_was_added_is_read_whole_and_in_parts_also_after_a_restart(blobs: D
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}"]
 
 
-def test_a_blob_is_not_there_before_it_is_whole_and_a_crash_leaves_nothing_behind(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    writer = blobs.open_writer(DIGEST, len(DATA))
+@pytest.fixture
+def writer(blobs: DiskBlobStore) -> BlobFileWriter:
+    return blobs.open_writer(DIGEST, len(DATA))
+
+
+def test_a_blob_is_not_there_before_it_is_whole_and_a_crash_leaves_nothing_behind(
+    writer: BlobFileWriter, blobs: DiskBlobStore, tmp_path: Path
+) -> None:
     writer.write(DATA[:10])
     assert blobs.size(DIGEST) is None and len(files(tmp_path)) == 1
     again = DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
@@ -45,16 +52,16 @@ def test_a_blob_is_not_there_before_it_is_whole_and_a_crash_leaves_nothing_behin
     writer.abort()
 
 
-def test_an_aborted_blob_leaves_nothing(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    writer = blobs.open_writer(DIGEST, len(DATA))
+def test_an_aborted_blob_leaves_nothing(writer: BlobFileWriter, blobs: DiskBlobStore, tmp_path: Path) -> None:
     writer.write(DATA)
     writer.abort()
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("written", [b"x" + DATA[1:], DATA[:-1], b""])
-def test_other_bytes_than_the_digests_are_refused_and_leave_nothing(blobs: DiskBlobStore, tmp_path: Path, written: bytes) -> None:
-    writer = blobs.open_writer(DIGEST, len(DATA))
+def test_other_bytes_than_the_digests_are_refused_and_leave_nothing(
+    writer: BlobFileWriter, blobs: DiskBlobStore, tmp_path: Path, written: bytes
+) -> None:
     writer.write(written)
     with pytest.raises(RemoteProtocolError, match="bad-blob"):
         writer.finish()
@@ -109,8 +116,7 @@ def test_a_full_disk_is_a_storage_error_that_names_the_file_and_leaves_nothing(
     assert blobs.add_bytes(DATA) == DIGEST
 
 
-def test_a_disk_that_fills_while_a_blob_is_written_is_a_storage_error(blobs: DiskBlobStore) -> None:
-    writer = blobs.open_writer(DIGEST, len(DATA))
+def test_a_disk_that_fills_while_a_blob_is_written_is_a_storage_error(writer: BlobFileWriter, blobs: DiskBlobStore) -> None:
     writer._file.close()
     full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the writer closes it
     writer._file = full  # type: ignore[assignment]
@@ -137,44 +143,36 @@ def test_a_finished_file_is_taken_over(blobs: DiskBlobStore, tmp_path: Path) -> 
 
 
 def test_what_passes_is_deleted_when_its_owner_has_let_go_and_nobody_keeps_it(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.mark_temporary(DIGEST, "round 1")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "round 1")
     assert blobs.read_range(DIGEST) == DATA
     blobs.delete_unowned(set())
     assert blobs.size(DIGEST) is not None, "its owner still needs it"
-    blobs.release_owner("round 2")
-    blobs.delete_unowned(set())
+    release(blobs, "round 2")
     assert blobs.size(DIGEST) is not None
-    blobs.release_owner("round 1")
-    blobs.delete_unowned({DIGEST})
+    release(blobs, "round 1", {DIGEST})
     assert blobs.size(DIGEST) is not None, "it is needed for the next round"
     blobs.delete_unowned(set())
     assert blobs.size(DIGEST) is None and files(tmp_path) == []
 
 
 def test_what_two_owners_expect_stays_until_both_have_let_go(blobs: DiskBlobStore) -> None:
-    blobs.mark_temporary(DIGEST, "audit 1")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "audit 1")
     blobs.mark_temporary(DIGEST, "audit 2")
-    blobs.release_owner("audit 1")
-    blobs.delete_unowned(set())
+    release(blobs, "audit 1")
     assert blobs.size(DIGEST) is not None
-    blobs.release_owner("audit 2")
-    blobs.delete_unowned(set())
+    release(blobs, "audit 2")
     assert blobs.size(DIGEST) is None
 
 
 def test_what_was_let_go_and_is_expected_again_before_it_is_deleted_stays(blobs: DiskBlobStore) -> None:
-    blobs.mark_temporary(DIGEST, "audit 1")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "audit 1")
     blobs.release_owner("audit 1")
     blobs.mark_temporary(DIGEST, "audit 2")
     blobs.delete_unowned(set())
     assert blobs.read_range(DIGEST) == DATA
 
 
-def test_what_is_expected_while_it_is_on_its_way_already_is_found(blobs: DiskBlobStore) -> None:
-    writer = blobs.open_writer(DIGEST, len(DATA))
+def test_what_is_expected_while_it_is_on_its_way_already_is_found(writer: BlobFileWriter, blobs: DiskBlobStore) -> None:
     blobs.mark_temporary(DIGEST, "audit 1")
     writer.write(DATA)
     writer.finish()
@@ -204,18 +202,15 @@ def test_what_is_kept_already_does_not_pass(blobs: DiskBlobStore) -> None:
     blobs.add_bytes(DATA)
     blobs.mark_temporary(DIGEST, "round 1")
     assert blobs.size(DIGEST) == len(DATA)
-    blobs.release_owner("round 1")
-    blobs.delete_unowned(set())
+    release(blobs, "round 1")
     assert blobs.read_range(DIGEST) == DATA
 
 
 def test_what_is_to_be_kept_stays_although_a_liar_named_it_as_a_buffer_of_its_own(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.mark_temporary(DIGEST, "round 1")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "round 1")
     blobs.pin_blob(DIGEST)
     assert blobs.read_range(DIGEST) == DATA
-    blobs.release_owner("round 1")
-    blobs.delete_unowned(set())
+    release(blobs, "round 1")
     assert blobs.read_range(DIGEST) == DATA and files(tmp_path) == [f"kept/{DIGEST.hex()}"]
 
 
@@ -223,8 +218,7 @@ def test_a_blob_that_is_being_received_is_not_deleted_with_what_passed(blobs: Di
     blobs.mark_temporary(DIGEST, "round 1")
     writer = blobs.open_writer(DIGEST, len(DATA))
     writer.write(DATA)
-    blobs.release_owner("round 1")
-    blobs.delete_unowned(set())
+    release(blobs, "round 1")
     writer.finish()
     assert blobs.read_range(DIGEST) == DATA
 
@@ -238,11 +232,9 @@ def keep(blobs: DiskBlobStore, number: int, *contents: bytes) -> None:
     """Keeps these for the audits of a round, and nothing else needs them."""
     digests = [hashlib.sha256(content).digest() for content in contents]
     for digest, content in zip(digests, contents, strict=True):
-        blobs.mark_temporary(digest, "made")
-        blobs.add_bytes(content)
+        add_temporary(blobs, digest, content, "made")
     blobs.retain_round(JOB, number, digests)
-    blobs.release_owner("made")
-    blobs.delete_unowned(set())
+    release(blobs, "made")
 
 
 def started(tmp_path: Path) -> DiskBlobStore:
@@ -269,12 +261,10 @@ def test_what_a_round_keeps_together_stays_over_restarts_until_the_round_is_long
 
 
 def test_what_two_rounds_keep_goes_with_the_later_one(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.mark_temporary(DIGEST, "round 3")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "round 3")
     for number in (4, 3):
         blobs.retain_round(JOB, number, [DIGEST])
-    blobs.release_owner("round 3")
-    blobs.delete_unowned(set())
+    release(blobs, "round 3")
     blobs.delete_rounds([(JOB[:JOB_BYTES], 3)])
     assert blobs.read_range(DIGEST) == DATA
 
@@ -286,8 +276,7 @@ def test_a_round_that_is_done_again_after_a_crash_keeps_what_is_the_same_in_it(t
         (tmp_path / "buffer").write_bytes(DATA)
         there.adopt_file(tmp_path / "buffer", DIGEST)
         there.retain_round(JOB, 3, [DIGEST])
-        there.release_owner("round 3")
-        there.delete_unowned(set())
+        release(there, "round 3")
         assert there.read_range(DIGEST) == DATA
     assert started(tmp_path).retained_rounds() == [(JOB[:JOB_BYTES], 3)]
 
@@ -325,13 +314,11 @@ def test_a_power_cut_takes_nothing_of_what_is_kept_together(
 ) -> None:
     disk = Disk(monkeypatch)
     blobs = DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
-    blobs.mark_temporary(DIGEST, "round 3")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "round 3")
     blobs.retain_round(JOB, 3, [DIGEST])
     (tmp_path / "passing" / DIGEST.hex()).unlink()  # it passed, and the audits of its round are left
     disk.cut(tmp_path / "passing", names_stay)
-    again = started(tmp_path)
-    assert again.read_range(DIGEST) == DATA
+    assert started(tmp_path).read_range(DIGEST) == DATA
 
 
 @pytest.mark.parametrize("names_stay", [True, False])
@@ -382,8 +369,7 @@ def test_what_the_disk_has_damaged_is_deleted_at_the_start_and_never_held(
 
 
 def test_a_damaged_buffer_is_not_gone_on_from_either(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.mark_temporary(DIGEST, "round 3")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "round 3")
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).write_bytes(DATA[:-1])
     assert started(tmp_path).size(DIGEST) is None and files(tmp_path) == []
@@ -391,15 +377,13 @@ def test_a_damaged_buffer_is_not_gone_on_from_either(blobs: DiskBlobStore, tmp_p
 
 def test_where_a_kept_file_is_damaged_another_of_that_name_which_is_not_stays(blobs: DiskBlobStore, tmp_path: Path) -> None:
     """What came since then, from a peer that has it too, is its own file."""
-    blobs.mark_temporary(DIGEST, "round 3")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "round 3")
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).unlink()
     (kept,) = [file for file in (tmp_path / "passing").rglob(DIGEST.hex()) if file.parent.name != "passing"]
     kept.write_bytes(DATA[:-1])
     again = DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
-    again.mark_temporary(DIGEST, "an audit")
-    again.add_bytes(DATA)
+    add_temporary(again, DIGEST, DATA, "an audit")
     again.verify_retained()
     assert again.read_range(DIGEST) == DATA and not kept.exists()
 
@@ -492,6 +476,5 @@ def test_what_an_audit_needs_of_what_was_lent_passes_with_the_audit(blobs: DiskB
     blobs.release_round_references(DIGEST, rounds(1), keeps=False)
     blobs.delete_unowned(set())
     assert blobs.read_range(DIGEST) == DATA
-    blobs.release_owner("an audit")
-    blobs.delete_unowned(set())
+    release(blobs, "an audit")
     assert files(tmp_path) == []

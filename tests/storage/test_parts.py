@@ -15,6 +15,7 @@ from storage import disk_blob_store as blobs_module
 from storage import multipart_objects as parts_module
 from storage.disk_blob_store import DiskBlobStore
 from storage.multipart_objects import LIST_SUFFIX, write_list
+from tests.storage.records import add_temporary, release
 
 PART = 1000  # bytes
 DATA = random.Random(1).randbytes(3258)  # four parts
@@ -28,6 +29,12 @@ def blobs_in(folder: Path) -> DiskBlobStore:
 @pytest.fixture
 def blobs(tmp_path: Path) -> DiskBlobStore:
     return blobs_in(tmp_path)
+
+
+@pytest.fixture
+def begun(blobs: DiskBlobStore) -> DiskBlobStore:
+    begin(blobs)
+    return blobs
 
 
 def listed(data: bytes) -> BlobPartList:
@@ -110,10 +117,9 @@ def test_equal_parts_come_once(blobs: DiskBlobStore) -> None:
     assert blobs.read_range(parts.blob_digest) == data
 
 
-def test_after_a_restart_what_was_there_does_not_lack(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    begin(blobs)
-    come(blobs, PARTS.digests[0], part(0), DIGEST)
-    begun = blobs.open_writer(PARTS.digests[3], PARTS.part_size(3), DIGEST)
+def test_after_a_restart_what_was_there_does_not_lack(begun: DiskBlobStore, tmp_path: Path) -> None:
+    come(begun, PARTS.digests[0], part(0), DIGEST)
+    begun = begun.open_writer(PARTS.digests[3], PARTS.part_size(3), DIGEST)
     begun.write(part(3)[:5])
     begun.abort()
     again = blobs_in(tmp_path)
@@ -127,52 +133,47 @@ def test_after_a_restart_what_was_there_does_not_lack(blobs: DiskBlobStore, tmp_
 
 
 @pytest.mark.parametrize("sent", [b"x" + part(1)[1:], part(1)[:-1], b""])
-def test_a_wrong_part_is_refused_and_touches_nothing(blobs: DiskBlobStore, tmp_path: Path, sent: bytes) -> None:
-    begin(blobs)
-    come(blobs, PARTS.digests[0], part(0), DIGEST)
+def test_a_wrong_part_is_refused_and_touches_nothing(begun: DiskBlobStore, tmp_path: Path, sent: bytes) -> None:
+    come(begun, PARTS.digests[0], part(0), DIGEST)
     before = (tmp_path / "kept/parts" / f"{DIGEST.hex()}.data").read_bytes()
     with pytest.raises(RemoteProtocolError, match="bad-blob"):
-        come(blobs, PARTS.digests[1], sent, DIGEST)
-    assert PARTS.digests[1] in lacking(blobs) and PARTS.digests[0] not in lacking(blobs)
+        come(begun, PARTS.digests[1], sent, DIGEST)
+    assert PARTS.digests[1] in lacking(begun) and PARTS.digests[0] not in lacking(begun)
     assert (tmp_path / "kept/parts" / f"{DIGEST.hex()}.data").read_bytes() == before
     assert PARTS.digests[1] in lacking(blobs_in(tmp_path))
 
 
-def test_a_part_is_no_longer_than_its_list_says(blobs: DiskBlobStore) -> None:
-    begin(blobs)
+def test_a_part_is_no_longer_than_its_list_says(begun: DiskBlobStore) -> None:
     with pytest.raises(RemoteProtocolError, match="bad-blob"):
-        come(blobs, PARTS.digests[1], part(1) + b"x", DIGEST)
+        come(begun, PARTS.digests[1], part(1) + b"x", DIGEST)
 
 
-def test_a_part_is_durable_before_it_is_here(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin(blobs)
+def test_a_part_is_durable_before_it_is_here(begun: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     fsync = os.fsync
     monkeypatch.setattr(
-        parts_module.os, "fsync", lambda file: (seen.append(blobs.lacks_part(DIGEST, PARTS.digests[0])), fsync(file))
+        parts_module.os, "fsync", lambda file: (seen.append(begun.lacks_part(DIGEST, PARTS.digests[0])), fsync(file))
     )
-    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    come(begun, PARTS.digests[0], part(0), DIGEST)
     assert seen == [True, True], "its bytes, and that it is here"
-    assert not blobs.lacks_part(DIGEST, PARTS.digests[0])
+    assert not begun.lacks_part(DIGEST, PARTS.digests[0])
 
 
-def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin(blobs)
+def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(begun: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module.os, "pwrite", lambda *written: 0)
     with pytest.raises(StorageError, match="No space left"):
-        come(blobs, PARTS.digests[0], part(0), DIGEST)
-    assert blobs.lacks_part(DIGEST, PARTS.digests[0])
+        come(begun, PARTS.digests[0], part(0), DIGEST)
+    assert begun.lacks_part(DIGEST, PARTS.digests[0])
 
 
-def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: DiskBlobStore) -> None:
+def test_a_writer_that_ends_late_does_not_touch_what_is_here(begun: DiskBlobStore) -> None:
     """Of a fetch that was cancelled, while the next one has come to an end."""
-    begin(blobs)
-    late = blobs.open_writer(PARTS.digests[0], PART, DIGEST)
+    late = begun.open_writer(PARTS.digests[0], PART, DIGEST)
     late.write(b"x" * PART)
-    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    come(begun, PARTS.digests[0], part(0), DIGEST)
     with pytest.raises(RemoteProtocolError):
         late.finish()
-    assert blobs.read_piece(PARTS.digests[0], 0, PART) == part(0)
+    assert begun.read_piece(PARTS.digests[0], 0, PART) == part(0)
 
 
 # Made here ---------------------------------------------------------------------------------------------------------------
@@ -194,8 +195,7 @@ def test_what_this_peer_made_is_held_with_its_list(blobs: DiskBlobStore, tmp_pat
         blobs.adopt_file(file, DIGEST)
     if how == "keep_together":
         blobs.retain_round(JOB, 3, [DIGEST])
-        blobs.release_owner("made")
-        blobs.delete_unowned(set())
+        release(blobs, "made")
     assert not file.with_name(f"{file.name}{LIST_SUFFIX}").exists()
     for store in (blobs, again := blobs_in(tmp_path)):
         assert store.piece_size(DIGEST) == len(PARTS.encode())
@@ -225,12 +225,10 @@ def test_an_object_of_several_parts_does_not_come_as_one_blob(blobs: DiskBlobSto
 
 
 def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.mark_temporary(DIGEST, "made")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "made")
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).write_bytes(DATA[:-1] + b"x")
-    blobs.release_owner("made")
-    blobs.delete_unowned(set())
+    release(blobs, "made")
     again = blobs_in(tmp_path)
     again.verify_retained()
     assert again.size(DIGEST) is None
@@ -245,12 +243,10 @@ def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> 
     blobs.add_bytes(DATA)
     blobs.delete_blob(DIGEST)
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None and blobs.piece_size(PARTS.digests[0]) is None
-    blobs.mark_temporary(DIGEST, "a round")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "a round")
     blobs.delete_unowned(set())
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
-    blobs.release_owner("a round")
-    blobs.delete_unowned(set())
+    release(blobs, "a round")
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None
     with pytest.raises(MissingBlobError):
         blobs.read_piece(PARTS.digests[0], 0, 1)
@@ -264,22 +260,19 @@ def test_an_object_that_is_gone_can_come_again(blobs: DiskBlobStore) -> None:
     assert lacking(blobs) == ALL
 
 
-def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: DiskBlobStore, tmp_path: Path) -> None:
+def test_what_this_peer_made_while_it_came_keeps_its_list(begun: DiskBlobStore, tmp_path: Path) -> None:
     """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
-    begin(blobs)
-    come(blobs, PARTS.digests[0], part(0), DIGEST)
-    blobs.add_bytes(DATA)
-    blobs.sweep_partial(())
+    come(begun, PARTS.digests[0], part(0), DIGEST)
+    begun.add_bytes(DATA)
+    begun.sweep_partial(())
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
-    assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode() and blobs.read_piece(PARTS.digests[1], 0, 9999) == part(1)
+    assert begun.read_piece(DIGEST, 0, 9999) == PARTS.encode() and begun.read_piece(PARTS.digests[1], 0, 9999) == part(1)
 
 
 def test_what_a_round_keeps_too_keeps_its_list(blobs: DiskBlobStore) -> None:
-    blobs.mark_temporary(DIGEST, "a round")
-    blobs.add_bytes(DATA)
+    add_temporary(blobs, DIGEST, DATA, "a round")
     blobs.retain_round(JOB, 3, [DIGEST])
-    blobs.release_owner("a round")
-    blobs.delete_unowned(set())
+    release(blobs, "a round")
     assert blobs.read_range(DIGEST) == DATA and blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
     blobs.delete_rounds([(JOB[:16], 3)])
     assert blobs.piece_size(DIGEST) is None
@@ -332,8 +325,7 @@ def test_what_nobody_waits_for_stays_for_a_day(blobs: DiskBlobStore, tmp_path: P
 
 
 @pytest.mark.parametrize("lost", [".data", ".here", ""])
-def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: DiskBlobStore, tmp_path: Path, lost: str) -> None:
-    begin(blobs)
+def test_what_a_crash_left_of_an_object_that_comes_is_nothing(begun: DiskBlobStore, tmp_path: Path, lost: str) -> None:
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}{lost}").unlink()
     again = blobs_in(tmp_path)
     assert files(tmp_path) == []
@@ -344,8 +336,7 @@ def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: DiskBlobSto
 def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(blobs: DiskBlobStore, tmp_path: Path) -> None:
     blobs.add_bytes(DATA)
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}.here").write_bytes(b"\1\1\1\0")
-    again = blobs_in(tmp_path)
-    assert again.read_range(DIGEST) == DATA
+    assert blobs_in(tmp_path).read_range(DIGEST) == DATA
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
 
 

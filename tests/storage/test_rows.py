@@ -82,8 +82,7 @@ def test_tables_are_there_again_after_a_restart(disk: Disk) -> None:
 def test_a_transaction_that_does_not_end_leaves_the_tables_before_it(disk: Disk) -> None:
     table = Table(Note).with_rows(dict(many(500)))
     disk.save(notes=table)
-    after = table.with_rows({**dict.fromkeys(list(many(100))), b"new": Note(1)})
-    changes = disk.rows.plan_changes({NAME: after})
+    changes = disk.rows.plan_changes({NAME: table.with_rows({**dict.fromkeys(list(many(100))), b"new": Note(1)})})
     disk.database.execute("BEGIN IMMEDIATE")
     disk.rows.write_changes(disk.database, changes)
     disk.database.execute("ROLLBACK")
@@ -95,8 +94,7 @@ def test_a_transaction_that_does_not_end_leaves_the_tables_before_it(disk: Disk)
 
 
 def test_a_table_of_an_earlier_height_is_read_after_its_slots_were_written_again(disk: Disk) -> None:
-    table = Table(Note).with_rows(dict(many(1_000)))
-    disk.save(notes=table)
+    disk.save(notes=Table(Note).with_rows(dict(many(1_000))))
     disk = disk.again()
     snapshot = disk.load()
     disk.save(notes=snapshot.with_rows({key: Note(-1) for key in many(1_000)}))
@@ -105,8 +103,7 @@ def test_a_table_of_an_earlier_height_is_read_after_its_slots_were_written_again
 
 
 def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_its_table(disk: Disk) -> None:
-    table = Table(Note).with_rows(dict(many(300)))
-    disk.save(notes=table)
+    disk.save(notes=Table(Note).with_rows(dict(many(300))))
     disk = disk.again()
     snapshot = disk.load()
     waiting = list(buckets(snapshot.hashed_tree()[0]))

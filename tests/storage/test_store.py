@@ -252,6 +252,13 @@ def one_line(error: pytest.ExceptionInfo[StorageError], path: Path, *words: str)
         assert word in text, text
 
 
+@contextmanager
+def refused(path: Path, *words: str) -> Iterator[None]:
+    with pytest.raises(StorageError) as error:
+        yield
+    one_line(error, path, *words)
+
+
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
     """A closed database of some hundred pages."""
@@ -270,21 +277,14 @@ def open_store(path: Path) -> LedgerStore:
 
 
 def test_another_chains_database_and_another_format_are_refused(filled: Path) -> None:
-    with pytest.raises(StorageError) as error:
+    with refused(filled, "another network"):
         LedgerStore(filled, b"d" * 32)
-    one_line(error, filled, "another network")
-    with sqlite3.connect(filled) as database:
-        database.execute("PRAGMA user_version=9")
-    database.close()
-    with pytest.raises(StorageError) as error:
+    change(filled, "PRAGMA user_version=9")
+    with refused(filled, "format 9, this program reads formats up to 8: install the newer program that wrote it"):
         LedgerStore(filled, CHAIN)
-    one_line(error, filled, "format 9, this program reads formats up to 8: install the newer program that wrote it")
-    with sqlite3.connect(filled) as database:
-        database.execute("PRAGMA user_version=7")
-    database.close()
-    with pytest.raises(StorageError) as error:
+    change(filled, "PRAGMA user_version=7")
+    with refused(filled, "format 7, of a program before 0.3.0"):
         LedgerStore(filled, CHAIN)
-    one_line(error, filled, "format 7, of a program before 0.3.0")
 
 
 LATER = """
@@ -410,21 +410,17 @@ def test_there_is_a_migration_from_each_earlier_form() -> None:
 
 def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE theirs (x)")
-    database.close()
-    with pytest.raises(StorageError) as error:
+    change(path, "CREATE TABLE theirs (x)")
+    with refused(path, "another program"):
         LedgerStore(path, CHAIN)
-    one_line(error, path, "another program")
 
 
 @pytest.mark.parametrize("content", [b"this is not a database at all", b"SQLite format 3\x00" + b"\xff" * 4_080])
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(content)
-    with pytest.raises(StorageError) as error:
+    with refused(path, "is damaged", "peer rekey"):
         LedgerStore(path, CHAIN)
-    one_line(error, path, "is damaged", "peer rekey")
 
 
 def test_a_torn_page_anywhere_in_the_tree_is_found_at_the_start(filled: Path) -> None:
@@ -435,9 +431,8 @@ def test_a_torn_page_anywhere_in_the_tree_is_found_at_the_start(filled: Path) ->
     found = 0
     for page in trees[:: max(1, len(trees) // 12)]:
         filled.write_bytes(data[: page * 4_096] + b"\xa5" * 4_096 + data[(page + 1) * 4_096 :])
-        with pytest.raises(StorageError) as error:
+        with refused(filled, "is damaged", "peer rekey"):
             open_store(filled)
-        one_line(error, filled, "is damaged", "peer rekey")
         found += 1
     assert found >= 5
 
@@ -446,17 +441,15 @@ def test_a_database_that_was_cut_is_found_at_the_start(filled: Path) -> None:
     data = filled.read_bytes()
     for length in (len(data) // 2, len(data) - 4_096, 5_000, 100):
         filled.write_bytes(data[:length])
-        with pytest.raises(StorageError) as error:
+        with refused(filled, "is damaged"):
             open_store(filled)
-        one_line(error, filled, "is damaged")
 
 
 def test_a_database_that_is_gone_or_empty_is_not_begun_anew_for_a_key_that_may_have_voted(filled: Path) -> None:
     for lose in (lambda: filled.write_bytes(b""), filled.unlink):
         lose()
-        with pytest.raises(StorageError) as error:
+        with refused(filled, "gone or empty", "peer rekey"):
             LedgerStore(filled, CHAIN)
-        one_line(error, filled, "gone or empty", "peer rekey")
 
 
 def change(path: Path, *statements: str) -> None:
@@ -495,14 +488,13 @@ def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(t
     store.close()
     statement, read = WRITTEN_ANEW[what]
     change(path, statement)
-    with pytest.raises(StorageError) as error:
+    with refused(path, "other bytes", "peer rekey", "restore"):
         opened = LedgerStore(path, CHAIN)
         try:
             assert read is not None, "found at the start"
             read(opened)
         finally:
             opened.close()
-    one_line(error, path, "other bytes", "peer rekey", "restore")
 
 
 def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path: Path) -> None:
@@ -523,9 +515,8 @@ def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path
 
 def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) -> None:
     change(filled, "DELETE FROM blocks WHERE height = 30")
-    with pytest.raises(StorageError) as error:
+    with refused(filled, "decided blocks are missing"):
         LedgerStore(filled, CHAIN)
-    one_line(error, filled, "decided blocks are missing")
 
 
 def test_a_log_that_is_gone_is_missed(store: LedgerStore) -> None:
@@ -535,9 +526,8 @@ def test_a_log_that_is_gone_is_missed(store: LedgerStore) -> None:
     store.append_records([vote(1)])
     store.close()
     store.path.write_bytes(before)
-    with pytest.raises(StorageError) as error:
+    with refused(store.path, "0 of 1 or more transactions", "peer rekey"):
         reopened(store)
-    one_line(error, store.path, "0 of 1 or more transactions", "peer rekey")
 
 
 def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: LedgerStore, tmp_path: Path) -> None:
@@ -621,10 +611,9 @@ def test_nothing_is_sent_when_the_disk_fails_to_sync(store: LedgerStore) -> None
 def test_a_full_disk_is_said_and_what_was_durable_stays(store: LedgerStore) -> None:
     store.append_records([decided(1), vote(2)])
     store._database.execute("PRAGMA max_page_count=1")
-    with pytest.raises(StorageError) as error:
+    with refused(store.path, "full", "nothing was lost"):
         for height in range(2, 40):
             store.append_records([decided(height, os.urandom(9_000)), vote(height + 1)])
-    one_line(error, store.path, "full", "nothing was lost")
     reached = store.decided_height
     with opened_again(store) as again:
         assert again.decided_height == reached and again.read_restart_state().votes == (vote(reached + 1),)
@@ -633,16 +622,14 @@ def test_a_full_disk_is_said_and_what_was_durable_stays(store: LedgerStore) -> N
 
 def test_a_database_that_cannot_be_written_is_said(store: LedgerStore) -> None:
     store._database.execute("PRAGMA query_only=1")
-    with pytest.raises(StorageError) as error:
+    with refused(store.path, "cannot write", "permissions"):
         store.append_records([vote(1)])
-    one_line(error, store.path, "cannot write", "permissions")
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "ledger.db"
-    with pytest.raises(StorageError) as error:
+    with refused(path, "cannot write"):
         LedgerStore(path, CHAIN)
-    one_line(error, path, "cannot write")
 
 
 def test_a_database_that_another_program_holds_is_said_to_be_in_use(filled: Path) -> None:
@@ -650,9 +637,8 @@ def test_a_database_that_another_program_holds_is_said_to_be_in_use(filled: Path
     holder.execute("BEGIN IMMEDIATE")
     store = LedgerStore(filled, CHAIN)
     store._database.execute("PRAGMA busy_timeout=1")
-    with pytest.raises(StorageError) as error:
+    with refused(filled, "in use"):
         store.append_records([vote(90)])
-    one_line(error, filled, "in use")
     store.close()
     holder.close()
 

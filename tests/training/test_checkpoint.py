@@ -22,6 +22,11 @@ SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, l
 ORIGIN = CheckpointOrigin(b"j" * 32, 12, b"r" * 32)
 
 
+def refused(why: str, path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        checkpoint.read_checkpoint(path)
+
+
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
@@ -74,38 +79,32 @@ def test_the_metadata_of_these_tests_is_that_of_a_real_checkpoint(tmp_path: Path
 @pytest.mark.parametrize("about", [None, {}, {"other": "x"}, {checkpoint.METADATA: "x"}, {checkpoint.METADATA: "[]"}])
 def test_a_safetensors_file_of_another_kind_is_refused_by_name(tmp_path: Path, about: dict[str, str] | None) -> None:
     safetensors.save_file(dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC))), tmp_path / "a", about)
-    with pytest.raises(UserError, match="is not a checkpoint"):
-        checkpoint.read_checkpoint(tmp_path / "a")
+    refused("is not a checkpoint", tmp_path / "a")
 
 
 @pytest.mark.parametrize("changed", FOREIGN)
 def test_a_checkpoint_that_says_nonsense_of_its_origin_is_refused_by_name(tmp_path: Path, changed: dict[str, object]) -> None:
     safetensors.save_file(dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC))), tmp_path / "a", metadata(**changed))
-    with pytest.raises(UserError, match="is not a checkpoint"):
-        checkpoint.read_checkpoint(tmp_path / "a")
+    refused("is not a checkpoint", tmp_path / "a")
 
 
 def test_tensors_of_another_shape_or_type_are_refused(tmp_path: Path) -> None:
     wrong = dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC)))
     wrong["final_norm.weight"] = wrong["final_norm.weight"].astype(np.float64)
     safetensors.save_file(wrong, tmp_path / "a", metadata())
-    with pytest.raises(UserError, match=r"final_norm\.weight is float64"):
-        checkpoint.read_checkpoint(tmp_path / "a")
+    refused(r"final_norm\.weight is float64", tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\xff" * 100])
 def test_any_other_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(UserError, match="/a "):
-        checkpoint.read_checkpoint(tmp_path / "a")
+    refused("/a ", tmp_path / "a")
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere"):
-        checkpoint.read_checkpoint(tmp_path / "nowhere")
+    refused("nowhere", tmp_path / "nowhere")
 
 
 def test_a_cut_checkpoint_is_refused(exported: Path) -> None:
     exported.write_bytes(exported.read_bytes()[:-1])
-    with pytest.raises(UserError, match="is not a checkpoint"):
-        checkpoint.read_checkpoint(exported)
+    refused("is not a checkpoint", exported)

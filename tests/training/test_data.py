@@ -56,6 +56,11 @@ class Blobs:
 # From people's files to bytes
 
 
+def refused(why: str, path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        text_of(path)
+
+
 def test_a_file_is_read_as_it_is_without_its_byte_order_mark(tmp_path: Path) -> None:
     assert text_of(write(tmp_path / "a.any", "\ufeffGrüße\r\n")) == "Grüße\r\n".encode()
 
@@ -74,13 +79,11 @@ def test_jsonl_gives_the_text_of_each_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["{", '"text"', '{"txt": "a"}', '{"text": 1}', '{"text": "\\ud800"}', "[" * 100_000])
 def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "good"}\n' + line + "\n")
-    with pytest.raises(UserError, match=r"a\.jsonl line 2"):
-        text_of(path)
+    refused(r"a\.jsonl line 2", path)
 
 
 def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.jsonl holds no text"):
-        text_of(write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
+    refused(r"a\.jsonl holds no text", write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
     assert text_of(write(tmp_path / "a.jsonl", '{"text": ""}\n{"text": "a"}\n')) == b"a\n"
 
 
@@ -98,8 +101,7 @@ def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
     ids=["nul", "latin-1", "utf-16", "utf-16-be"],
 )
 def test_jsonl_that_is_no_text_is_told_what_it_is_and_where(tmp_path: Path, line: bytes, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        text_of(write(tmp_path / "a.jsonl", b'{"text": "good"}\n' + line + b"\n"))
+    refused(words, write(tmp_path / "a.jsonl", b'{"text": "good"}\n' + line + b"\n"))
 
 
 def test_a_file_name_with_a_line_break_makes_one_line_of_an_error(tmp_path: Path) -> None:
@@ -110,8 +112,7 @@ def test_a_file_name_with_a_line_break_makes_one_line_of_an_error(tmp_path: Path
 
 def test_a_jsonl_line_that_is_too_long_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "LINE_BYTES_MAX", 100)
-    with pytest.raises(UserError, match="line 1 is longer"):
-        text_of(write(tmp_path / "a.jsonl", json.dumps({"text": "x" * 100})))
+    refused("line 1 is longer", write(tmp_path / "a.jsonl", json.dumps({"text": "x" * 100})))
 
 
 BINARY = {"nul": b"text\0text", "latin-1": "Grüße".encode("latin-1"), "utf-16": "text".encode("utf-16"), "cut": "ü".encode()[:1]}
@@ -121,8 +122,7 @@ BINARY = {"nul": b"text\0text", "latin-1": "Grüße".encode("latin-1"), "utf-16"
 @pytest.mark.parametrize("position", [0, text_files.READ_BYTES - 1])
 def test_a_binary_file_is_refused_by_name(tmp_path: Path, content: bytes, position: int) -> None:
     path = write(tmp_path / "a.txt", b"x" * position + content)
-    with pytest.raises(UserError, match=r"a\.txt is not a text file"):
-        text_of(path)
+    refused(r"a\.txt is not a text file", path)
 
 
 def test_a_character_across_two_reads_is_text(tmp_path: Path) -> None:
@@ -133,8 +133,7 @@ def test_a_character_across_two_reads_is_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda p: p / "none", lambda p: p, lambda p: write(p / "empty.txt", b"")])
 def test_missing_and_empty_text_is_refused_by_name(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path)
-    with pytest.raises(UserError, match=str(path)):
-        text_of(path)
+    refused(str(path), path)
 
 
 def test_three_kilobytes_are_enough_for_the_default_job() -> None:
@@ -156,8 +155,7 @@ def test_what_is_enough_stays_so_where_the_cut_moves_back_to_a_character(tmp_pat
     spec = replace(SPEC, held_out_permille=permille)
     for ahead in range(4):
         content = (b"x" * ahead + "🙂".encode() * 600)[: text_bytes_min(spec)]
-        tokens = open_tokens(spec, write(tmp_path / "a", content), tokenizer.ByteTokenizer())
-        assert len(tokens.train) > spec.model.context
+        assert len(open_tokens(spec, write(tmp_path / "a", content), tokenizer.ByteTokenizer()).train) > spec.model.context
 
 
 def test_the_default_text_is_large_enough_and_the_same_each_time() -> None:
@@ -309,5 +307,4 @@ def test_every_part_of_the_assignment_decides_the_batch(changed: dict[str, objec
 
 
 def test_every_sequence_fits_the_text_and_all_offsets_are_reached() -> None:
-    drawn = offsets(batch=2_000, tokens=140, context=128)
-    assert set(drawn) == set(range(140 - 128))
+    assert set(offsets(batch=2_000, tokens=140, context=128)) == set(range(140 - 128))

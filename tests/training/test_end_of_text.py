@@ -57,8 +57,7 @@ def test_bytes_alone_and_older_tokenizers_have_no_such_token() -> None:
 
 def test_a_special_token_that_texts_could_become_is_refused() -> None:
     plain = json.loads(BLOB)
-    merged = "".join(plain["model"]["merges"][0])
-    for content in ("a", merged):
+    for content in ("a", "".join(plain["model"]["merges"][0])):
         number = plain["model"]["vocab"][content]
         blob = json.dumps(plain | {"added_tokens": [{"id": number, "content": content, "special": True}]}).encode()
         with pytest.raises(RemoteProtocolError, match="is text too"):
@@ -92,8 +91,7 @@ def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: s
     assert theirs.get_added_tokens_decoder()[end].special and theirs.decode([97, end]) == theirs.decode([97])
     assert config["split_special_tokens"], "transformers reads the name of the token in a text as text"
     theirs.encode_special_tokens = True  # which is how it does that
-    ours = load_tokenizer(*KINDS[kind])
-    assert theirs.encode(LITERAL).ids == ours.encode(LITERAL.encode()).tolist()
+    assert theirs.encode(LITERAL).ids == load_tokenizer(*KINDS[kind]).encode(LITERAL.encode()).tolist()
     assert f"| a text ends with | token {end}, `&lt;|endoftext" in (folder / "README.md").read_text().replace("\\|", "|")
     write_model_files(found, tmp_path / "gguf", "gguf")
     fields = Reader((tmp_path / "gguf" / "model.gguf").read_bytes()).fields

@@ -35,8 +35,12 @@ def closed(number: int) -> ClosedRound:
     return ClosedRound(JOB, number, NOTHING, (), (TRAINER,))
 
 
-def test_what_a_specification_says_to_the_ledger(tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path)
+@pytest.fixture
+def host(tmp_path: Path) -> JobModelStore:
+    return JobModelStore(tmp_path)
+
+
+def test_what_a_specification_says_to_the_ledger(host: JobModelStore) -> None:
     scratch = host.terms_of_spec(SPEC)
     assert (scratch.name, scratch.rounds, scratch.needs_worker, scratch.audited) == ("test", 40, False, True)
     local = host.terms_of_spec(JobSpec(name="own", audit=AuditMode.OFF).encode())
@@ -54,8 +58,7 @@ def test_two_hosts_make_the_same_model_and_a_third_reads_it_from_disk(tmp_path: 
     assert JobModelStore(tmp_path / "a").open_model(JOB, 0).root == root
 
 
-def test_a_step_leaves_the_model_of_the_round_before_and_goes_on_after_a_restart(tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path)
+def test_a_step_leaves_the_model_of_the_round_before_and_goes_on_after_a_restart(host: JobModelStore, tmp_path: Path) -> None:
     before = host.create_model(JOB, SPEC)
     after = host.apply_round(closed(0), no_payload)
     assert JobModelStore(tmp_path).open_model(JOB, 0).root == before
@@ -64,8 +67,7 @@ def test_a_step_leaves_the_model_of_the_round_before_and_goes_on_after_a_restart
     assert JobModelStore(tmp_path).apply_round(closed(0), no_payload) == after
 
 
-def test_pruning_keeps_what_a_late_re_execution_may_read(tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path)
+def test_pruning_keeps_what_a_late_re_execution_may_read(host: JobModelStore) -> None:
     host.create_model(JOB, SPEC)
     for number in range(4):
         host.apply_round(closed(number), no_payload)
@@ -108,9 +110,8 @@ def prune_as_a_peer_does(host: JobModelStore, rounds: range, spec: bytes = SPEC)
         host.prune_models(JOB, number + 1, JobSpec.decode(spec))
 
 
-def test_pruning_for_a_round_whose_own_model_is_gone_by_now_touches_nothing_newer(tmp_path: Path) -> None:
+def test_pruning_for_a_round_whose_own_model_is_gone_by_now_touches_nothing_newer(host: JobModelStore) -> None:
     """It runs in a thread beside the round's work, and may be late."""
-    host = JobModelStore(tmp_path)
     host.create_model(JOB, SPEC)
     prune_as_a_peer_does(host, range(6))
     before, model = rounds_on_disk(host), host.open_model(JOB, 6)
@@ -131,8 +132,7 @@ def test_a_model_that_nobody_needs_is_written_over_by_the_next_one(tmp_path: Pat
     assert host.has_model(JOB, 5, root)
 
 
-def test_a_model_that_is_still_mapped_is_never_written_over(tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path)
+def test_a_model_that_is_still_mapped_is_never_written_over(host: JobModelStore) -> None:
     rounds = Rounds(host).play(2)
     read = host.open_verified_model(JOB, 1)
     before = bytes(read.parameters.data)
@@ -142,8 +142,7 @@ def test_a_model_that_is_still_mapped_is_never_written_over(tmp_path: Path) -> N
     host.open_model(JOB, 6).verify()
 
 
-def test_a_file_that_was_taken_before_it_was_locked_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = JobModelStore(tmp_path)
+def test_a_file_that_was_taken_before_it_was_locked_is_not_read(host: JobModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     host.create_model(JOB, SPEC)
     directory, flock = host.round_directory(JOB, 0), fcntl.flock
 
@@ -160,9 +159,8 @@ def test_a_file_that_was_taken_before_it_was_locked_is_not_read(tmp_path: Path, 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_where_files_cannot_be_locked_the_folder_is_named_and_no_snapshot_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    host: JobModelStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    host = JobModelStore(tmp_path)
     host.create_model(JOB, SPEC)
     prune_as_a_peer_does(host, range(4))
 
@@ -184,8 +182,7 @@ def test_a_finished_job_leaves_no_spare_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_a_damaged_model_is_a_storage_error(tmp_path: Path, damage: str) -> None:
-    host = JobModelStore(tmp_path)
+def test_a_damaged_model_is_a_storage_error(host: JobModelStore, tmp_path: Path, damage: str) -> None:
     host.create_model(JOB, SPEC)
     for file in list(host.round_directory(JOB, 0).iterdir()):
         if damage == "gone":
@@ -273,8 +270,7 @@ def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path)
 
 
 def test_a_process_that_was_killed_computes_nothing_anew(tmp_path: Path) -> None:
-    rounds = Rounds(JobModelStore(tmp_path)).play(5)
-    assert rounds.recovered(tmp_path) == 0
+    assert Rounds(JobModelStore(tmp_path)).play(5).recovered(tmp_path) == 0
 
 
 def test_what_a_durable_write_left_half_done_is_no_model_to_begin_with(tmp_path: Path) -> None:
@@ -305,14 +301,12 @@ def test_a_step_waits_for_the_disk_once_in_many_rounds(tmp_path: Path, monkeypat
     assert (JobModelStore(tmp_path).round_directory(JOB, ANCHOR_ROUNDS) / model_files.DURABLE).exists()
 
 
-def test_the_last_model_of_a_job_is_durable(tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path)
+def test_the_last_model_of_a_job_is_durable(host: JobModelStore) -> None:
     Rounds(host).play(JobSpec.decode(SPEC).rounds)
     assert (host.round_directory(JOB, JobSpec.decode(SPEC).rounds) / model_files.DURABLE).exists()
 
 
-def test_pruning_keeps_the_last_durable_model_and_no_older_one(tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path)
+def test_pruning_keeps_the_last_durable_model_and_no_older_one(host: JobModelStore) -> None:
     Rounds(host).play(2 * ANCHOR_ROUNDS + 5)
     last = 2 * ANCHOR_ROUNDS + 5
     assert rounds_on_disk(host) == [2 * ANCHOR_ROUNDS, *range(last - ROUNDS_KEPT + 1, last + 1)]

@@ -26,7 +26,7 @@ from training.data.tokenizer import BpeTokenizer, byte_alphabet, load_vocabulary
 from training.formats import gguf, huggingface_model
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import ModelSpec
+from training.transformer import ModelSpec, tensor_shapes
 
 OURS = {"self_attn.q_proj": "query", "mlp.down_proj": "down", "input_layernorm": "attention_norm"}
 
@@ -38,6 +38,11 @@ def read(folder: Path) -> tuple[dict[str, Float32Array], bytes]:
     digest = own.write_parameters(spec, stream).digest()
     assert hashlib.sha256(stream.getvalue()).digest() == digest
     return layout_of(spec).tensor_views(np.frombuffer(stream.getvalue(), "<f4")), digest
+
+
+def refused(why: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        huggingface_model.open_huggingface_model(folder)
 
 
 def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
@@ -56,10 +61,8 @@ def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
     assert len(found) == len(values) == len({array.tobytes() for array in values.values()})
 
 
-def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
-    values = tensors(tied=True)
-    written(tmp_path / "one", values, tie_word_embeddings=True)
-    folder = written(tmp_path / "many", values, tie_word_embeddings=True)
+def cut_in_two(folder: Path, values: dict[str, Float32Array]) -> dict[str, dict[str, str]]:
+    """The index of the files."""
     (folder / "model.safetensors").unlink()
     names = list(values)
     parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
@@ -67,45 +70,46 @@ def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
         safetensors.save_file({name: values[name] for name in of}, folder / file)
     index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
+    values = tensors(tied=True)
+    written(tmp_path / "one", values, tie_word_embeddings=True)
+    folder = written(tmp_path / "many", values, tie_word_embeddings=True)
+    index = cut_in_two(folder, values)
     assert read(folder)[1] == read(tmp_path / "one")[1]
-    index["weight_map"][names[0]] = "b.safetensors"
+    index["weight_map"][next(iter(values))] = "b.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"'model\.embed_tokens\.weight' is not in b\.safetensors"):
-        huggingface_model.open_huggingface_model(folder)
-    index["weight_map"][names[0]] = "../one/model.safetensors"
+    refused(r"'model\.embed_tokens\.weight' is not in b\.safetensors", folder)
+    index["weight_map"][next(iter(values))] = "../one/model.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="no safetensors file in this folder"):
-        huggingface_model.open_huggingface_model(folder)
+    refused("no safetensors file in this folder", folder)
 
 
 @pytest.mark.parametrize("missing", [["b.safetensors"], ["a.safetensors", "b.safetensors"]])
 def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
     values = tensors()
     folder = written(tmp_path, values)
-    (folder / "model.safetensors").unlink()
-    names = list(values)
-    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
-    for file, of in parts.items():
-        safetensors.save_file({name: values[name] for name in of}, folder / file)
-    index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    cut_in_two(folder, values)
     assert read(folder)
     for file in missing:
         (folder / file).unlink()
     count = f"{len(missing)} of 2 files"
-    with pytest.raises(UserError, match=rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json", folder)
     (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # the cache of a download that was cleaned
-    with pytest.raises(UserError, match=f"{missing[0]} is missing"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(f"{missing[0]} is missing", folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return written(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, file: str) -> None:
-    folder = written(tmp_path)
+def test_a_pointer_of_git_lfs_is_named(folder: Path, file: str) -> None:
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
-    with pytest.raises(UserError, match=rf"{file} is a pointer of Git LFS.*git lfs pull"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(rf"{file} is a pointer of Git LFS.*git lfs pull", folder)
 
 
 def test_halves_are_the_same_numbers_as_float32(tmp_path: Path) -> None:
@@ -178,8 +182,7 @@ def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: P
     whole = file.read_bytes()
     length = int.from_bytes(whole[:8], "little")
     file.write_bytes(_flipped(whole, len(whole) - 1))
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged: its SHA-256 is not"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"model\.safetensors is damaged: its SHA-256 is not", folder)
     (folder / "SHA256SUMS").unlink()
     assert read(folder)[1] != digest
     for at in range(0, 8 + length, 13):
@@ -187,30 +190,24 @@ def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: P
         with pytest.raises(UserError):
             huggingface_model.open_huggingface_model(folder)
     file.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match="is damaged"):
-        huggingface_model.open_huggingface_model(folder)
+    refused("is damaged", folder)
 
 
-def test_digests_of_downloads_are_known(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_digests_of_downloads_are_known(folder: Path) -> None:
     file = folder / "model.safetensors"
     beside = folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
     beside.parent.mkdir(parents=True)
     beside.write_text(f"{'0' * 40}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n1.0\n")
     huggingface_model.open_huggingface_model(folder)
     beside.write_text(f"{'0' * 40}\n{'1' * 64}\n1.0\n")
-    with pytest.raises(UserError, match=r"its SHA-256 is not 1111111111111111…"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"its SHA-256 is not 1111111111111111…", folder)
 
 
-def test_pickles_are_never_opened(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_pickles_are_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin may run a program when it is opened"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"pytorch_model\.bin may run a program when it is opened", folder)
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"has neither model\.safetensors nor", folder)
 
 
 def tensors_of(vocabulary: int) -> dict[str, Float32Array]:
@@ -222,21 +219,24 @@ def _bpe() -> dict[str, Any]:
     return made
 
 
+def tokenizer_from(folder: Path, found: dict[str, Any]) -> bytes:
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    blob = huggingface_model.open_huggingface_model(folder).tokenizer
+    assert blob is not None
+    return blob
+
+
 def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
     found = _bpe()
-    values = tensors_of(270)
-    folder = written(tmp_path, values, vocab_size=270)
+    folder = written(tmp_path, tensors_of(270), vocab_size=270)
     text = "the word, äöü".encode()
     for merges in (found["model"]["merges"], [" ".join(pair) for pair in found["model"]["merges"]]):
         found["model"]["merges"] = merges
-        (folder / "tokenizer.json").write_text(json.dumps(found))
-        blob = huggingface_model.open_huggingface_model(folder).tokenizer
-        assert blob is not None
+        blob = tokenizer_from(folder, found)
         assert BpeTokenizer(blob).encode(text).tolist() == BpeTokenizer(json.dumps(_bpe()).encode()).encode(text).tolist()
 
 
-def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_the_tokens_of_bytes_need_no_tokenizer(folder: Path) -> None:
     for cuts_words in (True, False):  # nothing is merged, in words or beyond them
         before = {"type": "ByteLevel", "use_regex": cuts_words}
         found = {"model": {"type": "BPE", "vocab": byte_alphabet(), "merges": []}, "pre_tokenizer": before}
@@ -244,8 +244,7 @@ def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
         assert huggingface_model.open_huggingface_model(folder).tokenizer is None
 
 
-def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_a_template_of_the_text_alone_changes_no_tokenizer(folder: Path) -> None:
     template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
     model = {"type": "BPE", "vocab": byte_alphabet(), "merges": []}
     found = {"model": model, "pre_tokenizer": {"type": "ByteLevel"}, "post_processor": template}
@@ -295,11 +294,9 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> No
         ({"model": "none"}, "is no tokenizer"),
     ],
 )
-def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    folder = written(tmp_path)
+def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(folder: Path, change: dict[str, Any], why: str) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(_bpe() | change))
-    with pytest.raises(UserError, match=why):
-        huggingface_model.open_huggingface_model(folder)
+    refused(why, folder)
     assert huggingface_model.open_huggingface_model(folder, as_bytes=True).tokenizer is None
 
 
@@ -338,8 +335,7 @@ def tokenizer_of_kind(kind: str) -> Any:
 def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: str, padding: int) -> None:
     theirs = tokenizer_of_kind(kind)
     vocabulary = theirs.get_vocab_size() + padding
-    values = tensors_of(vocabulary)
-    folder = written(tmp_path, values, vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
+    folder = written(tmp_path, tensors_of(vocabulary), vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
     theirs.save(str(folder / "tokenizer.json"))
     blob = huggingface_model.open_huggingface_model(folder).tokenizer
     assert blob is not None
@@ -376,9 +372,7 @@ def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_merges_
     folder = written(tmp_path, tensors_of(number + 1), vocab_size=number + 1)
     for ignores in (True, False):
         found["model"]["ignore_merges"] = ignores
-        (folder / "tokenizer.json").write_text(json.dumps(found))
-        blob = huggingface_model.open_huggingface_model(folder).tokenizer
-        assert blob is not None
+        blob = tokenizer_from(folder, found)
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(load_vocabulary(blob, number + 1))))
         ids = BpeTokenizer(blob).encode(b"unmerged").tolist()
         assert ids == exported.encode("unmerged").ids and (ids == [number]) is ignores
@@ -410,25 +404,86 @@ def test_the_end_of_text_is_special_also_where_the_file_has_a_plain_token(tmp_pa
     found["added_tokens"] = [token for token in found["added_tokens"] if token["id"] != end]
     vocabulary = len(found["model"]["vocab"])
     folder = written(tmp_path, tensors_of(vocabulary), vocab_size=vocabulary, eos_token_id=end)
-    (folder / "tokenizer.json").write_text(json.dumps(found))
-    blob = huggingface_model.open_huggingface_model(folder).tokenizer
-    assert blob is not None
+    blob = tokenizer_from(folder, found)
     ours = BpeTokenizer(blob)
     assert ours.end_of_text == end and end not in ours.encode(b"<|im_end|>").tolist() and ours.decode([end]) == b""
 
 
 def test_a_vocabulary_beyond_16_bits_is_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path, vocab_size=128_256)
-    with pytest.raises(UserError, match=r"config\.json: .*128256.*65536"):
-        huggingface_model.open_huggingface_model(tmp_path)
+    refused(r"config\.json: .*128256.*65536", tmp_path)
 
 
-def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_a_tokenizer_of_another_size_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(_bpe()))
-    with pytest.raises(UserError, match=r"has 270 tokens, config\.json says vocab_size 256"):
-        huggingface_model.open_huggingface_model(folder)
+    refused(r"has 270 tokens, config\.json says vocab_size 256", folder)
 
 
 def test_the_folders_of_these_tests_have_the_tensors_of_transformers() -> None:
     assert set(shapes()) - set(shapes(tied=True)) == {"lm_head.weight"} and len(shapes()) == 2 + 9 * folders.LAYERS + 1
+
+
+# Names of transformers ------------------------------------------------------------------------------------------------
+
+
+MODELS = (ModelSpec(), ModelSpec(tied=False, rope_base=500_000.0, norm_epsilon=1e-5, kv_heads=4, layers=12, vocabulary=1_000))
+# The state of transformers' own LlamaForCausalLM for these sizes, by `benchmarks.interop`.
+OF_TRANSFORMERS = {
+    "model.embed_tokens.weight": (256, 64),
+    "model.layers.0.self_attn.q_proj.weight": (64, 64),
+    "model.layers.0.self_attn.k_proj.weight": (32, 64),
+    "model.layers.0.self_attn.v_proj.weight": (32, 64),
+    "model.layers.0.self_attn.o_proj.weight": (64, 64),
+    "model.layers.0.mlp.gate_proj.weight": (192, 64),
+    "model.layers.0.mlp.up_proj.weight": (192, 64),
+    "model.layers.0.mlp.down_proj.weight": (64, 192),
+    "model.layers.0.input_layernorm.weight": (64,),
+    "model.layers.0.post_attention_layernorm.weight": (64,),
+    "model.norm.weight": (64,),
+    "lm_head.weight": (256, 64),
+}
+
+
+def test_names_and_shapes_are_those_of_transformers() -> None:
+    model = ModelSpec(layers=1, tied=False)
+    names = huggingface_model.llama_tensor_names(model)
+    assert {names[name]: shape for name, shape in tensor_shapes(model)} == OF_TRANSFORMERS
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_tensor_has_a_name_of_its_own(model: ModelSpec) -> None:
+    names = huggingface_model.llama_tensor_names(model)
+    assert list(names) == [name for name, _ in tensor_shapes(model)] and len(set(names.values())) == len(names)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sizes_come_back(model: ModelSpec) -> None:
+    assert huggingface_model.model_spec_from_config(json.loads(json.dumps(huggingface_model.llama_config(model, None)))) == model
+
+
+def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -> None:
+    config = huggingface_model.llama_config(MODELS[1], None)
+    del config["rope_parameters"]
+    assert huggingface_model.model_spec_from_config(config | {"rope_scaling": None}) == MODELS[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_type", "mistral"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("hidden_act", "gelu"),
+        ("head_dim", 32),
+        ("hidden_size", "64"),
+        ("num_key_value_heads", 0),
+        ("rms_norm_eps", float("nan")),
+        ("tie_word_embeddings", "yes"),
+        ("quantization_config", {"bits": 4}),
+    ],
+)
+def test_what_our_models_lack_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=field):
+        huggingface_model.model_spec_from_config(huggingface_model.llama_config(ModelSpec(), None) | {field: value})

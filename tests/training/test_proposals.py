@@ -266,8 +266,7 @@ def test_an_update_continues_from_the_momentum_alone(two_rounds_of_estimates: Pa
 
 def test_a_momentum_that_is_lost_costs_no_more_than_that_it_begins_anew(two_rounds_of_estimates: Path) -> None:
     (two_rounds_of_estimates / "m0").write_bytes(bytes(12))
-    proposed = propose(two_rounds_of_estimates, 1, previous=0)
-    assert proposed.feedback is None
+    assert propose(two_rounds_of_estimates, 1, previous=0).feedback is None
     assert proposal_replay.audit_proposal(audit_of(two_rounds_of_estimates, 1), UPDATE).verdict is Verdict.ACCEPT
 
 

@@ -24,6 +24,16 @@ def write(folder: Path, name: str, tokens: Any) -> None:
     (folder / name).write_bytes(np.asarray(tokens, dtype="<u2").tobytes())
 
 
+def has_no_manifest(why: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        token_shards.make_manifest(folder)
+
+
+def refused(why: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        token_shards.open_token_folder(folder)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two shards of bytes as tokens, with the manifest that `peer shards` prints."""
@@ -73,11 +83,9 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
     opened = token_shards.open_token_folder(folder)
     assert opened.tokenizer == tokenizer and opened.vocabulary == 270
     (folder / "tokenizer.json").write_bytes(tokenizer + b" ")
-    with pytest.raises(UserError, match=r"is not the tokenizer that manifest.json names"):
-        token_shards.open_token_folder(folder)
+    refused(r"is not the tokenizer that manifest.json names", folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"tokenizer.json cannot be read .* put it there"):
-        token_shards.open_token_folder(folder)
+    refused(r"tokenizer.json cannot be read .* put it there", folder)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +106,7 @@ def test_a_tokenizer_that_no_peer_could_use_is_told_before_the_job_starts(
 ) -> None:
     (folder / "tokenizer.json").write_bytes(tokenizer)
     changed(folder, vocabulary=vocabulary, tokenizer=hashlib.sha256(tokenizer).hexdigest())
-    with pytest.raises(UserError, match=words):
-        token_shards.open_token_folder(folder)
+    refused(words, folder)
 
 
 def read(folder: Path) -> int:
@@ -127,8 +134,7 @@ def test_half_a_token_is_named(folder: Path) -> None:
 
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder: Path, tmp_path: Path) -> None:
     write(folder, "001.bin", [5, 257, 7])
-    with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin is beyond the vocabulary of 257"):
-        token_shards.make_manifest(folder)
+    has_no_manifest(r"token 257 at position 1 of .*001.bin is beyond the vocabulary of 257", folder)
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
         read(folder)
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
@@ -160,33 +166,26 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
 )
 def test_a_manifest_that_cannot_be_is_told_with_its_value(folder: Path, fields: dict[str, Any], words: str) -> None:
     changed(folder, **fields)
-    with pytest.raises(UserError, match=words):
-        token_shards.open_token_folder(folder)
+    refused(words, folder)
 
 
 def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read as JSON"):
-        token_shards.open_token_folder(folder)
-    with pytest.raises(UserError, match=r"no .bin file in folder"):
-        token_shards.make_manifest(tmp_path)
+    refused("cannot be read as JSON", folder)
+    has_no_manifest(r"no .bin file in folder", tmp_path)
     assert not token_shards.is_token_folder(tmp_path) and token_shards.is_token_folder(folder)
 
 
 def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^no such folder: .*none \(name one with .bin files"):
-        token_shards.make_manifest(tmp_path / "none")
+    has_no_manifest(r"^no such folder: .*none \(name one with .bin files", tmp_path / "none")
     (folder / "tokenizer.json").write_bytes(b"{}")
-    with pytest.raises(UserError, match=r"tokenizer.json is no byte-level BPE"):
-        token_shards.make_manifest(folder)
+    has_no_manifest(r"tokenizer.json is no byte-level BPE", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
-    with pytest.raises(UserError, match=r"tokenizer.json is a folder: name a file"):
-        token_shards.make_manifest(folder)
+    has_no_manifest(r"tokenizer.json is a folder: name a file", folder)
     (folder / "tokenizer.json").rmdir()
     write(folder, "002.bin", [])
-    with pytest.raises(UserError, match=r"002.bin is empty: put token ids into it, or take it out of the folder"):
-        token_shards.make_manifest(folder)
+    has_no_manifest(r"002.bin is empty: put token ids into it, or take it out of the folder", folder)
 
 
 def test_too_few_tokens_and_half_a_token_from_strangers_are_refused(folder: Path) -> None:

@@ -32,6 +32,11 @@ from training.transformer import ModelSpec
 JOB = JobSpec(name="job", data=bytes(32))
 
 
+def refused(why: str, spec: JobSpec) -> None:
+    with pytest.raises(UserError, match=why):
+        spec.validated()
+
+
 def test_a_specification_survives_the_wire() -> None:
     assert JobSpec.decode(JOB.encode()) == JOB
     scratch = JobSpec(name="test", objective="scratch")
@@ -53,17 +58,16 @@ def test_bf16_is_for_jobs_that_nobody_audits() -> None:
     half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
     assert JobSpec.decode(half.encode()) == half
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
-        with pytest.raises(UserError, match=r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'"):
-            replace(half, audit=audit).validated()
+        refused(r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'", replace(half, audit=audit))
 
 
 def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
-    with pytest.raises(UserError, match="final_full_audit_rounds 3 says nothing with audit 'full'"):
-        replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3).validated()
+    refused(
+        "final_full_audit_rounds 3 says nothing with audit 'full'", replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3)
+    )
     sampled = replace(JOB, audit=AuditMode.SAMPLED, final_full_audit_rounds=JOB.rounds)
     assert sampled.validated() == sampled
-    with pytest.raises(UserError, match="is more than rounds"):
-        replace(sampled, final_full_audit_rounds=JOB.rounds + 1).validated()
+    refused("is more than rounds", replace(sampled, final_full_audit_rounds=JOB.rounds + 1))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +78,7 @@ def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> Non
     ],
 )
 def test_what_sampled_audits_cannot_show_is_refused_with_the_way_out(said: dict[str, Any], why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        replace(JOB, **said, audit=AuditMode.SAMPLED).validated()
+    refused(why, replace(JOB, **said, audit=AuditMode.SAMPLED))
     for audit in (AuditMode.FULL, AuditMode.OFF):
         assert replace(JOB, **said, audit=audit).validated()
 
@@ -165,10 +168,8 @@ def test_a_foreign_specification_that_no_peer_could_carry_out_is_refused(change:
 
 
 def test_a_person_is_told_which_value_is_wrong() -> None:
-    with pytest.raises(UserError, match="beta1 must be at least 0 and below 1"):
-        replace(JOB, beta1=1.0).validated()
-    with pytest.raises(UserError, match=r"^job 'job': byzantine_max: 201 is outside 0..200$"):
-        replace(JOB, byzantine_max=201).validated()
+    refused("beta1 must be at least 0 and below 1", replace(JOB, beta1=1.0))
+    refused(r"^job 'job': byzantine_max: 201 is outside 0..200$", replace(JOB, byzantine_max=201))
 
 
 @pytest.mark.parametrize(
@@ -185,19 +186,22 @@ def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_wi
 ) -> None:
     sampled: dict[str, Any] = {"audit": AuditMode.SAMPLED}
     assert replace(JOB, **sampled, **{name: least}).validated()
-    with pytest.raises(UserError, match=words):
-        replace(JOB, **sampled, **{name: less}).validated()
+    refused(words, replace(JOB, **sampled, **{name: less}))
 
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
-    with pytest.raises(UserError, match=r"memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8"):
-        replace(JOB, memory=FeedbackMemory.ESTIMATES, feedback_decay=1.0).validated()
-    with pytest.raises(UserError, match=r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
-        replace(JOB, model=ModelSpec(vocabulary=300)).validated()
-    with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
-        replace(JOB, outer=OuterOptimizerKind.ADAMW).validated()
-    with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
-        replace(JOB, data=None, audit=AuditMode.SAMPLED).validated()
+    refused(
+        r"memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8",
+        replace(JOB, memory=FeedbackMemory.ESTIMATES, feedback_decay=1.0),
+    )
+    refused(
+        r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at",
+        replace(JOB, model=ModelSpec(vocabulary=300)),
+    )
+    refused("outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'", replace(JOB, outer=OuterOptimizerKind.ADAMW))
+    refused(
+        "audit 'sampled' needs shared data: name a text, or take audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
+    )
 
 
 def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() -> None:
@@ -208,8 +212,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() 
             assert inner_bytes(spec.validated()) <= BLOB_BYTES_MAX
         else:
             assert inner_bytes(spec) > BLOB_BYTES_MAX
-            with pytest.raises(UserError, match=r"has \d+ bytes.* 34359738368 at most: take a smaller model, or inner_state"):
-                spec.validated()
+            refused(r"has \d+ bytes.* 34359738368 at most: take a smaller model, or inner_state", spec)
             assert replace(spec, inner_state=InnerStatePolicy.RESET).validated()
 
 
@@ -226,8 +229,7 @@ def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_par
 @pytest.mark.parametrize("name, window", [("local", 1000), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
     spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED, "audit_window": window})
-    with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
-        spec.validated()
+    refused(r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window", spec)
     assert replace(spec, audit_window=window // 4).validated() and replace(spec, audit=AuditMode.FULL).validated()
 
 
@@ -249,8 +251,7 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
 def test_payloads_of_eight_bits_carry_nothing_over(memory: FeedbackMemory, audit: AuditMode) -> None:
     """A payload and a buffer of the same bytes would be one file, which is deleted when the buffer is."""
     said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
-    with pytest.raises(UserError, match=r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits"):
-        replace(JOB, **said).validated()
+    refused(r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits", replace(JOB, **said))
     for fields in ({"feedback_decay": 0.0}, {"bits": 4}):
         assert replace(JOB, **said | fields).validated().commits_to_buffer is ("feedback_decay" not in fields)
 
@@ -259,8 +260,7 @@ def test_a_person_who_asks_for_eight_bits_need_not_say_that_nothing_is_carried_o
     for said in ({}, {"feedback_decay": 0.0}):
         assert replace(JOB, **complete_fields({"bits": 8, **said})).validated().feedback_decay == 0
     for said in ({"feedback_decay": 0.95}, {"memory": FeedbackMemory.ESTIMATES}):
-        with pytest.raises(UserError, match="take feedback_decay 0, or fewer bits"):
-            replace(JOB, **complete_fields({"bits": 8, **said})).validated()
+        refused("take feedback_decay 0, or fewer bits", replace(JOB, **complete_fields({"bits": 8, **said})))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -289,8 +289,7 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
 
 def test_a_field_that_is_set_to_its_default_changes_no_other_field() -> None:
     """AdamW is the name of an inner and of an outer optimizer, and what follows from the one does not from the other."""
-    defaults = {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}
-    for name, default in defaults.items():
+    for name, default in {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}.items():
         usual = complete_fields({"inner": JOB.inner}) if name == "inner" else complete_fields({})
         assert complete_fields({name: default}) == usual | {name: default}
 
@@ -325,15 +324,16 @@ def test_gradients_of_fewer_rounds_are_warmed_up_for_the_same_share_unless_a_per
 
 def test_a_warm_up_longer_than_the_job_is_refused_but_the_usual_one_never() -> None:
     assert replace(JOB, rounds=1).validated().warmup_rounds == 2
-    with pytest.raises(UserError, match="warmup_rounds 11 are more than the 10 rounds: shorten the warm-up"):
-        replace(JOB, rounds=10, warmup_rounds=11).validated()
+    refused("warmup_rounds 11 are more than the 10 rounds: shorten the warm-up", replace(JOB, rounds=10, warmup_rounds=11))
 
 
 def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_another() -> None:
     assert replace(JOB, **complete_fields({"outer": OuterOptimizerKind.SIGN})).validated().outer_rate == SIGN_RATE
     assert replace(JOB, **complete_fields({"outer": OuterOptimizerKind.SIGN, "outer_rate": 0.01})).validated().outer_rate == 0.01
-    with pytest.raises(UserError, match=r"would move every parameter by outer_rate 1.4 in each round: take 0.1 at most"):
-        replace(JOB, outer=OuterOptimizerKind.SIGN).validated()
+    refused(
+        r"would move every parameter by outer_rate 1.4 in each round: take 0.1 at most",
+        replace(JOB, outer=OuterOptimizerKind.SIGN),
+    )
 
 
 def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:

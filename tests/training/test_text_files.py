@@ -63,12 +63,16 @@ RECORDS: dict[str, str | bytes] = {
 }
 
 
+def refused(why: str, *read_from: Any) -> None:
+    with pytest.raises(UserError, match=why):
+        read(*read_from)
+
+
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 def test_the_texts_of_records_are_learned_and_nothing_else(tmp_path: Path, name: str, packed: bool) -> None:
     content = RECORDS[name].encode() if isinstance(RECORDS[name], str) else RECORDS[name]
-    path = write(tmp_path / (name + ".gz" * packed), gzip.compress(content) if packed else content)
-    assert read(path) == (WHOLE, ())
+    assert read(write(tmp_path / (name + ".gz" * packed), gzip.compress(content) if packed else content)) == (WHOLE, ())
 
 
 def test_a_packed_text_is_unpacked_whatever_its_name(tmp_path: Path) -> None:
@@ -80,12 +84,9 @@ def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
     content = parquet_of({"id": [1, 2, 3], "Text": TEXTS})
     assert read(write(tmp_path / "a.parquet", content)) == (WHOLE, ())
     assert read(write(tmp_path / "a.parquet", content), "TEXT") == (WHOLE, ())
-    with pytest.raises(UserError, match=r"column 'id' .* of type int64, no text"):
-        read(tmp_path / "a.parquet", "id")
-    with pytest.raises(UserError, match=r"no column 'body': it has 2 columns: 'id', 'Text'.*--column"):
-        read(tmp_path / "a.parquet", "body")
-    with pytest.raises(UserError, match=r"b\.parquet .*Parquet"):
-        read(write(tmp_path / "b.parquet", content[:100]))
+    refused(r"column 'id' .* of type int64, no text", tmp_path / "a.parquet", "id")
+    refused(r"no column 'body': it has 2 columns: 'id', 'Text'.*--column", tmp_path / "a.parquet", "body")
+    refused(r"b\.parquet .*Parquet", write(tmp_path / "b.parquet", content[:100]))
 
 
 @pytest.mark.parametrize("kind", ["large_string", "dictionary"])
@@ -99,8 +100,9 @@ def test_all_kinds_of_text_in_parquet_are_read(tmp_path: Path, kind: str) -> Non
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=r"a\.parquet is Parquet.*extra `data`.*pip install pyarrow"):
-        read(write(tmp_path / "a.parquet", b"PAR1" + bytes(40) + b"PAR1"))
+    refused(
+        r"a\.parquet is Parquet.*extra `data`.*pip install pyarrow", write(tmp_path / "a.parquet", b"PAR1" + bytes(40) + b"PAR1")
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_another_column_is_named_or_the_error_shows_what_there_is(tmp_path: Path, name: str, content: str) -> None:
     path = write(tmp_path / name, content)
     assert read(path, "body") == read(path, "Body") == (WHOLE, ())
-    with pytest.raises(UserError, match=rf"{re.escape(name)}.*text.*'body'.*--column"):
-        read(path)
+    refused(rf"{re.escape(name)}.*text.*'body'.*--column", path)
 
 
 def test_records_without_text_are_counted(tmp_path: Path) -> None:
@@ -126,13 +127,11 @@ def test_records_without_text_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", ["1,unquoted, comma", "1"])
 def test_a_row_that_does_not_fit_its_header_is_named(tmp_path: Path, row: str) -> None:
-    with pytest.raises(UserError, match=r"a\.csv:3: .*cell"):
-        read(write(tmp_path / "a.csv", f"id,text\n1,good\n{row}\n"))
+    refused(r"a\.csv:3: .*cell", write(tmp_path / "a.csv", f"id,text\n1,good\n{row}\n"))
 
 
 def test_a_column_of_plain_text_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.txt is plain text.*--column"):
-        read(write(tmp_path / "a.txt", WHOLE), "text")
+    refused(r"a\.txt is plain text.*--column", write(tmp_path / "a.txt", WHOLE), "text")
 
 
 MARKUP = {
@@ -151,8 +150,7 @@ MARKUP = {
 
 @pytest.mark.parametrize("name", MARKUP)
 def test_markup_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=rf"{name}.*(HTML|XML|JSON|RTF|YAML|notebook).*\.txt"):
-        read(write(tmp_path / name, MARKUP[name]))
+    refused(rf"{name}.*(HTML|XML|JSON|RTF|YAML|notebook).*\.txt", write(tmp_path / name, MARKUP[name]))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +192,7 @@ def test_usual_text_is_not_taken_for_markup(tmp_path: Path, text: str) -> None:
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.unknown"])
 def test_what_is_no_utf_8_text_is_refused_by_the_name_of_what_it_is(tmp_path: Path, name: str, content: bytes, kind: str) -> None:
-    with pytest.raises(UserError, match=rf"{re.escape(name)} is not a text file.*{kind}"):
-        read(write(tmp_path / name, content))
+    refused(rf"{re.escape(name)} is not a text file.*{kind}", write(tmp_path / name, content))
 
 
 def test_a_table_in_windows_1252_is_read_and_said(tmp_path: Path) -> None:
@@ -206,8 +203,7 @@ def test_a_table_in_windows_1252_is_read_and_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"\x1f\x8b\x08", gzip.compress(WHOLE.encode() * 99)[:-9]])
 def test_a_damaged_packed_file_is_named(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(UserError, match=r"a\.txt\.gz .*gzip"):
-        read(write(tmp_path / "a.txt.gz", content))
+    refused(r"a\.txt\.gz .*gzip", write(tmp_path / "a.txt.gz", content))
 
 
 # Folders
@@ -235,8 +231,7 @@ def test_every_file_that_is_left_out_of_a_folder_is_named_with_the_reason(tmp_pa
     text, notes = read(tmp_path)
     assert text == "one\ntwo\n" + WHOLE
     named = {line.split(": ")[0].strip(): line.split(": ", 1)[1] for line in notes[1:]}
-    kept = {"a.txt", "c.csv", "sub/g.jsonl", ".git/config"}
-    assert named.keys() == files.keys() - kept | {".git/"}
+    assert named.keys() == files.keys() - {"a.txt", "c.csv", "sub/g.jsonl", ".git/config"} | {".git/"}
     assert notes[0] == f"files left out: {len(named)}"
     reasons = {"b.jsonl.gz": "not JSON", "d.html": "HTML", "e.rst": r"\.rst", "f.txt": "NUL", ".git/": "hidden"}
     reasons |= {"._a.txt": "hidden", "README.md": "about the folder", "empty.txt": "empty"}
@@ -254,8 +249,7 @@ def test_a_bad_file_leaves_no_part_of_its_text(tmp_path: Path) -> None:
 def test_a_folder_of_which_nothing_is_left_is_an_error_that_names_its_files(tmp_path: Path) -> None:
     write(tmp_path / "a.html", "<html>")
     write(tmp_path / "b.bin", "x")
-    with pytest.raises(UserError, match=r"(?s)no text.*a\.html.*HTML.*b\.bin"):
-        read(tmp_path)
+    refused(r"(?s)no text.*a\.html.*HTML.*b\.bin", tmp_path)
 
 
 def test_a_column_is_of_the_records_of_a_folder_alone(tmp_path: Path) -> None:
@@ -297,8 +291,7 @@ def test_names_with_line_breaks_stay_on_their_line(tmp_path: Path) -> None:
 
 
 def test_pyarrow_is_an_extra() -> None:
-    pyproject = Path(__file__).parents[2] / "pyproject.toml"
-    assert 'data = ["pyarrow>=' in pyproject.read_text()
+    assert 'data = ["pyarrow>=' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("name", ["array.json", "array.jsonl", "comma.csv"])
@@ -307,8 +300,7 @@ def test_what_must_be_in_memory_whole_is_bounded(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(text_files, "WHOLE_BYTES_MAX", path.stat().st_size)
     assert read(path)[0] == WHOLE
     monkeypatch.setattr(text_files, "WHOLE_BYTES_MAX", path.stat().st_size - 1)
-    with pytest.raises(UserError, match=rf"{re.escape(name)}.*larger than"):
-        read(path)
+    refused(rf"{re.escape(name)}.*larger than", path)
 
 
 def test_a_field_of_a_table_may_be_long(tmp_path: Path) -> None:

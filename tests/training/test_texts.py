@@ -134,8 +134,7 @@ def test_a_text_that_nobody_waits_for_any_more_is_dropped() -> None:
 
 
 def test_a_text_as_long_as_a_message_can_be_ends() -> None:
-    pieces = itertools.repeat(b"x" * 1_000)
-    text, told = TextGeneration(pieces, StopSequenceDecoder([]), 0), ""
+    text, told = TextGeneration(itertools.repeat(b"x" * 1_000), StopSequenceDecoder([]), 0), ""
     while not text.is_over:
         told += text.make_slice(0.0)
     assert 0 < worker_protocol.TEXT_BYTES_MAX - len(told) < 1_000

@@ -32,8 +32,7 @@ def test_a_bpe_has_the_vocabulary_that_was_asked_for_and_shortens_text() -> None
 
 @pytest.mark.real("processes")
 def test_training_is_deterministic_in_pieces_processes_and_threads() -> None:
-    pieces = [TEXT[start : start + 777] for start in range(0, len(TEXT), 777)]
-    assert train_bpe(pieces, 500) == BLOB
+    assert train_bpe([TEXT[start : start + 777] for start in range(0, len(TEXT), 777)], 500) == BLOB
     made = "train_bpe([sys.stdin.buffer.read()], 500)"
     script = f"import sys; from training.data.tokenizer import train_bpe; sys.stdout.buffer.write({made})"
     environment = {**os.environ, "RAYON_NUM_THREADS": "2", "PYTHONHASHSEED": "7"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import zip_longest
@@ -17,6 +17,7 @@ from protocol.identity import Identity
 from protocol.messages import Ping
 from scenarios.emulation.memory_network import Mesh
 from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, PolicyDouble, UnhurriedClock, linked, make_session
+from tests.waiting import patience
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import Priority
 from transport.swarm import Swarm
@@ -48,6 +49,12 @@ class World:
         alice, bob = [await self.start(identity, held) for identity, held in zip_longest((ALICE, BOB), blobs)]
         await linked(alice, bob)
         return alice, bob
+
+    async def join(self, identity: Identity, *known: ConnectionManager, **options: object) -> ConnectionManager:
+        """A peer that knows the first of these, and is linked with all of them."""
+        joined = await self.start(identity, bootstrap=[known[0].address], **options)
+        await linked(*known, joined)
+        return joined
 
     async def _run(self, network: ConnectionManager, *, task_status: trio.TaskStatus[None]) -> None:
         with trio.CancelScope() as self._scopes[network]:
@@ -109,9 +116,22 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 def unhurried(request: pytest.FixtureRequest) -> None:
-    """Give tests with real sockets a clock that a busy machine does not hurry."""
-    if request.node.get_closest_marker("real") is not None and request.node.get_closest_marker("trio") is not None:
+    """Give tests with real sockets a clock that a busy machine does not hurry, and tests that do not move time a deadline."""
+    if request.node.get_closest_marker("trio") is None:
+        return
+    is_real = request.node.get_closest_marker("real") is not None
+    if is_real:
         request.node.add_marker(pytest.mark.trio(run=_run), append=False)
+    if (is_real or "world" in request.fixturenames) and "autojump_clock" not in request.fixturenames:
+        request.node.obj = _with_patience(request.node.obj)
+
+
+def _with_patience(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def patient(**arguments: Any) -> None:
+        with patience():
+            await test(**arguments)
+
+    return patient
 
 
 def _run(test: partial[Any], *, clock: trio.abc.Clock | None, **options: Any) -> Any:

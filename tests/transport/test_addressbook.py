@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN
@@ -27,6 +28,7 @@ from transport.discovery.address_book import (
     AddressEntry,
     parse_bootstrap,
 )
+from transport.discovery.reachability import OwnAddresses
 
 ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.public
 STRANGERS = {STRANGER, ERIN.public}
@@ -93,9 +95,13 @@ def address(number: int) -> str:
 # Who may name how many ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
 @pytest.mark.parametrize(("by", "most"), [(MEMBER, SOURCE_BOOK_MAX), (STRANGER, STRANGERS_BOOK_MAX), (None, LOCAL_BOOK_MAX)])
-def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes | None, most: int) -> None:
-    desk = Desk()
+def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(desk: Desk, by: bytes | None, most: int) -> None:
     for number in range(most + 5):
         if by is None:
             desk.book.add_local(address(number))
@@ -110,8 +116,7 @@ def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes 
         assert address(9998) in desk.book._entries, "one has become free"
 
 
-def test_strangers_share_one_part_of_the_book_however_many_keys_they_make() -> None:
-    desk = Desk()
+def test_strangers_share_one_part_of_the_book_however_many_keys_they_make(desk: Desk) -> None:
     for number in range(STRANGERS_BOOK_MAX):
         desk.book.add_signed(address(number), STRANGER)
     desk.book.add_signed(address(9999), ERIN.public)
@@ -127,8 +132,7 @@ def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: p
     assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book._entries) == 1
 
 
-def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers() -> None:
-    desk = Desk()
+def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers(desk: Desk) -> None:
     for peer in (STRANGER, MEMBER, STRANGER):
         desk.book.add_signed("h:1", peer)
     desk.fail("h:1")
@@ -185,13 +189,11 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
 
 
 def test_what_is_remembered_gives_way_to_what_the_operator_names() -> None:
-    remembered = parse_bootstrap(f"{peer_id(OTHER)}@h:1", remembered=True)
-    desk = Desk((parse_bootstrap("h:1"), remembered))
+    desk = Desk((parse_bootstrap("h:1"), parse_bootstrap(f"{peer_id(OTHER)}@h:1", remembered=True)))
     assert desk.entry("h:1").peer is None and not desk.entry("h:1").pinned
 
 
-def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine() -> None:
-    desk = Desk()
+def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine(desk: Desk) -> None:
     desk.book.record_own_address("10.0.0.2:7700")
     for where in (OWN, "10.0.0.2:7700", "10.0.0.3:7700"):
         desk.book.add_signed(where, ME)
@@ -205,9 +207,8 @@ def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine() -
     ids=["not linked", "linked over it", "from there", "elsewhere"],
 )
 def test_whoever_only_claims_an_address_gives_way_to_the_signed_record_of_another(
-    linked_at: str | None, dialed: bool, gives_way: bool
+    desk: Desk, linked_at: str | None, dialed: bool, gives_way: bool
 ) -> None:
-    desk = Desk()
     desk.book.add_signed("h:1", MEMBER)
     if linked_at is not None:
         desk.link(MEMBER, linked_at, dialed=dialed)
@@ -215,8 +216,7 @@ def test_whoever_only_claims_an_address_gives_way_to_the_signed_record_of_anothe
     assert desk.entry("h:1").peer == (OTHER if gives_way else MEMBER)
 
 
-def test_the_operator_is_believed_unless_the_wanted_peer_is_linked_over_this_very_address() -> None:
-    desk = Desk()
+def test_the_operator_is_believed_unless_the_wanted_peer_is_linked_over_this_very_address(desk: Desk) -> None:
     desk.book.add_signed("h:1", MEMBER)
     desk.link(MEMBER, "h:1")
     linked = desk.entry("h:1")
@@ -252,8 +252,7 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
 
 
 @pytest.mark.parametrize(("by", "failures"), [(MEMBER, FAILURES_MAX), (STRANGER, 0), (None, FAILURES_MAX)])
-def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, failures: int) -> None:
-    desk = Desk()
+def test_an_address_that_fails_so_often_in_a_row_is_forgotten(desk: Desk, by: bytes | None, failures: int) -> None:
     if by is None:
         desk.book.add_local("h:1")
     else:
@@ -332,10 +331,63 @@ def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> No
     [(STRANGER, False, False), (OTHER, False, True), (STRANGER, True, True)],
     ids=["stranger", "member", "named by the operator"],
 )
-def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(peer: bytes, named: bool, stays: bool) -> None:
-    desk = Desk()
+def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(
+    desk: Desk, peer: bytes, named: bool, stays: bool
+) -> None:
     for signer in (peer, MEMBER):
         desk.book.add_signed(address(1), signer)
     desk.entry(address(1)).is_persistent = named
     desk.book.record_refusal(address(1))
     assert (address(1) in desk.book._entries) == stays
+
+
+# Own addresses --------------------------------------------------------------------------------------------------------
+
+
+HOSTS = ("192.0.2.1", "2001:db8::1")
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "outside", "reached"),
+    [
+        ("10.0.0.1:1", (), None, ("10.0.0.1:1",)),
+        ("0.0.0.0:1", (), None, ("203.0.113.9:1", "192.0.2.1:1", "198.51.100.2:1")),
+        ("[::]:1", (), None, ("[2001:db8::1]:1",)),
+        ("0.0.0.0:1", ("peer.example:7",), None, ("peer.example:7",)),
+        ("10.0.0.1:1", (), "203.0.113.9:7700", ("203.0.113.9:7700", "10.0.0.1:1")),
+        (NO_LISTEN_ADDRESS, (), None, ()),
+    ],
+)
+def test_a_wildcard_stands_for_the_hosts_of_its_version_and_what_is_advertised_goes_before_all_but_the_router(
+    listen: str, advertise: tuple[str, ...], outside: str | None, reached: tuple[str, ...]
+) -> None:
+    own = OwnAddresses(listen, advertise, lambda: HOSTS)
+    own.external_address = outside
+    assert own.reachable_addresses("203.0.113.9", ["198.51.100.2"]) == reached
+
+
+@pytest.mark.parametrize(
+    ("listen", "outside", "host", "port"),
+    [
+        ("0.0.0.0:1", None, "192.0.2.1", 1),
+        ("0.0.0.0:1", None, "2001:db8::1", None),
+        ("0.0.0.0:1,[::]:2", None, "2001:db8::1", 2),
+        ("0.0.0.0:1", "203.0.113.9:7700", "203.0.113.9", 7700),
+        ("0.0.0.0:1", "203.0.113.9:7700", "192.0.2.1", 1),
+        ("0.0.0.0:1", None, None, 1),
+        (NO_LISTEN_ADDRESS, None, None, None),
+    ],
+)
+def test_the_port_is_that_of_an_address_of_the_same_version(
+    listen: str, outside: str | None, host: str | None, port: int | None
+) -> None:
+    own = OwnAddresses(listen, (), lambda: HOSTS)
+    own.external_address = outside
+    assert own.port_at(host) == port
+
+
+def test_the_first_and_what_is_said_to_be_there() -> None:
+    own = OwnAddresses("10.0.0.1:1,10.0.0.2:2", ("peer.example:7",), tuple)
+    assert own.listening[0] == "10.0.0.1:1" and own.reachable_addresses(None, ()) == ("peer.example:7",)
+    assert "10.0.0.2:2" in own and "peer.example:7" in own and "10.0.0.3:3" not in own
+    assert not OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).listening

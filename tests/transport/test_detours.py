@@ -16,9 +16,8 @@ from protocol.addresses import AddressScope
 from protocol.identity import Identity
 from protocol.messages import CircuitData, IncomingCircuit, RelayReservations
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, next_event, until
 from tests.transport.helpers import MemoryBlobs as Blobs
-from tests.waiting import patience
 from transport import session_links, swarm
 from transport.connections.peer_link import PeerLink
 from transport.discovery.reachability import ReachabilityState, RelayMode
@@ -65,13 +64,12 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
     held = bytearray()
     monkeypatch.setattr(CircuitRelay, "on_message", _holding(held, CircuitRelay.on_message))
     blob = MARKER * 10_000
-    with patience():
-        carol = await tcp.start(CAROL)
-        alice, bob = await start_hidden(tcp, carol, blobs=(Blobs(blob), Blobs()))
-        assert is_over(alice, bob, carol) and is_over(bob, alice, carol) and is_over(alice, carol, None)
-        await bob.fetch_blob(digest(blob), len(blob), [alice.me])
-        assert alice.send(bob.me, MARKER, Priority.VOTE)
-        assert await received(bob, 1) == {alice.me: [MARKER]}
+    carol = await tcp.start(CAROL)
+    alice, bob = await start_hidden(tcp, carol, blobs=(Blobs(blob), Blobs()))
+    assert is_over(alice, bob, carol) and is_over(bob, alice, carol) and is_over(alice, carol, None)
+    await bob.fetch_blob(digest(blob), len(blob), [alice.me])
+    assert alice.send(bob.me, MARKER, Priority.VOTE)
+    assert await received(bob, 1) == {alice.me: [MARKER]}
     assert len(held) > len(blob), "the blob came through the relay"
     assert MARKER not in held and MARKER[:16] not in held
 
@@ -99,46 +97,43 @@ async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
 @pytest.mark.real("sockets")
 async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tcp: SwarmWorld) -> None:
     count = 150
-    with patience():
-        carol = await tcp.start(CAROL)
-        alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
-        bob = await tcp.start(BOB, bootstrap=[carol.address], advertise=["127.0.0.1:1"])  # where nobody answers
-        await linked(alice, bob, carol)
-        assert is_over(alice, bob, carol)
+    carol = await tcp.start(CAROL)
+    alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
+    bob = await tcp.start(BOB, bootstrap=[carol.address], advertise=["127.0.0.1:1"])  # where nobody answers
+    await linked(alice, bob, carol)
+    assert is_over(alice, bob, carol)
 
-        async def talk(speaker: Swarm, hearer: Swarm) -> None:
-            for number in range(count):
-                for priority in Priority:
-                    size = (100, 1_000, 30_000)[priority]
-                    assert speaker.send(hearer.me, b"%d %d " % (priority, number) + bytes(size), priority)
-                await trio.sleep(0.002)
-
-        async def hear(hearer: Swarm, speaker: Swarm) -> None:
-            messages = (await received(hearer, 3 * count))[speaker.me]
+    async def talk(speaker: Swarm, hearer: Swarm) -> None:
+        for number in range(count):
             for priority in Priority:
-                numbers = [int(one.split()[1]) for one in messages if one.startswith(b"%d " % priority)]
-                assert numbers == [*range(count)]
+                size = (100, 1_000, 30_000)[priority]
+                assert speaker.send(hearer.me, b"%d %d " % (priority, number) + bytes(size), priority)
+            await trio.sleep(0.002)
 
-        async with trio.open_nursery() as nursery:
-            for one, other in ((alice, bob), (bob, alice)):
-                nursery.start_soon(talk, one, other)
-                nursery.start_soon(hear, other, one)
-            await trio.sleep(0.05)
-            await alice.connect(bob.address)
-            await until(lambda: is_over(alice, bob, None) and is_over(bob, alice, None))
+    async def hear(hearer: Swarm, speaker: Swarm) -> None:
+        messages = (await received(hearer, 3 * count))[speaker.me]
+        for priority in Priority:
+            assert [int(one.split()[1]) for one in messages if one.startswith(b"%d " % priority)] == [*range(count)]
+
+    async with trio.open_nursery() as nursery:
+        for one, other in ((alice, bob), (bob, alice)):
+            nursery.start_soon(talk, one, other)
+            nursery.start_soon(hear, other, one)
+        await trio.sleep(0.05)
+        await alice.connect(bob.address)
+        await until(lambda: is_over(alice, bob, None) and is_over(bob, alice, None))
 
 
 @pytest.mark.real("sockets")
 async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) -> None:
-    with patience():
-        carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
-        alice, bob = await start_hidden(tcp, carol, dave)
-        await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        await until(lambda: recorded_relays(bob, alice) == {carol.me, dave.me})  # as its own record says
-        first, second = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
-        tcp.stop(first)
-        with trio.fail_after(relay_client.GRACE_SECONDS * 3 + 3):
-            await until(lambda: is_over(alice, bob, second) and is_over(bob, alice, second))
+    carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
+    alice, bob = await start_hidden(tcp, carol, dave)
+    await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
+    await until(lambda: recorded_relays(bob, alice) == {carol.me, dave.me})  # as its own record says
+    first, second = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
+    tcp.stop(first)
+    with trio.fail_after(relay_client.GRACE_SECONDS * 3 + 3):
+        await until(lambda: is_over(alice, bob, second) and is_over(bob, alice, second))
 
 
 @pytest.mark.real("sockets")
@@ -148,22 +143,19 @@ async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same
     """Its links stay for half a minute, and its circuits for ever: long before, another one takes its place."""
     hurry(monkeypatch)
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
-    with patience():
-        carol, dave, erin = [await tcp.start(identity) for identity in (CAROL, DAVE, ERIN)]
-        alice, bob = await start_hidden(tcp, carol, dave, erin)
-        relays = {relay.me: relay for relay in (carol, dave, erin)}
-        await until(lambda: all(len(asked(hidden)) == relay_client.RESERVATIONS for hidden in (alice, bob)))
-        before = link(alice, bob)
-        assert before is not None and before.relay is not None
-        lost = relays[before.relay]
-        monkeypatch.setattr(lost, "deliver_message", stand_still)
-        await until(lambda: is_relayed_by_another(alice, bob, lost) and is_relayed_by_another(bob, alice, lost))
-        await until(lambda: all(len(asked(hidden) - {lost.me}) == relay_client.RESERVATIONS for hidden in (alice, bob)))
-        assert {alice.me, bob.me} <= lost.connected_peers() and lost.me in alice.connected_peers(), "no link has ended"
-        assert alice.send(bob.me, MARKER, Priority.VOTE)
-        while not isinstance(event := await bob.events.receive(), DataReceived):
-            pass
-        assert event.data == MARKER
+    carol, dave, erin = [await tcp.start(identity) for identity in (CAROL, DAVE, ERIN)]
+    alice, bob = await start_hidden(tcp, carol, dave, erin)
+    relays = {relay.me: relay for relay in (carol, dave, erin)}
+    await until(lambda: all(len(asked(hidden)) == relay_client.RESERVATIONS for hidden in (alice, bob)))
+    before = link(alice, bob)
+    assert before is not None and before.relay is not None
+    lost = relays[before.relay]
+    monkeypatch.setattr(lost, "deliver_message", stand_still)
+    await until(lambda: is_relayed_by_another(alice, bob, lost) and is_relayed_by_another(bob, alice, lost))
+    await until(lambda: all(len(asked(hidden) - {lost.me}) == relay_client.RESERVATIONS for hidden in (alice, bob)))
+    assert {alice.me, bob.me} <= lost.connected_peers() and lost.me in alice.connected_peers(), "no link has ended"
+    assert alice.send(bob.me, MARKER, Priority.VOTE)
+    assert (await next_event(bob, DataReceived)).data == MARKER
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,19 +191,18 @@ async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_t
         await trio.sleep(math.inf if of.relay else 0)
 
     window = WINDOW_BYTES[Priority.BULK]
-    with patience():
-        carol = await tcp.start(CAROL)
-        alice, bob = await start_hidden(tcp, carol)
-        monkeypatch.setattr(bob, "wait_for_cpu_quota", turn)  # it reads no circuit any more
-        assert alice.send(bob.me, bytes(4 * window), Priority.BULK)
-        await until(lambda: carol._links[alice.me].memory_account.held > window // 2)
-        end = bob._links[alice.me]
-        await until(lambda: end.memory_account.held > window // 2)
-        account = end.memory_account
-        bob.detach(end, "memory-full")
-        assert account.held == 0, "nothing waits for an end that others read later"
-        carol.memory_quota._members.bytes_max = window // 2
-        await until(lambda: carol.refusal_counts().get("memory-full"))
+    carol = await tcp.start(CAROL)
+    alice, bob = await start_hidden(tcp, carol)
+    monkeypatch.setattr(bob, "wait_for_cpu_quota", turn)  # it reads no circuit any more
+    assert alice.send(bob.me, bytes(4 * window), Priority.BULK)
+    await until(lambda: carol._links[alice.me].memory_account.held > window // 2)
+    end = bob._links[alice.me]
+    await until(lambda: end.memory_account.held > window // 2)
+    account = end.memory_account
+    bob.detach(end, "memory-full")
+    assert account.held == 0, "nothing waits for an end that others read later"
+    carol.memory_quota._members.bytes_max = window // 2
+    await until(lambda: carol.refusal_counts().get("memory-full"))
 
 
 async def test_an_end_holds_what_it_has_not_read_on_the_account_of_the_link() -> None:
@@ -249,21 +240,18 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", 0.6)
     monkeypatch.setattr(session_links, "CIRCUIT_PING_SECONDS", 0.2)
     monkeypatch.setattr(swarm, "CIRCUIT_HANDSHAKE_SECONDS", 0.6)
-    with patience():
-        carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
-        alice, bob = await start_hidden(tcp, carol, dave)
-        await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
-        before = link(alice, bad)
-        assert before is not None
-        harm(bad, monkeypatch, does)
-        await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
-        assert alice.send(bob.me, b"a vote", Priority.VOTE)
-        while not isinstance(event := await bob.events.receive(), DataReceived):
-            pass
-        assert event.data == b"a vote"
-        after = link(alice, bad)
-        assert after is not None and after.since == before.since, "the direct link to the relay stays"
+    carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
+    alice, bob = await start_hidden(tcp, carol, dave)
+    await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
+    bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
+    before = link(alice, bad)
+    assert before is not None
+    harm(bad, monkeypatch, does)
+    await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
+    assert alice.send(bob.me, b"a vote", Priority.VOTE)
+    assert (await next_event(bob, DataReceived)).data == b"a vote"
+    after = link(alice, bad)
+    assert after is not None and after.since == before.since, "the direct link to the relay stays"
 
 
 def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) -> None:
@@ -285,17 +273,16 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
     """The other direction, and the other lanes, look alive."""
     hurry(monkeypatch)
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
-    with patience():
-        carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
-        alice, bob = await start_hidden(tcp, carol, dave)
-        await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        await trio.sleep(2 * circuit_session.SILENT_SECONDS)
-        bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
-        assert is_over(alice, bob, bad), "one that works is left alone"
-        speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
-        harm(bad, monkeypatch, lambda _, peer, said: None if peer == speaker.me and said.priority in held else said)
-        assert speaker.send(hearer.me, bytes(1_000), Priority.BULK)
-        await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
+    carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
+    alice, bob = await start_hidden(tcp, carol, dave)
+    await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
+    await trio.sleep(2 * circuit_session.SILENT_SECONDS)
+    bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
+    assert is_over(alice, bob, bad), "one that works is left alone"
+    speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
+    harm(bad, monkeypatch, lambda _, peer, said: None if peer == speaker.me and said.priority in held else said)
+    assert speaker.send(hearer.me, bytes(1_000), Priority.BULK)
+    await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
 
 
 @pytest.mark.real("sockets")
@@ -309,8 +296,7 @@ async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: Swarm
         return await shake_hands(self, stream, session, deadline, payer)
 
     monkeypatch.setattr(Swarm, "_shake_hands", noted)
-    with patience():
-        await start_hidden(tcp, await tcp.start(CAROL))
+    await start_hidden(tcp, await tcp.start(CAROL))
     assert paid == {(True, False), (False, True)}
 
 
@@ -333,20 +319,18 @@ def to(peer: Identity) -> PeerLink:
     return PeerLink(peer.public, "127.0.0.1:1", True, Outbox(), Inbox())
 
 
-async def test_circuits_that_a_relay_begins_hold_up_none_of_ours() -> None:
+async def test_circuits_that_a_relay_begins_hold_up_none_of_ours(nursery: trio.Nursery) -> None:
     bad, good = to(CAROL), to(DAVE)
     alice = bare(stand_still, bad, good)
-    async with trio.open_nursery() as nursery:
-        alice._nursery, alice._asked[bad.peer] = nursery, 0.0
-        for number in range(2 * relay_client.OPENING_MAX):
-            alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
-        assert alice._half_open(bad) == relay_client.OPENING_MAX
-        alice.on_message(good, RelayReservations((BOB.public,)))
-        for now in (0.0, relay_client.GRACE_SECONDS * 3):
-            alice._open_circuits(nursery, now)
-        await trio.testing.wait_all_tasks_blocked()
-        assert alice._half_open() == 1 and good.outbox.held
-        nursery.cancel_scope.cancel()
+    alice._nursery, alice._asked[bad.peer] = nursery, 0.0
+    for number in range(2 * relay_client.OPENING_MAX):
+        alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
+    assert alice._half_open(bad) == relay_client.OPENING_MAX
+    alice.on_message(good, RelayReservations((BOB.public,)))
+    for now in (0.0, relay_client.GRACE_SECONDS * 3):
+        alice._open_circuits(nursery, now)
+    await trio.testing.wait_all_tasks_blocked()
+    assert alice._half_open() == 1 and good.outbox.held
 
 
 class Circuit(PeerLink):
@@ -474,12 +458,11 @@ async def test_whoever_reserves_here_and_takes_it_back_is_told_to_others_once_a_
 
 @pytest.mark.real("sockets")
 async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWorld) -> None:
-    with patience():
-        carol = await tcp.start(CAROL, relay=RelayMode.OFF)
-        dave = await tcp.start(DAVE, members=lambda peer: peer != ALICE.public)
-        alice, bob = [await tcp.start(one, listen="none", bootstrap=[carol.address, dave.address]) for one in (ALICE, BOB)]
-        await until(lambda: dave.refusal_counts().get("relay-not-member") and reserved(dave) == {bob.me})
-        assert reserved(carol) == set() and bob.me not in alice.connected_peers()
+    carol = await tcp.start(CAROL, relay=RelayMode.OFF)
+    dave = await tcp.start(DAVE, members=lambda peer: peer != ALICE.public)
+    alice, bob = [await tcp.start(one, listen="none", bootstrap=[carol.address, dave.address]) for one in (ALICE, BOB)]
+    await until(lambda: dave.refusal_counts().get("relay-not-member") and reserved(dave) == {bob.me})
+    assert reserved(carol) == set() and bob.me not in alice.connected_peers()
 
 
 @pytest.mark.real("sockets")
@@ -489,27 +472,25 @@ async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld,
     by_itself = Swarm.reachability.fget
     assert by_itself is not None
     monkeypatch.setattr(Swarm, "reachability", property(lambda network: said.get(network.me) or by_itself(network)))
-    with patience():
-        carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
-        alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
-        await linked(alice, carol)
-        bob = await tcp.start(BOB, listen="none", bootstrap=[carol.address])
-        await linked(bob, carol)
-        assert reserved(carol) == set()
-        said[CAROL.public] = ReachabilityState.DIRECT
-        await until(lambda: reserved(carol) == {alice.me, bob.me} and is_over(alice, bob, carol))
-        said[CAROL.public] = ReachabilityState.UNKNOWN
-        await tcp.start(DAVE, listen="none", bootstrap=[carol.address])
-        await until(lambda: carol.refusal_counts().get("relay-off", 0) > 0)
-        assert reserved(carol) == {alice.me, bob.me}
-        said[CAROL.public] = ReachabilityState.RELAYED
-        await until(lambda: reserved(carol) == set())
-        assert is_over(alice, bob, carol), "circuits go on"
+    carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
+    alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
+    await linked(alice, carol)
+    bob = await tcp.start(BOB, listen="none", bootstrap=[carol.address])
+    await linked(bob, carol)
+    assert reserved(carol) == set()
+    said[CAROL.public] = ReachabilityState.DIRECT
+    await until(lambda: reserved(carol) == {alice.me, bob.me} and is_over(alice, bob, carol))
+    said[CAROL.public] = ReachabilityState.UNKNOWN
+    await tcp.start(DAVE, listen="none", bootstrap=[carol.address])
+    await until(lambda: carol.refusal_counts().get("relay-off", 0) > 0)
+    assert reserved(carol) == {alice.me, bob.me}
+    said[CAROL.public] = ReachabilityState.RELAYED
+    await until(lambda: reserved(carol) == set())
+    assert is_over(alice, bob, carol), "circuits go on"
 
 
 @pytest.mark.real("sockets")
 async def test_two_members_that_dial_a_peer_make_it_a_relay(tcp: SwarmWorld) -> None:
-    with patience():
-        carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
-        alice, bob = await start_hidden(tcp, carol)
-        assert carol.reachability is ReachabilityState.DIRECT and is_over(alice, bob, carol)
+    carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
+    alice, bob = await start_hidden(tcp, carol)
+    assert carol.reachability is ReachabilityState.DIRECT and is_over(alice, bob, carol)

@@ -322,7 +322,9 @@ async def test_what_a_newcomer_said_before_it_showed_its_invitation_waits_for_no
     assert got == [PeerConnected(b"n"), DataReceived(b"n", b"before"), DataReceived(b"n", b"after")]
 
 
-async def test_what_was_read_of_strangers_is_dealt_with_before_more_is_read(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_was_read_of_strangers_is_dealt_with_before_more_is_read(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     """Both wait for one budget. Those that read are there again at once, and would leave nothing."""
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs())
     effort, other, reads = network.cpu_quota, link_of(b"o", PeerClass.STRANGER), 0
@@ -336,18 +338,16 @@ async def test_what_was_read_of_strangers_is_dealt_with_before_more_is_read(auto
             payer.spend(0.005)
             reads += 1
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(STRANGERS_MAX):
-            nursery.start_soon(read)
-        await trio.sleep(10.0)
-        before = reads
-        for _ in range(10):
-            network.events.put(DataReceived(b"o", b"asks"), other)
-            await network.events.receive()
-            other.cpu_account.spend(0.005)
-            network.events.finish_message(b"o")
-        assert reads - before <= 1
-        nursery.cancel_scope.cancel()
+    for _ in range(STRANGERS_MAX):
+        nursery.start_soon(read)
+    await trio.sleep(10.0)
+    before = reads
+    for _ in range(10):
+        network.events.put(DataReceived(b"o", b"asks"), other)
+        await network.events.receive()
+        other.cpu_account.spend(0.005)
+        network.events.finish_message(b"o")
+    assert reads - before <= 1
 
 
 async def test_a_vote_goes_before_the_bulk_that_its_peer_said_earlier_and_never_before_its_link() -> None:

@@ -64,6 +64,10 @@ class Links:
             run_blocking=_run_here,
         )
 
+    def only_frozen_reveals(self, blob: bytes) -> None:
+        self.lacking = {(LIVE, digest(blob))}
+        self.store.reveals.add(digest(blob))
+
     def _send(self, peer: bytes, message: GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, priority: Priority) -> bool:
         if isinstance(message, NoBlob | HasBlob):
             return True
@@ -151,8 +155,7 @@ async def test_a_new_link_is_a_new_chance(links: Links, autojump_clock: MockCloc
 async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(links: Links, autojump_clock: MockClock) -> None:
     links.frozen.clear()
     links.latency_seconds[FROZEN] = 2.5 * FIRST_ANSWER_SECONDS
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
-    links.store.reveals.add(digest(BLOBS[0]))
+    links.only_frozen_reveals(BLOBS[0])
     assert await links.fetch(BLOBS[0]) < 2.6 * FIRST_ANSWER_SECONDS
     assert (LIVE, digest(BLOBS[0])) in links.asked
     assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
@@ -160,8 +163,7 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
 
 async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(links: Links, autojump_clock: MockClock) -> None:
     """All parts of an object share what is known of a holder: another one has come of it meanwhile."""
-    links.store.reveals.add(digest(BLOBS[0]))
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0])
         await trio.sleep(FIRST_ANSWER_SECONDS + 0.005)
@@ -176,8 +178,7 @@ async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(link
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_what_never_comes_is_asked_for_again(links: Links, is_heard: bool, autojump_clock: MockClock) -> None:
     """A trainer that does not send it for so long is not busy, whatever else it sends."""
-    links.store.reveals.add(digest(BLOBS[0]))
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.only_frozen_reveals(BLOBS[0])
 
     async def send_else() -> None:
         await trio.sleep(8.0)  # the holder was given up once, and is asked again meanwhile
@@ -224,8 +225,7 @@ async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links
 
 async def test_who_may_keep_us_waiting_is_asked_again_and_again(links: Links, autojump_clock: MockClock) -> None:
     """It fetched the reveal itself, and is not the one that made it."""
-    links.store.reveals.add(digest(BLOBS[0]))
-    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0], LIVE)
         await trio.sleep(6 * FIRST_ANSWER_SECONDS)
@@ -384,8 +384,12 @@ def took(pace: DownloadWindow, seconds: float, now: float) -> None:
     pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now)
 
 
-def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue() -> None:
-    pace = DownloadWindow()
+@pytest.fixture
+def pace() -> DownloadWindow:
+    return DownloadWindow()
+
+
+def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue(pace: DownloadWindow) -> None:
     for _ in range(WINDOW_CHUNKS_MAX):
         took(pace, 0.3, now=1.0)
     assert pace.window == WINDOW_CHUNKS_MAX
@@ -397,15 +401,13 @@ def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once
     assert pace.window == WINDOW_CHUNKS_MIN
 
 
-def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -> None:
-    pace = DownloadWindow()
+def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way(pace: DownloadWindow) -> None:
     took(pace, 5.0, now=1.0)
     assert pace.window == WINDOW_CHUNKS_START // 2
 
 
-def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick() -> None:
+def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick(pace: DownloadWindow) -> None:
     """Or every later answer would be late, and two chunks at a time the most that is ever asked for."""
-    pace = DownloadWindow()
     pace.record_request(bytes(32), 0, now=1.0)
     pace.record_request(bytes(32), 0, now=1.3)  # another transfer of the same
     pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.31)
@@ -415,8 +417,7 @@ def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_qui
     assert pace.fastest == pytest.approx(0.31)
 
 
-def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_answer() -> None:
-    pace = DownloadWindow()
+def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_answer(pace: DownloadWindow) -> None:
     for number in range(10 * ASKED_MAX):
         pace.record_request(bytes(32), number, now=1.0)
     assert len(pace.asked) == ASKED_MAX
@@ -424,8 +425,7 @@ def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_a
     assert not pace.asked
 
 
-def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ() -> None:
-    pace = DownloadWindow()
+def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ(pace: DownloadWindow) -> None:
     for number in range(20):
         took(pace, 2.0, now=10.0 * number)
     assert pace.answer_timeout == pytest.approx(2.0, rel=0.1)
@@ -447,8 +447,7 @@ def test_short_answers_say_nothing_of_a_link_nor_do_those_that_a_holder_had_queu
     assert pace.fastest == pytest.approx(0.4) and pace.window == WINDOW_CHUNKS_START + 1
 
 
-def test_an_answer_a_second_late_is_none_that_waited_in_a_queue() -> None:
-    pace = DownloadWindow()
+def test_an_answer_a_second_late_is_none_that_waited_in_a_queue(pace: DownloadWindow) -> None:
     took(pace, 0.3, now=1.0)
     took(pace, 0.3 + 0.95 * QUEUE_SECONDS, now=10.0)
     assert QUEUE_SECONDS > 4 * 0.3 and pace.window == WINDOW_CHUNKS_START + 2

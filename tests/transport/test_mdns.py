@@ -113,15 +113,14 @@ def _name(packet: bytes, at: int) -> tuple[list[bytes], int]:
 @pytest.mark.real("sockets")
 async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
     chain = secrets.token_bytes(32)  # of the services alone: other tests run beside this one
-    with patience():
-        alice, bob = [await tcp.start(one, bootstrap=()) for one in (ALICE, BOB)]
-        async with trio.open_nursery() as nursery:
-            for one in (alice, bob):
-                nursery.start_soon(
-                    Mdns(chain, lambda one=one: one.addresses, lambda: HERE, one.add_local_address, lambda text: None).run
-                )
-            await linked(alice, bob)
-            nursery.cancel_scope.cancel()
+    alice, bob = [await tcp.start(one, bootstrap=()) for one in (ALICE, BOB)]
+    async with trio.open_nursery() as nursery:
+        for one in (alice, bob):
+            nursery.start_soon(
+                Mdns(chain, lambda one=one: one.addresses, lambda: HERE, one.add_local_address, lambda text: None).run
+            )
+        await linked(alice, bob)
+        nursery.cancel_scope.cancel()
     assert alice.peer_addresses().keys() | bob.peer_addresses().keys() >= {alice.me, bob.me}
 
 
@@ -171,16 +170,15 @@ async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_a
 ) -> None:
     monkeypatch.setattr(address_book, "LOCAL_BOOK_MAX", 3)
     monkeypatch.setattr(address_book, "FAILURES_MAX", 1)
-    with patience():
-        alice = await tcp.start(ALICE, bootstrap=())
-        for number in range(9):
-            alice.add_local_address(f"127.0.0.1:{number + 1}")
-        alice.add_local_address(alice.address)
-        assert len(alice._book._entries) == 3
-        await until(lambda: not alice._book._entries)
-        bob = await tcp.start(BOB, bootstrap=())
-        alice.add_local_address(format_address("127.0.0.1", parse_address(bob.address)[1]))
-        await linked(alice, bob)
+    alice = await tcp.start(ALICE, bootstrap=())
+    for number in range(9):
+        alice.add_local_address(f"127.0.0.1:{number + 1}")
+    alice.add_local_address(alice.address)
+    assert len(alice._book._entries) == 3
+    await until(lambda: not alice._book._entries)
+    bob = await tcp.start(BOB, bootstrap=())
+    alice.add_local_address(format_address("127.0.0.1", parse_address(bob.address)[1]))
+    await linked(alice, bob)
 
 
 @pytest.mark.real("processes")

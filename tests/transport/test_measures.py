@@ -13,9 +13,9 @@ from protocol.identity import Identity
 from scenarios.emulation.memory_network import LinkConditions
 from tests.transport.conftest import MemoryWorld, SwarmWorld, open_world
 from tests.transport.helpers import ALICE, BOB, linked, next_event, until
-from tests.waiting import patience
 from transport.connections import connection_manager
 from transport.network import DataReceived, Priority
+from transport.wire.failure_detector import SILENCES_MIN, KeepaliveConfig, LinkFailureDetector
 from transport.wire.framing import FRAME_PLAINTEXT_MAX
 from transport.wire.link_measurements import (
     MINUTE_SECONDS,
@@ -165,29 +165,77 @@ async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: Moc
 async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
     if not hasattr(socket, "TCP_NOTSENT_LOWAT"):
         pytest.skip("this kernel has no TCP_NOTSENT_LOWAT")
-    with patience():
-        alice, bob = await tcp.pair()
-        (link,) = alice._links.values()
-        link.meter.bytes_per_second = 2.0 * MEGABIT_BYTES
-        alice.send(bob.me, b"x")
-        await next_event(bob, DataReceived)
-        assert link._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == link.meter.unsent_bytes == 6250
-        await until(lambda: alice.links()[0].meter.round_trip_seconds is not None)
-        assert alice.links()[0].meter.history.retransmitted(trio.current_time()) == 0.0
+    alice, bob = await tcp.pair()
+    (link,) = alice._links.values()
+    link.meter.bytes_per_second = 2.0 * MEGABIT_BYTES
+    alice.send(bob.me, b"x")
+    await next_event(bob, DataReceived)
+    assert link._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == link.meter.unsent_bytes == 6250
+    await until(lambda: alice.links()[0].meter.round_trip_seconds is not None)
+    assert alice.links()[0].meter.history.retransmitted(trio.current_time()) == 0.0
 
 
 @pytest.mark.real("sockets")
 async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    with patience():
-        alice, bob = await tcp.pair()
-        await until(lambda: alice.links()[0].meter.round_trip_seconds is not None)
-        history = alice.links()[0].meter.history
-        tcp.stop(bob)
-        await until(lambda: not alice.connected_peers())
-        again = await tcp.start(BOB)
-        await linked(alice, again)
-        assert alice.links()[0].meter.history is history and history.minutes(trio.current_time())
-        monkeypatch.setattr(connection_manager, "HISTORIES_MAX", 3)
-        for number in range(10):
-            alice._history(Identity(bytes([number]) * 32).public)
-        assert len(alice._histories) == 3 and bob.me in alice._histories, "whoever is linked is never forgotten"
+    alice, bob = await tcp.pair()
+    await until(lambda: alice.links()[0].meter.round_trip_seconds is not None)
+    history = alice.links()[0].meter.history
+    tcp.stop(bob)
+    await until(lambda: not alice.connected_peers())
+    await linked(alice, await tcp.start(BOB))
+    assert alice.links()[0].meter.history is history and history.minutes(trio.current_time())
+    monkeypatch.setattr(connection_manager, "HISTORIES_MAX", 3)
+    for number in range(10):
+        alice._history(Identity(bytes([number]) * 32).public)
+    assert len(alice._histories) == 3 and bob.me in alice._histories, "whoever is linked is never forgotten"
+
+
+# Silence --------------------------------------------------------------------------------------------------------------
+
+
+PACE = KeepaliveConfig()
+
+
+def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
+    """A link that has survived these, and the time."""
+    now, silence = 100.0, LinkFailureDetector(PACE, 100.0)
+    for seconds in silences:
+        now += seconds
+        silence.record_arrival(now)
+        silence.resume_listening(now)
+    return silence, now
+
+
+@pytest.mark.parametrize(
+    ("silences", "suspected"),
+    [
+        ([], 15.0),
+        ([5.0] * 100, 15.0),  # a clean link
+        ([1.0, 14.0] * (SILENCES_MIN // 2 - 1), 15.0),  # too few to say how they spread
+        ([5.0, 5.0, 5.0, 10.0] * 10, 6.25 + 5.61 * 2.165),  # mean and deviation by hand
+        ([1.0, 14.0] * 50, 30.0),  # nobody earns more than twice as long
+        ([3.0] * 50 + [20.0], 15.0),  # an outage is no habit
+        ([0.5] * 300 + [5.0] * 3, 15.0),  # frames of bulk are no silences
+        ([1.0, 14.0] * 50 + [5.0] * 200, 15.0),  # the last quarter of an hour is what counts
+    ],
+)
+def test_suspicion_waits_as_long_as_the_links_history_says(silences: list[float], suspected: float) -> None:
+    silence, now = after(silences)
+    assert silence.suspect_seconds == pytest.approx(suspected, abs=0.01)
+    assert not silence.is_suspected(now + suspected - 0.02)
+    assert silence.is_suspected(now + suspected + 0.02)
+
+
+def test_a_link_that_is_not_read_is_not_silent() -> None:
+    silence = LinkFailureDetector(PACE, 0.0)
+    silence.record_arrival(1.0)
+    assert silence.silent_seconds(100.0) == 0.0
+    silence.resume_listening(100.0)
+    assert silence.silent_seconds(103.0) == 3.0
+
+
+def test_a_ping_goes_sooner_where_an_answer_is_overdue() -> None:
+    silence = LinkFailureDetector(PACE, 0.0)
+    assert silence.next_ping_at(1.0, due=5.0) == 5.0
+    assert silence.next_ping_at(5.0, due=10.0) == 6.0
+    assert silence.next_ping_at(9.0, due=13.0) == 9.0, "at once"

@@ -23,7 +23,6 @@ from storage.disk_blob_store import DiskBlobStore
 from storage.multipart_objects import write_list
 from tests.transport.conftest import MemoryWorld, World, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, until
-from tests.waiting import patience
 from transport.blobs.blob_exchange import TURN_SECONDS
 
 PART = 2 * BLOB_CHUNK_BYTES + 1000  # three chunks each
@@ -80,10 +79,9 @@ DIGEST = PARTS.blob_digest
 async def test_an_object_comes_part_by_part_each_once_and_from_several_holders(world: World, tmp_path: Path) -> None:
     alice, carol = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "carol", DATA)
     bob = Counting(tmp_path / "bob")
-    with patience():
-        networks = [await world.start(*pair) for pair in ((ALICE, alice), (CAROL, carol), (BOB, bob))]
-        await linked(*networks)
-        await networks[2].fetch_blob(DIGEST, len(DATA), [networks[0].me])
+    networks = [await world.start(*pair) for pair in ((ALICE, alice), (CAROL, carol), (BOB, bob))]
+    await linked(*networks)
+    await networks[2].fetch_blob(DIGEST, len(DATA), [networks[0].me])
     assert bob.read_range(DIGEST) == DATA
     assert bob.begun == dict.fromkeys((DIGEST, *PARTS.digests), 1)
     served = [sum(holder.served[part] for part in PARTS.digests) for holder in (alice, carol)]
@@ -146,16 +144,13 @@ async def test_a_holder_that_drips_costs_a_turn(tmp_path: Path, autojump_clock: 
 
 async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: World, tmp_path: Path) -> None:
     liar, carol, bob = Lying(tmp_path / "alice", DATA), Counting(tmp_path / "carol", DATA), Counting(tmp_path / "bob")
-    with patience():
-        alice, carols, bobs = [await world.start(*pair) for pair in ((ALICE, liar), (CAROL, carol), (BOB, bob))]
-        await linked(alice, carols, bobs)
-        await bobs.fetch_blob(DIGEST, len(DATA))
-        assert bob.read_range(DIGEST) == DATA
-        assert (
-            bobs.refusal_counts()["bad-blob"] == 1
-            and alice.me not in bobs.connected_peers()
-            and carols.me in bobs.connected_peers()
-        )
+    alice, carols, bobs = [await world.start(*pair) for pair in ((ALICE, liar), (CAROL, carol), (BOB, bob))]
+    await linked(alice, carols, bobs)
+    await bobs.fetch_blob(DIGEST, len(DATA))
+    assert bob.read_range(DIGEST) == DATA
+    assert (
+        bobs.refusal_counts()["bad-blob"] == 1 and alice.me not in bobs.connected_peers() and carols.me in bobs.connected_peers()
+    )
     again = {part for part, times in bob.begun.items() if times > 1}
     assert liar.wrong in again and len(again) <= 4, "it, and what the liar was sending beside it"
     assert all(bob.begun[part] <= 2 for part in PARTS.digests)
@@ -163,15 +158,14 @@ async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: Wo
 
 async def test_a_liar_alone_ends_nothing_and_the_part_comes_of_another_later(world: World, tmp_path: Path) -> None:
     liar, bob = Lying(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
-    with patience():
-        alice, bobs = await world.start(ALICE, liar), await world.start(BOB, bob)
-        await linked(alice, bobs)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA))
-            await until(lambda: bobs.refusal_counts().get("bad-blob"))
-            good = set(PARTS.digests) - lacking(bob)
-            before = bob.begun.copy()
-            await world.start(DAVE, Counting(tmp_path / "dave", DATA))
+    alice, bobs = await world.start(ALICE, liar), await world.start(BOB, bob)
+    await linked(alice, bobs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA))
+        await until(lambda: bobs.refusal_counts().get("bad-blob"))
+        good = set(PARTS.digests) - lacking(bob)
+        before = bob.begun.copy()
+        await world.start(DAVE, Counting(tmp_path / "dave", DATA))
     assert bob.read_range(DIGEST) == DATA
     assert all(bob.begun[part] == before[part] for part in good), "nothing that was good is lost"
 
@@ -179,41 +173,38 @@ async def test_a_liar_alone_ends_nothing_and_the_part_comes_of_another_later(wor
 @pytest.mark.real("sockets")
 async def test_a_fetch_that_is_given_up_goes_on_later_where_it_was(world: World, tmp_path: Path) -> None:
     alice, bob = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
-    with patience():
-        alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
-        await linked(alices, bobs)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA))
-            await until(lambda: 0 < len(lacking(bob)) < COUNT)
-            nursery.cancel_scope.cancel()
-        here = set(PARTS.digests) - lacking(bob)
-        before = bob.begun.copy()
-        await bobs.fetch_blob(DIGEST, len(DATA))
+    alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
+    await linked(alices, bobs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA))
+        await until(lambda: 0 < len(lacking(bob)) < COUNT)
+        nursery.cancel_scope.cancel()
+    here = set(PARTS.digests) - lacking(bob)
+    before = bob.begun.copy()
+    await bobs.fetch_blob(DIGEST, len(DATA))
     assert here and bob.read_range(DIGEST) == DATA and all(bob.begun[part] == before[part] for part in here)
 
 
 async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World, tmp_path: Path) -> None:
     """A liar's list must not fill the disk: nobody asks for any of its parts."""
     alice, bob = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
-    with patience():
-        alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
-        await linked(alices, bobs)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA) - 1)
-            await until(lambda: DIGEST in bob.begun)
-            await trio.sleep(0.5)
-            assert nursery.child_tasks, "it waits for somebody who has it"
-            nursery.cancel_scope.cancel()
+    alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
+    await linked(alices, bobs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA) - 1)
+        await until(lambda: DIGEST in bob.begun)
+        await trio.sleep(0.5)
+        assert nursery.child_tasks, "it waits for somebody who has it"
+        nursery.cancel_scope.cancel()
     assert set(bob.begun) == {DIGEST}
 
 
 async def test_an_object_of_one_part_comes_whole(world: World, tmp_path: Path) -> None:
     alice, bob = Counting(tmp_path / "alice"), Counting(tmp_path / "bob")
     digest = alice.add_bytes(DATA[:PART])
-    with patience():
-        alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
-        await linked(alices, bobs)
-        await bobs.fetch_blob(digest, PART)
+    alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
+    await linked(alices, bobs)
+    await bobs.fetch_blob(digest, PART)
     assert bob.read_range(digest) == DATA[:PART] and set(bob.begun) == {digest}
 
 

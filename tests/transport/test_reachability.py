@@ -9,7 +9,6 @@ from protocol.identity import Identity
 from protocol.messages import DialBack, ObservedAddress
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, next_event, until
-from tests.waiting import patience
 from transport.discovery.reachability import ANSWER_SECONDS, ASK_AGAIN_SECONDS, Reachability, ReachabilityState
 from transport.network import DataReceived
 from transport.wire.framing import Priority
@@ -52,8 +51,7 @@ def test_two_that_miss_it_make_it_relayed_and_they_are_asked_again_later(reach: 
 def test_who_says_nothing_is_waited_for_before_another_is_asked(reach: Reachability) -> None:
     for peer in (B, C, D):
         reach.on_observed(peer, HOME, False)
-    first = reach.choose_dialers(0)
-    assert len(first) == 2 and reach.choose_dialers(1) == []
+    assert len(reach.choose_dialers(0)) == 2 and reach.choose_dialers(1) == []
     assert len(reach.choose_dialers(ANSWER_SECONDS)) == 1
 
 
@@ -65,8 +63,7 @@ def test_what_nobody_was_asked_is_not_heard(reach: Reachability) -> None:
 
 
 def test_strangers_are_neither_believed_nor_asked(reach: Reachability) -> None:
-    strangers = [Identity(bytes([n]) * 32).public for n in range(50, 54)]
-    for peer in strangers:
+    for peer in [Identity(bytes([n]) * 32).public for n in range(50, 54)]:
         reach.on_observed(peer, HOME, True)
         reach.on_inbound_handshake(peer)
     assert reach.observed_host is None and reach.state is ReachabilityState.UNKNOWN and reach.choose_dialers(0) == []
@@ -122,61 +119,56 @@ def test_two_that_lie_do_not_outvote_those_who_do_not(liars_first: bool) -> None
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_reached(tcp: SwarmWorld) -> None:
-    with patience():
-        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
-        carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address])
-        await linked(carol, alice, bob)
-        await until(lambda: carol.reachability is ReachabilityState.DIRECT)
-        assert not carol.refusal_counts()
+    alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+    carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address])
+    await linked(carol, alice, bob)
+    await until(lambda: carol.reachability is ReachabilityState.DIRECT)
+    assert not carol.refusal_counts()
 
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_nobody_reaches_knows_that_it_is_not(tcp: SwarmWorld) -> None:
-    with patience():
-        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
-        carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address], advertise=["127.0.0.1:1"])
-        await linked(carol, alice, bob)
-        await until(lambda: carol.reachability is ReachabilityState.RELAYED)
+    alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+    carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address], advertise=["127.0.0.1:1"])
+    await linked(carol, alice, bob)
+    await until(lambda: carol.reachability is ReachabilityState.RELAYED)
 
 
 @pytest.mark.real("sockets")
 async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    with patience():
-        alice = await tcp.start(ALICE, bootstrap=[])
-        dialed: list[str] = []
+    alice = await tcp.start(ALICE, bootstrap=[])
+    dialed: list[str] = []
 
-        async def dial(peer: bytes, address: str) -> bool:
-            dialed.append(address)
-            return True
+    async def dial(peer: bytes, address: str) -> bool:
+        dialed.append(address)
+        return True
 
-        monkeypatch.setattr(alice._discovery, "_dial_back", dial)
-        bob = await tcp.start(BOB)
-        await linked(alice, bob)
-        for port in (22, 25, 80):
-            bob._links[alice.me].queue_message(DialBack(port), Priority.CONTROL)
-        await until(lambda: dialed and alice.refusal_counts().get("too-often") == 2)
-        assert dialed == ["127.0.0.1:22"]
+    monkeypatch.setattr(alice._discovery, "_dial_back", dial)
+    bob = await tcp.start(BOB)
+    await linked(alice, bob)
+    for port in (22, 25, 80):
+        bob._links[alice.me].queue_message(DialBack(port), Priority.CONTROL)
+    await until(lambda: dialed and alice.refusal_counts().get("too-often") == 2)
+    assert dialed == ["127.0.0.1:22"]
 
 
 @pytest.mark.real("sockets")
 async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
-    with patience():
-        alice = await tcp.start(ALICE, bootstrap=[], members=lambda peer: False)
-        bob = await tcp.start(BOB)
-        await linked(alice, bob)
-        bob._links[alice.me].queue_message(DialBack(22), Priority.CONTROL)
-        assert bob.send(alice.me, b"later")  # of the same priority: it comes after
-        await next_event(alice, DataReceived)
-        assert not alice._discovery._dialed_back
+    alice = await tcp.start(ALICE, bootstrap=[], members=lambda peer: False)
+    bob = await tcp.start(BOB)
+    await linked(alice, bob)
+    bob._links[alice.me].queue_message(DialBack(22), Priority.CONTROL)
+    assert bob.send(alice.me, b"later")  # of the same priority: it comes after
+    await next_event(alice, DataReceived)
+    assert not alice._discovery._dialed_back
 
 
 @pytest.mark.real("sockets")
 async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp: SwarmWorld) -> None:
-    with patience():
-        alice, bob = await tcp.pair()
-        await until(lambda: bob.me in alice._discovery._reachability._seen)
-        alice._links[bob.me].remote = None
-        bob._links[alice.me].queue_message(ObservedAddress(HOME), Priority.CONTROL)
-        assert bob.send(alice.me, b"later")  # of the same priority: it comes after
-        await next_event(alice, DataReceived)
-        assert alice._discovery._reachability._seen == {bob.me: "127.0.0.1"}
+    alice, bob = await tcp.pair()
+    await until(lambda: bob.me in alice._discovery._reachability._seen)
+    alice._links[bob.me].remote = None
+    bob._links[alice.me].queue_message(ObservedAddress(HOME), Priority.CONTROL)
+    assert bob.send(alice.me, b"later")  # of the same priority: it comes after
+    await next_event(alice, DataReceived)
+    assert alice._discovery._reachability._seen == {bob.me: "127.0.0.1"}

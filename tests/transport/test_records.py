@@ -119,8 +119,7 @@ def test_addresses_that_another_program_may_take_for_good_ones_are_not_taken_and
 
 
 def test_the_sequence_of_an_earlier_life_counts_even_if_its_addresses_are_none_to_this_program(book: PeerRecordBook) -> None:
-    odd = record(7, "127.0.0.1:22", of=ALICE)
-    assert book.accept_record(odd, AddressScope.LOOPBACK, 0) is RecordOutcome.OWN
+    assert book.accept_record(record(7, "127.0.0.1:22", of=ALICE), AddressScope.LOOPBACK, 0) is RecordOutcome.OWN
     assert not peer_records.addresses_in_scope(PeerRecord(7, AddressScope.PUBLIC, ("127.0.0.1:22",), ()))
 
 

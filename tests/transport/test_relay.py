@@ -77,8 +77,12 @@ class World:
         return [message for target, message in self.sent if target == peer and isinstance(message, kind)]
 
 
-def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back(world: World) -> None:
     world.open(A, B)
     assert world.to(B, IncomingCircuit) == [IncomingCircuit(ONE, A)]
     world.data(A, Priority.VOTE, b"there")
@@ -109,8 +113,7 @@ def test_only_members_reach_members_that_have_reserved(
     assert world.refused == {reason: 1} and not world.relay._circuits and not world.to(target, IncomingCircuit)
 
 
-def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -> None:
-    world = World()
+def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up(world: World) -> None:
     world.open(A, B)
     world.takes = False
     world.relay.set_reservation(B, True, 0.0)  # again: it has that
@@ -122,8 +125,7 @@ def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -
     assert [sent.data for sent in world.forward()] == [b"still"] and world.relay.reservations.peers == ()
 
 
-def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
-    world = World()
+def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it(world: World) -> None:
     world.open(A, B)
     world.data(C, Priority.VOTE)
     world.relay.on_message(C, CloseCircuit(ONE, "ended"))
@@ -132,8 +134,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
     assert world.to(C, CloseCircuit) == [CloseCircuit(ONE, "relay-full")]
 
 
-def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def test_reservations_and_circuits_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(RELAY_RESERVATIONS_MAX + 1):
         world.relay.set_reservation(number.to_bytes(32, "big"), True, 0.0)
     assert len(world.relay.reservations.peers) == RELAY_RESERVATIONS_MAX and world.refused == {"relay-full": 1}
@@ -151,8 +152,7 @@ def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert len(world.relay._circuits) == 2
 
 
-def test_nobody_takes_all_circuits_that_another_may_have() -> None:
-    world = World()
+def test_nobody_takes_all_circuits_that_another_may_have(world: World) -> None:
     for number in range(module.CIRCUITS_PER_PEER_MAX):
         world.open(A, B, number.to_bytes(16, "big"))
     assert len(world.relay._circuits) == module.CIRCUITS_PER_PAIR_MAX
@@ -174,8 +174,7 @@ def test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link() -> N
     assert world.relay.reservations.peers == (B,), "others are not"
 
 
-def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
-    world = World()
+def test_whoever_opens_circuits_all_the_time_is_slowed_down(world: World) -> None:
     opened = 0
     for second in range(200):
         world.now = float(second)
@@ -190,8 +189,7 @@ def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
     assert len(world.relay._circuits) == 1, "others are not"
 
 
-def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others() -> None:
-    world = World()
+def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others(world: World) -> None:
     world.open(A, B)
     world.open(C, D, TWO)
     for _ in range(4):
@@ -249,8 +247,7 @@ def test_a_member_saves_up_no_turns_while_its_circuits_have_to_wait(monkeypatch:
     first, *more = crowd(world, A, 14)
     passed_on(world, 20, (A, Priority.BULK, first), *others)
     sent = passed_on(world, 5, *((A, Priority.BULK, name) for name in (first, *more)), *others)
-    of_c = sum(sent[name, Priority.BULK] for _, _, name in others)
-    assert of_c == pytest.approx(sent.total() / 2, rel=0.1)
+    assert sum(sent[name, Priority.BULK] for _, _, name in others) == pytest.approx(sent.total() / 2, rel=0.1)
 
 
 def test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_share_of_bulk(
@@ -261,8 +258,7 @@ def test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_shar
     world = World()
     world.open(C, D, TWO)
     floods = [(source, Priority.VOTE, name) for source in (A, B) for name in crowd(world, source, 5)]
-    sent = passed_on(world, 5, *floods, (C, Priority.BULK, TWO))
-    assert sent[TWO, Priority.BULK] >= (5 << 18) // 4
+    assert passed_on(world, 5, *floods, (C, Priority.BULK, TWO))[TWO, Priority.BULK] >= (5 << 18) // 4
     for _ in range(10):
         passed_on(world, 1, *floods)
         world.data(C, Priority.VOTE, b"a vote", TWO)
@@ -270,8 +266,7 @@ def test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_shar
         assert TWO in [message.circuit for message in world.forward()[:3]], "behind one record of each other member"
 
 
-def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record() -> None:
-    world = World()
+def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record(world: World) -> None:
     world.open(A, B)
     for _ in range(WINDOW_BYTES[Priority.BULK] // len(RECORD)):
         world.data(A, Priority.BULK)
@@ -298,9 +293,8 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
     assert [message.circuit for message in world.forward()] == [TWO], "another circuit has a budget of its own"
 
 
-def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() -> None:
+def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay(world: World) -> None:
     """An entry of the queue is some fifty bytes, and its work that of a record of a kilobyte, whatever it holds."""
-    world = World()
     world.open(A, B)
     world.relay._circuits[ONE].queues[A][Priority.BULK].credit = 0
     for _ in range(RECORDS_MAX[Priority.BULK] + 1):
@@ -317,8 +311,7 @@ def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() ->
     assert forwarded <= module.CIRCUIT_BYTES_PER_SECOND / RECORD_COST_BYTES * (1.0 + module.BURST_SECONDS) + 2
 
 
-def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory() -> None:
-    world = World()
+def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory(world: World) -> None:
     world.open(A, B)
     world.open(A, D, TWO)
     records = WINDOW_BYTES[Priority.BULK] // len(RECORD)
@@ -338,8 +331,7 @@ def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_
     assert len(world.relay._circuits) == 1 and world.forward(1.0) == []
 
 
-def test_a_circuit_ends_with_the_link_of_either_end() -> None:
-    world = World()
+def test_a_circuit_ends_with_the_link_of_either_end(world: World) -> None:
     world.open(A, B)
     world.data(A, Priority.BULK)
     world.relay.on_unlinked(B)

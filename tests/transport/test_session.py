@@ -72,8 +72,7 @@ def test_every_split_of_the_bytes_gives_the_same_events() -> None:
         assert [type(event) for event in events] == [PeerAuthenticated, Message]
         assert messages(events) == [b"from alice"]
     responder = make_session(BOB, False)
-    one_by_one = [event for byte in to_responder for event in responder.receive(bytes([byte]))]
-    assert messages(one_by_one) == [b"from alice"]
+    assert messages([event for byte in to_responder for event in responder.receive(bytes([byte]))]) == [b"from alice"]
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x80])
@@ -146,8 +145,7 @@ def test_a_chain_cannot_be_disguised_by_rewriting_the_preamble() -> None:
     initiator, responder = make_session(ALICE, True), make_session(BOB, False, chain=digest(b"another"))
     to_responder = initiator.data_to_send()
     responder.receive(rewritten(to_responder, make_session(BOB, True, chain=digest(b"another")).data_to_send()[:PREAMBLE_BYTES]))
-    answer = responder.data_to_send()
-    assert refusal(initiator, rewritten(answer, to_responder[:PREAMBLE_BYTES])) == "handshake"
+    assert refusal(initiator, rewritten(responder.data_to_send(), to_responder[:PREAMBLE_BYTES])) == "handshake"
 
 
 @pytest.mark.parametrize("newer_opens", [True, False])
@@ -271,8 +269,7 @@ def test_a_frame_that_holds_nothing_is_refused() -> None:
 
 def test_a_connection_that_ends_inside_a_handshake_or_frame_is_truncated() -> None:
     initiator, responder = joined_sessions()
-    frame = send(initiator, b"cut")
-    responder.receive(frame[:-1])
+    responder.receive(send(initiator, b"cut")[:-1])
     for session in (responder, make_session(BOB, False)):
         with pytest.raises(RemoteProtocolError, match="truncated"):
             session.receive_eof()
@@ -365,8 +362,7 @@ def test_small_messages_share_one_frame() -> None:
     initiator, responder = joined_sessions()
     for n in range(100):
         initiator.outbox.push(Channel.APPLICATION, b"%d" % n, Priority.VOTE)
-    frame = initiator.data_to_send()
-    assert messages(responder.receive(frame)) == [b"%d" % n for n in range(100)]
+    assert messages(responder.receive(initiator.data_to_send())) == [b"%d" % n for n in range(100)]
     assert initiator.data_to_send() == b""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -18,6 +19,7 @@ from transport.blobs import blob_server
 from transport.blobs.blob_exchange import FIRST_ANSWER_SECONDS, SEARCH_SECONDS, STALL_SECONDS
 from transport.blobs.blob_server import ANSWER_SECONDS, REPEAT_SECONDS, SLOW_SECONDS, UPLOAD_SLOTS, UploadDecision, UploadQueue
 from transport.quotas.memory_quota import MemoryQuota
+from transport.relay.circuit_session import SILENT_SECONDS, WITHHELD_SECONDS, RelayWatchdog
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
 PEERS = [Identity(bytes([200 + n]) * 32) for n in range(13)]
@@ -185,8 +187,12 @@ def full(made: UploadQueue, now: float = 0.0) -> None:
     assert [made.request_slot(DIGEST, key, SIZE, now) for key in KEYS[:UPLOAD_SLOTS]] == [UploadDecision.SLOT] * UPLOAD_SLOTS
 
 
-def test_the_fourth_waits_and_is_told_of_the_three() -> None:
-    made = UploadQueue()
+@pytest.fixture
+def made() -> UploadQueue:
+    return UploadQueue()
+
+
+def test_the_fourth_waits_and_is_told_of_the_three(made: UploadQueue) -> None:
     full(made)
     assert made.request_slot(DIGEST, KEYS[3], SIZE, 0.0) is UploadDecision.ELSEWHERE
     assert set(made.other_holders(DIGEST, KEYS[3])) == set(KEYS[:3])
@@ -196,8 +202,7 @@ def test_the_fourth_waits_and_is_told_of_the_three() -> None:
     assert made.request_slot(DIGEST, KEYS[3], SIZE, 1.1) is UploadDecision.SLOT
 
 
-def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody() -> None:
-    made = UploadQueue()
+def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody(made: UploadQueue) -> None:
     full(made)
     for key in KEYS[3:5]:
         made.request_slot(DIGEST, key, SIZE, 0.0)
@@ -207,8 +212,7 @@ def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody() -> None:
     assert made.request_slot(DIGEST, KEYS[3], SIZE, 3.0) is UploadDecision.ELSEWHERE
 
 
-def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards() -> None:
-    made = UploadQueue()
+def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards(made: UploadQueue) -> None:
     for round in range(5):  # others have shown what the uplink carries
         for key in KEYS[5:10]:
             made.request_slot(bytes([round]) * 32, key, SIZE, 0.0)
@@ -224,15 +228,13 @@ def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards() -> None:
     assert made.request_slot(DIGEST, KEYS[0], SIZE, 5.0) is UploadDecision.CHUNK and KEYS[0] not in places, "beside the places"
 
 
-def test_nobody_is_named_that_never_asked_here() -> None:
-    made = UploadQueue()
+def test_nobody_is_named_that_never_asked_here(made: UploadQueue) -> None:
     full(made)
     made.on_peer_has(DIGEST, KEYS[9], 0.0)
     assert KEYS[9] not in [*made.other_holders(DIGEST, KEYS[4]), *made.other_holders(DIGEST, KEYS[4])]
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    made = UploadQueue()
+def test_what_is_remembered_is_bounded(made: UploadQueue) -> None:
     for number in range(2 * blob_server.BLOBS_MAX):
         made.request_slot(number.to_bytes(32, "big"), KEYS[0], SIZE, 0.0)
     assert len(made._blobs) == blob_server.BLOBS_MAX
@@ -310,8 +312,7 @@ def test_places_of_members_lengthen_a_stranger_s() -> None:
     made = UploadQueue([KEYS[0]].__contains__)
     for key in (KEYS[0], *KEYS[4 : 4 + UPLOAD_SLOTS]):
         made.request_slot(DIGEST, key, 1 << 30, 0.0)
-    shared = [made._blobs[DIGEST].places[key].shared for key in (KEYS[0], KEYS[4])]
-    assert shared == [UPLOAD_SLOTS + 1, UPLOAD_SLOTS]
+    assert [made._blobs[DIGEST].places[key].shared for key in (KEYS[0], KEYS[4])] == [UPLOAD_SLOTS + 1, UPLOAD_SLOTS]
 
 
 def test_strangers_have_a_place_of_their_own_and_take_none_of_others() -> None:
@@ -326,3 +327,45 @@ def test_strangers_have_a_place_of_their_own_and_take_none_of_others() -> None:
     assert made.request_slot(DIGEST, strangers[1], 1 << 30, 1.1) is UploadDecision.SLOT
     made.on_peer_has(DIGEST, strangers[1], 1.2)
     assert made._rate == rate, "a stranger tells nothing of this uplink"
+
+
+# Lanes ----------------------------------------------------------------------------------------------------------------
+
+
+STEP_SECONDS = 0.25
+
+
+def noticed(*dropped: Priority, listens: bool = True, seconds: float = 60.0) -> float | None:
+    """Seconds until it is seen that these lanes bring nothing; a ping goes out each second, and the others bring all."""
+    lanes, sent, arrived = RelayWatchdog(0.0), [0, 0, 0], [0, 0, 0]
+    for step in range(int(seconds / STEP_SECONDS)):
+        now = step * STEP_SECONDS
+        if now % 1.0 == 0:
+            sent = [sent[lane] + 100 for lane in Priority]
+            arrived = [arrived[lane] if lane in dropped else sent[lane] for lane in Priority]
+            lanes.on_arrived((arrived[0], arrived[1], arrived[2]), now)
+        if lanes.is_withholding((sent[0], sent[1], sent[2]), now, listens=listens):
+            return now
+    return None
+
+
+def test_nothing_is_held_back_where_all_arrives() -> None:
+    assert noticed() is None
+
+
+@pytest.mark.parametrize("lane", Priority)
+def test_whoever_holds_back_one_lane_is_found_out(lane: Priority) -> None:
+    assert noticed(lane) == (SILENT_SECONDS if lane is Priority.VOTE else WITHHELD_SECONDS)
+
+
+def test_a_peer_that_does_not_read_knows_nothing() -> None:
+    assert noticed(*Priority, listens=False) is None
+
+
+def test_a_slow_lane_is_none_that_is_held_back_and_an_idle_one_neither() -> None:
+    lanes = RelayWatchdog(0.0)
+    for second in range(600):  # a megabyte on its way, of which a record arrives now and then
+        lanes.on_arrived((second, 0, second // int(WITHHELD_SECONDS - 1) << 14), float(second))
+        assert not lanes.is_withholding(
+            (second + 100, 0, 1 << 20 if second < 300 else 300 // 7 << 14), float(second), listens=True
+        )

@@ -82,6 +82,11 @@ def buckets_of(table: Table[Note]) -> list[Bucket]:
 # What a table is ---------------------------------------------------------------------------------------------------------
 
 
+def refused(why: str, *proof: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        verify_range(*proof)
+
+
 @given(HISTORIES, st.randoms(use_true_random=False))
 @settings(max_examples=150)
 def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: list[Changes], asked: Any) -> None:
@@ -129,8 +134,12 @@ def test_the_root_is_that_of_the_definition(count: int) -> None:
     assert table_of(rows).root.rows == count
 
 
-def test_size_is_what_the_rows_take_at_most() -> None:
-    rows = many(300)
+@pytest.fixture
+def rows() -> dict[bytes, Note]:
+    return many(300)
+
+
+def test_size_is_what_the_rows_take_at_most(rows: dict[bytes, Note]) -> None:
     encoded = codec.encode(tuple((key, codec.encode(value)) for key, value in rows.items()))
     size = table_of(rows).root.size
     assert size == sum(len(key) + len(codec.encode(value)) + 6 for key, value in rows.items())
@@ -146,8 +155,7 @@ def test_buckets_are_the_highest_subtrees_that_fit() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 5, BUCKET_ROWS_MAX, 40])
-def test_few_rows_of_many_have_the_root_that_they_have_alone(left: int) -> None:
-    rows = many(300)
+def test_few_rows_of_many_have_the_root_that_they_have_alone(rows: dict[bytes, Note], left: int) -> None:
     few = dict(list(rows.items())[:left])
     gone = [key for key in rows if key not in few]
     whole = one_by_one = table_of(rows)
@@ -268,9 +276,8 @@ def test_slots_of_rows_that_are_gone_are_used_again_or_dropped() -> None:
         table = table.with_rows({key: None for key, _ in table.items() if key not in rows})
 
 
-def test_two_stores_take_the_same_table() -> None:
+def test_two_stores_take_the_same_table(rows: dict[bytes, Note]) -> None:
     """Simulated peers may hold one and the same state."""
-    rows = many(300)
     table = table_of(rows)
     one, other = MemoryBucketStore(), MemoryBucketStore()
     one.save_table(table)
@@ -324,8 +331,7 @@ def test_every_row_and_its_absence_is_proven(changes: Changes, key: bytes) -> No
         assert verify_row(root, key, lie, proof) == (lie == value)
 
 
-def test_a_proof_shows_no_other_key_value_or_root() -> None:
-    rows = many(300)
+def test_a_proof_shows_no_other_key_value_or_root(rows: dict[bytes, Note]) -> None:
     table = table_of(rows)
     root, absent = table.root.hash, [bytes([1, number]) for number in range(200)]
     shown = {key: table.prove_key(key) for key in (*rows, *absent)}
@@ -343,8 +349,7 @@ def test_a_proof_shows_no_other_key_value_or_root() -> None:
         assert not any(verify_row(root, other, None, shown[key]) for other in list(rows)[:50])
 
 
-def test_a_row_that_was_deleted_is_not_proven_any_more() -> None:
-    rows = many(300)
+def test_a_row_that_was_deleted_is_not_proven_any_more(rows: dict[bytes, Note]) -> None:
     table = table_of(rows)
     for key in list(rows)[:100]:
         proof = table.prove_key(key)
@@ -404,13 +409,11 @@ def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.Monke
     table = table_of(rows)
     cut = fetch_ranges(table.root)
     assert table.root.size / 1_000 <= len(cut) < 2 * table.root.size / 1_000
-    got = {key: codec.decode(Note, value) for of in cut for key, value in fetched(table, of)}
-    assert got == rows
+    assert {key: codec.decode(Note, value) for of in cut for key, value in fetched(table, of)} == rows
 
 
 def test_a_part_with_other_rows_is_refused() -> None:
-    rows = many(500)
-    table = table_of(rows)
+    table = table_of(many(500))
     root, part = table.root.hash, table.prove_range("01")
     assert len(part.rows) > 4 and verify_range(root, "01", part) == part.rows
     first, second = part.rows[:2]
@@ -424,13 +427,10 @@ def test_a_part_with_other_rows_is_refused() -> None:
         "one is new": tuple(sorted((*part.rows, (new, b"\x92\x00\xa0")), key=lambda row: records.bits(row[0]))),
     }
     for shown in others.values():
-        with pytest.raises(RemoteProtocolError, match="bad-part"):
-            verify_range(root, "01", replace(part, rows=shown))
+        refused("bad-part", root, "01", replace(part, rows=shown))
     for of in ("0", "00", "010", "011"):
-        with pytest.raises(RemoteProtocolError, match="bad-part"):
-            verify_range(root, of, part)
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.with_rows({first[0]: None}).root.hash, "01", part)
+        refused("bad-part", root, of, part)
+    refused("bad-part", table.with_rows({first[0]: None}).root.hash, "01", part)
 
 
 def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
@@ -439,12 +439,10 @@ def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
     table = table_of({key: Note(1)})
     of = records.bits(key)[:3]
     hidden = RangeProof((), OtherLeaf(records.sha256(key), records.sha256(codec.encode(Note(1)))), ())
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.root.hash, of, hidden)
+    refused("bad-part", table.root.hash, of, hidden)
     beside = of[:2] + ("0" if of[2] == "1" else "1")
     assert verify_range(table.root.hash, beside, hidden) == ()
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.root.hash, beside, table.prove_range(of))
+    refused("bad-part", table.root.hash, beside, table.prove_range(of))
 
 
 def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
@@ -452,8 +450,7 @@ def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
     table = table_of({key.encode(): Note(0) for key in keys})
     part = table.prove_range("01011")
     assert len(part.rows) > 2 and part.siblings == (None,) * 5
-    with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.root.hash, "01011", replace(part, siblings=()))
+    refused("bad-part", table.root.hash, "01011", replace(part, siblings=()))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------
@@ -594,8 +591,7 @@ def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(l
 
 
 def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
-    table = table_of(many(30))
-    incoming = TableAssembly(Table.from_wire(table.root, Note))
+    incoming = TableAssembly(Table.from_wire(table_of(many(30)).root, Note))
     flood = codec.encode(RangeProof((), None, tuple((b"%d" % number, b"x") for number in range(31))))
     with pytest.raises(RemoteProtocolError, match="31 rows in a range of a table that has 30"):
         incoming.add_range("", flood)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ledger import jobs
 from ledger.audits import assignments, disputes, loss_commitments, loss_openings
@@ -19,7 +20,7 @@ from protocol.verdicts import ReplayFinding
 from tests.sim import workload
 from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts, Frames
 from tests.sim.mutants.agreement import with_liar
-from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.planting import Mutant, Planter, everywhere, replaced, together, wrapped
 from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 
@@ -41,43 +42,25 @@ def _challenges(simulation: Simulation) -> None:
             peer.author.auditor = Challenges()
 
 
-def _one_convicts(planter: Planter) -> None:
-    def weigh(tables: AuditTables, dispute: Dispute) -> None:
-        tables.disputes[dispute.proposal_key] = dispute
-        if dispute.voted_invalid:
-            disputes.end_dispute(tables, AuditEvent.GUILTY, dispute)
-
-    planter.replace(disputes, "_weigh_verdicts", weigh)
-    planter.simulation(_challenges)
+@partial(replaced, disputes, "_weigh_verdicts")
+def _one_convicts(tables: AuditTables, dispute: Dispute) -> None:
+    tables.disputes[dispute.proposal_key] = dispute
+    if dispute.voted_invalid:
+        disputes.end_dispute(tables, AuditEvent.GUILTY, dispute)
 
 
-def _every_verdict_is_guilty(planter: Planter) -> None:
-    rule = disputes.apply_verdict
-
-    def harsh(tables: AuditTables, author: bytes, verdict: AuditFinding) -> None:
-        rule(tables, author, replace(verdict, finding=ReplayFinding.MISMATCH))
-
-    planter.replace(disputes, "apply_verdict", harsh)
-    planter.simulation(_challenges)
+@partial(wrapped, disputes, "apply_verdict")
+def _every_verdict_is_guilty(real: Any, tables: AuditTables, author: bytes, verdict: AuditFinding) -> None:
+    real(tables, author, replace(verdict, finding=ReplayFinding.MISMATCH))
 
 
-def _every_challenge_is_false(planter: Planter) -> None:
+@partial(wrapped, disputes, "end_dispute")
+def _every_challenge_is_false(real: Any, tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
     """Whoever challenged is held for a liar, whatever was found."""
-    end = disputes.end_dispute
-
-    def both(tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
-        if event is AuditEvent.GUILTY:
-            for person in dispute.challenges:
-                disputes.hold_against(tables, person)
-        end(tables, event, dispute)
-
-    planter.replace(disputes, "end_dispute", both)
-    planter.simulation(_false_proposals)
-
-
-def _one_trainer_convicts(planter: Planter) -> None:
-    planter.replace(loss_commitments, "is_lazy_auditor", lambda known, voters, faults: bool(known.wrong))
-    planter.simulation(_frames)
+    if event is AuditEvent.GUILTY:
+        for person in dispute.challenges:
+            disputes.hold_against(tables, person)
+    real(tables, event, dispute)
 
 
 def _reports_count(planter: Planter) -> None:
@@ -90,27 +73,16 @@ def _reports_count(planter: Planter) -> None:
     planter.replace(loss_commitments, "add_comparison", compared)
     planter.replace(loss_commitments, "is_lazy_auditor", lambda known, voters, faults: len(known.wrong) > faults)
     planter.replace(workload, "OPENED_SHARE", 1.0)
-    planter.simulation(_frames)
 
 
-def _exact_losses(planter: Planter) -> None:
-    planter.replace(loss_commitments, "is_wrong_loss", lambda reported, opened: reported != opened)
-    planter.replace(workload, "OPENED_SHARE", 1.0)
+ALL_OPENED = replaced(workload, "OPENED_SHARE", 1.0)
 
 
-def _opened_early(planter: Planter) -> None:
-    planter.replace(loss_openings, "may_open_loss", lambda tables, number, trainer: True)
-    planter.replace(workload, "OPENED_SHARE", 1.0)
-
-
-def _shut_is_guilty(planter: Planter) -> None:
+@partial(replaced, loss_openings, "lose_reward")
+def _shut_is_guilty(tables: AuditTables, number: int, trainer: bytes) -> None:
     """A trainer that does not open its losses in time is suspended, as if it was not away."""
-
-    def lose(tables: AuditTables, number: int, trainer: bytes) -> None:
-        cause = AuditLogEntry(tables.height, tables.key, number, trainer, trainer, AuditResult.LAZY)
-        suspend_trainer(tables, tables.current_key(trainer), cause)
-
-    planter.replace(loss_openings, "lose_reward", lose)
+    cause = AuditLogEntry(tables.height, tables.key, number, trainer, trainer, AuditResult.LAZY)
+    suspend_trainer(tables, tables.current_key(trainer), cause)
 
 
 def _frames(simulation: Simulation) -> None:
@@ -124,94 +96,37 @@ def _false_proposals(simulation: Simulation) -> None:
         peer.author.auditor = Distrusts() if peer.is_honest else Cheats()
 
 
-def _unseen_is_false(planter: Planter) -> None:
-    verdict = disputes._with_verdict
-
-    def harsh(dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
-        return verdict(dispute, judge, ReplayFinding.MISMATCH if finding is ReplayFinding.WITHHELD else finding)
-
-    planter.replace(disputes, "_with_verdict", harsh)
-    planter.simulation(partial(_blind, Challenges, 2))
+@partial(wrapped, disputes, "_with_verdict")
+def _unseen_is_false(real: Any, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
+    return real(dispute, judge, ReplayFinding.MISMATCH if finding is ReplayFinding.WITHHELD else finding)
 
 
-def _one_and_unseen(planter: Planter) -> None:
-    planter.replace(
-        disputes, "is_shown_selectively", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed
-    )
-    planter.simulation(partial(_blind, Challenges, 2))
+@partial(wrapped, disputes, "_weigh_verdicts")
+def _few_unseen(real: Any, tables: AuditTables, dispute: Dispute) -> None:
+    if len(dispute.voted_withheld) > tables.rounds[dispute.round].faults:
+        tables.disputes[dispute.proposal_key] = dispute
+        disputes.end_dispute(tables, AuditEvent.UNSEEN, dispute)
+    else:
+        real(tables, dispute)
 
 
-def _few_unseen(planter: Planter) -> None:
-    weigh = disputes._weigh_verdicts
-
-    def harsh(tables: AuditTables, dispute: Dispute) -> None:
-        if len(dispute.voted_withheld) > tables.rounds[dispute.round].faults:
-            tables.disputes[dispute.proposal_key] = dispute
-            disputes.end_dispute(tables, AuditEvent.UNSEEN, dispute)
-        else:
-            weigh(tables, dispute)
-
-    planter.replace(disputes, "_weigh_verdicts", harsh)
-    planter.simulation(partial(_blind, Claims, 1))
+@partial(wrapped, jobs, "_rolled_back")
+def _number_used_again(real: Any, job: Job, found: RollbackDue, height: int, was_open: bool) -> tuple[Job, JobRolledBack]:
+    moved, back = real(job, found, height, was_open)
+    number = moved.round - was_open
+    return replace(moved, round=number), replace(back, round=number)
 
 
-def _windows_ignored(planter: Planter) -> None:
-    planter.replace(AuditTerms, "served_ms", lambda self, reexecutors: 0)
-    planter.simulation(_slow)
+@partial(everywhere, snapshot_server.models_in_state)
+def _no_anchors_kept(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
+    return {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
 
 
-def _side_by_side(planter: Planter) -> None:
-    """Judges fetch all disputed proposals of a trainer at once, beside liars that claim of several that they did not come."""
-    planter.replace(workload, "first_duty_of_each_trainer", lambda due, members: list(due))
-    planter.simulation(partial(_blind, Claims, 0))
-    planter.simulation(_slow)
-
-
-def _number_used_again(planter: Planter) -> None:
-    def rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> tuple[Job, JobRolledBack]:
-        moved, back = right(job, found, height, was_open)
-        number = moved.round - was_open
-        return replace(moved, round=number), replace(back, round=number)
-
-    right = jobs._rolled_back
-    planter.replace(jobs, "_rolled_back", rolled_back)
-    planter.simulation(_cheats)
-
-
-def _anchor_after_the_lie(planter: Planter) -> None:
-    planter.replace(jobs, "newest_anchor_up_to", lambda anchors, number: anchors[-1])
-    planter.simulation(_cheats)
-
-
-def _too_few_roll_back(planter: Planter) -> None:
-    planter.replace(jobs, "_voted_back", lambda job, members: max(job.rollback_requests.values(), default=None))
-
-
-def _nobody_rolls_back(planter: Planter) -> None:
-    planter.replace(jobs, "_voted_back", lambda job, members: None)
-
-
-def _undone_again(planter: Planter) -> None:
-    planter.replace(assignments, "undo_rounds", lambda tables, first: None)
-    planter.simulation(_cheats)
-
-
-def _no_anchors_kept(planter: Planter) -> None:
-    def without_anchors(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
-        return {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
-
-    planter.everywhere(snapshot_server.models_in_state, without_anchors)
-    planter.simulation(_cheats)
-
-
-def _taken_not_in_snapshots(planter: Planter) -> None:
-    def decoded(self: LedgerRules, data: bytes) -> LedgerState:
-        state = right(self, data)
-        reset = {key: replace(job, rounds_in_model=0) for key, job in state.jobs.jobs.items()}
-        return state.with_modules(jobs=replace(state.jobs, jobs=reset))
-
-    right = LedgerRules.decode_state
-    planter.replace(LedgerRules, "decode_state", decoded)
+@partial(wrapped, LedgerRules, "decode_state")
+def _taken_not_in_snapshots(real: Any, self: LedgerRules, data: bytes) -> LedgerState:
+    state = real(self, data)
+    reset = {key: replace(job, rounds_in_model=0) for key, job in state.jobs.jobs.items()}
+    return state.with_modules(jobs=replace(state.jobs, jobs=reset))
 
 
 def _cheats(simulation: Simulation) -> None:
@@ -229,19 +144,33 @@ def _blind(lies: type[Auditor], count: int, simulation: Simulation) -> None:
         peer.author.auditor = Blind()
 
 
+def _claims_and_slow(simulation: Simulation) -> None:
+    """Liars claim of several disputed proposals that they did not come."""
+    _blind(Claims, 0, simulation)
+    _slow(simulation)
+
+
 def _slow(simulation: Simulation) -> None:
     for peer in simulation.peers:
         peer.author.slowness = 0.9
 
 
 AUDITS = (
-    Mutant("one-convicts", "a challenge is enough to suspend somebody", ("honest suspended",), _one_convicts, CHALLENGED),
+    Mutant(
+        "one-convicts",
+        "a challenge is enough to suspend somebody",
+        ("honest suspended",),
+        _one_convicts,
+        CHALLENGED,
+        change=_challenges,
+    ),
     Mutant(
         "every-verdict-guilty",
         "a verdict of innocent is counted as guilty",
         ("honest suspended",),
         _every_verdict_is_guilty,
         CHALLENGED,
+        change=_challenges,
     ),
     Mutant(
         "every-challenge-false",
@@ -249,6 +178,7 @@ AUDITS = (
         ("honest refuted",),
         _every_challenge_is_false,
         CHALLENGED,
+        change=_false_proposals,
     ),
     Mutant(
         "unseen-is-false",
@@ -256,13 +186,17 @@ AUDITS = (
         ("honest suspended",),
         _unseen_is_false,
         BLINDED,
+        change=partial(_blind, Challenges, 2),
     ),
     Mutant(
         "one-and-unseen",
         "one judge that finds a proposal false is enough where others did not see it",
         ("honest suspended",),
-        _one_and_unseen,
+        replaced(
+            disputes, "is_shown_selectively", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed
+        ),
         BLINDED,
+        change=partial(_blind, Challenges, 2),
     ),
     Mutant(
         "few-unseen",
@@ -270,31 +204,86 @@ AUDITS = (
         ("honest suspended",),
         _few_unseen,
         BLINDED,
+        change=partial(_blind, Claims, 1),
     ),
     Mutant(
         "least-link-ignored",
         "auditors say withheld before the least link could have shown anything",
         ("honest suspended",),
-        _windows_ignored,
+        replaced(AuditTerms, "served_ms", lambda self, reexecutors: 0),
         CALM_SAMPLED,
+        change=_slow,
     ),
-    Mutant("disputes-side-by-side", "judges fetch all disputed proposals of a trainer at once", HONEST, _side_by_side, CROWDED),
-    Mutant("one-trainer-convicts", "an auditor is lazy if one trainer says so", HONEST, _one_trainer_convicts, FRAMED),
-    Mutant("reports-count", "an auditor is lazy if one trainer says so often", HONEST, _reports_count, FRAMED),
-    Mutant("exact-losses", "a loss is wrong if any bit differs", HONEST, _exact_losses, FRAMED),
-    Mutant("losses-early", "losses may be opened while reports come in", ("opened early",), _opened_early, FRAMED),
+    Mutant(
+        "disputes-side-by-side",
+        "judges fetch all disputed proposals of a trainer at once",
+        HONEST,
+        replaced(workload, "first_duty_of_each_trainer", lambda due, members: list(due)),
+        CROWDED,
+        change=_claims_and_slow,
+    ),
+    Mutant(
+        "one-trainer-convicts",
+        "an auditor is lazy if one trainer says so",
+        HONEST,
+        replaced(loss_commitments, "is_lazy_auditor", lambda known, voters, faults: bool(known.wrong)),
+        FRAMED,
+        change=_frames,
+    ),
+    Mutant("reports-count", "an auditor is lazy if one trainer says so often", HONEST, _reports_count, FRAMED, change=_frames),
+    Mutant(
+        "exact-losses",
+        "a loss is wrong if any bit differs",
+        HONEST,
+        together(ALL_OPENED, replaced(loss_commitments, "is_wrong_loss", lambda reported, opened: reported != opened)),
+        FRAMED,
+    ),
+    Mutant(
+        "losses-early",
+        "losses may be opened while reports come in",
+        ("opened early",),
+        together(ALL_OPENED, replaced(loss_openings, "may_open_loss", lambda tables, number, trainer: True)),
+        FRAMED,
+    ),
     Mutant(
         "number-used-again",
         "the open round's number is used again after a rollback",
         ("round used again", "honest accused"),
         _number_used_again,
         FRAMED,
+        change=_cheats,
     ),
-    Mutant("anchor-after-the-lie", "a rollback goes to an anchor after the lie", ("lie stays",), _anchor_after_the_lie, FRAMED),
-    Mutant("undone-again", "a lie that is undone rolls back again", ("rolled back for nothing",), _undone_again, TWO_CHEATS),
-    Mutant("too-few-roll-back", "one voter takes a job back", ("rolled back for nothing",), _too_few_roll_back, ONE_TOO_FEW),
-    Mutant("nobody-rolls-back", "what voters want undone stays", ("not rolled back",), _nobody_rolls_back, QUORUM_BACK),
-    Mutant("no-anchors-kept", "peers keep no models of anchors", ("anchor kept",), _no_anchors_kept, FRAMED),
+    Mutant(
+        "anchor-after-the-lie",
+        "a rollback goes to an anchor after the lie",
+        ("lie stays",),
+        replaced(jobs, "newest_anchor_up_to", lambda anchors, number: anchors[-1]),
+        FRAMED,
+        change=_cheats,
+    ),
+    Mutant(
+        "undone-again",
+        "a lie that is undone rolls back again",
+        ("rolled back for nothing",),
+        replaced(assignments, "undo_rounds", lambda tables, first: None),
+        TWO_CHEATS,
+        change=_cheats,
+    ),
+    Mutant(
+        "too-few-roll-back",
+        "one voter takes a job back",
+        ("rolled back for nothing",),
+        replaced(jobs, "_voted_back", lambda job, members: max(job.rollback_requests.values(), default=None)),
+        ONE_TOO_FEW,
+    ),
+    Mutant(
+        "nobody-rolls-back",
+        "what voters want undone stays",
+        ("not rolled back",),
+        replaced(jobs, "_voted_back", lambda job, members: None),
+        QUORUM_BACK,
+    ),
+    Mutant("no-anchors-kept", "peers keep no models of anchors", ("anchor kept",), _no_anchors_kept, FRAMED, change=_cheats),
     Mutant("taken-not-in-snapshots", "a snapshot has no count of rounds", ("roots",), _taken_not_in_snapshots, RESTORED),
     Mutant("shut-is-guilty", "a trainer that opens nothing is suspended", HONEST, _shut_is_guilty, FRAMED),
 )

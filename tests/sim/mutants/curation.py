@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import curation.ledger.curation_module
@@ -26,7 +27,7 @@ from curation.tasks.task_pages import assignment_id, task_id
 from ledger.core.module import BlockContext, EmbeddedStatement
 from ledger.members import MembersState
 from tests.sim.crowd import MOODS
-from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.planting import Mutant, Plant, Planter, everywhere, replaced, wrapped
 from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 
@@ -36,123 +37,94 @@ CLOSES = Scenario(blocks=90, minute_ms=150, jobs=False, work=2.0)
 # Statements ----------------------------------------------------------------------------------------------------------
 
 
-def _anybody_serves(planter: Planter) -> None:
-    planter.replace(curation.ledger.curation_module, "ANNOTATOR_ROLE", "trainer")
-
-
-def _unsigned(planter: Planter, kind: type) -> None:
-    real = CurationModule.embedded_statements
-
-    def statements(self: CurationModule, author: bytes, content: object) -> list[EmbeddedStatement]:
+def _unsigned(kind: type) -> Plant:
+    def statements(real: Any, self: CurationModule, author: bytes, content: object) -> list[EmbeddedStatement]:
         return [statement for statement in real(self, author, content) if not isinstance(statement.message, kind)]
 
-    planter.replace(CurationModule, "embedded_statements", statements)
+    return wrapped(CurationModule, "embedded_statements", statements)
 
 
-def _of_committed(planter: Planter, act: Any) -> None:
+def _of_committed(act: Any) -> Plant:
     """`act` where a commitment comes for an assignment that has one."""
-    real = CurationModule._commit
 
-    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
+    def commit(real: Any, self: Any, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         row = work.assignments.get_record(said.assignment)
         if row is not None and row.state is AssignmentState.COMMITTED:
             act(work, row, said)
         else:
             real(self, work, said, peer, context)
 
-    planter.replace(CurationModule, "_commit", commit)
+    return wrapped(CurationModule, "_commit", commit)
 
 
-def _commitment_replaced(planter: Planter) -> None:
-    def act(work: CurationChanges, row: Any, said: AnswerCommitment) -> None:
-        work.assignments[said.assignment] = replace(row, commitment=said.commitment)
-
-    _of_committed(planter, act)
+@_of_committed
+def _commitment_replaced(work: CurationChanges, row: Any, said: AnswerCommitment) -> None:
+    work.assignments[said.assignment] = replace(row, commitment=said.commitment)
 
 
-def _replay_counts(planter: Planter) -> None:
-    def act(work: CurationChanges, row: Any, said: AnswerCommitment) -> None:
-        if said.commitment == row.commitment:
-            person = work.annotators[row.annotator]
-            work.annotators[row.annotator] = replace(person, annotations=person.annotations + 1)
-            work.add_to_field("annotations")
-
-    _of_committed(planter, act)
+@_of_committed
+def _replay_counts(work: CurationChanges, row: Any, said: AnswerCommitment) -> None:
+    if said.commitment == row.commitment:
+        person = work.annotators[row.annotator]
+        work.annotators[row.annotator] = replace(person, annotations=person.annotations + 1)
+        work.add_to_field("annotations")
 
 
-def _closed_takes_votes(planter: Planter) -> None:
-    real = CurationModule._commit
-
-    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
-        row = work.assignments.get_record(said.assignment)
-        phase = work.projects[row.project].phase if row is not None else None
-        if row is not None and phase is ProjectPhase.CLOSED:
-            work.projects[row.project] = replace(work.projects[row.project], phase=ProjectPhase.OPEN)
-        try:
-            real(self, work, said, peer, context)
-        finally:
-            if row is not None and phase is ProjectPhase.CLOSED:
-                work.projects[row.project] = replace(work.projects[row.project], phase=ProjectPhase.CLOSED)
-
-    planter.replace(CurationModule, "_commit", commit)
-
-
-def _all_are_blind(planter: Planter) -> None:
-    real = CurationModule._commit
-
-    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
+@partial(wrapped, CurationModule, "_commit")
+def _closed_takes_votes(
+    real: Any, self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext
+) -> None:
+    row = work.assignments.get_record(said.assignment)
+    phase = work.projects[row.project].phase if row is not None else None
+    if row is not None and phase is ProjectPhase.CLOSED:
+        work.projects[row.project] = replace(work.projects[row.project], phase=ProjectPhase.OPEN)
+    try:
         real(self, work, said, peer, context)
-        work.assignments[said.assignment] = replace(work.assignments[said.assignment], is_blind=True)
+    finally:
+        if row is not None and phase is ProjectPhase.CLOSED:
+            work.projects[row.project] = replace(work.projects[row.project], phase=ProjectPhase.CLOSED)
 
-    planter.replace(CurationModule, "_commit", commit)
+
+@partial(wrapped, CurationModule, "_commit")
+def _all_are_blind(
+    real: Any, self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext
+) -> None:
+    real(self, work, said, peer, context)
+    work.assignments[said.assignment] = replace(work.assignments[said.assignment], is_blind=True)
 
 
-def _seals_dropped(planter: Planter) -> None:
+@partial(wrapped, CurationModule, "_commit")
+def _seals_dropped(
+    real: Any, self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext
+) -> None:
     """Only the peer that carried a vote can open it."""
-    real = CurationModule._commit
-
-    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
-        real(self, work, replace(said, seals=()), peer, context)
-
-    planter.replace(CurationModule, "_commit", commit)
+    real(self, work, replace(said, seals=()), peer, context)
 
 
-def _seals_kept(planter: Planter) -> None:
+@partial(wrapped, CurationChanges, "release_place")
+def _seals_kept(real: Any, self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
     """A vote that is forfeited can still be read by the peers that its answer is sealed for."""
-    real = CurationChanges.release_place
-
-    def give_back(self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
-        seals = self.assignments[assignment].seals
-        real(self, assignment, state)
-        self.assignments[assignment] = replace(self.assignments[assignment], seals=seals)
-
-    planter.replace(CurationChanges, "release_place", give_back)
+    seals = self.assignments[assignment].seals
+    real(self, assignment, state)
+    self.assignments[assignment] = replace(self.assignments[assignment], seals=seals)
 
 
-def _opened_early(planter: Planter) -> None:
-    real = curation.ledger.curation_module._open
-
-    def opens(work: CurationChanges, said: AnswerOpening, peer: bytes, context: BlockContext) -> None:
-        row = work.assignments.get_record(said.assignment)
-        task = task_id(row.project, row.number) if row is not None and row.state is AssignmentState.COMMITTED else None
-        if task is None or work.tasks[task].stage is not TaskStage.BEGUN:
-            return real(work, said, peer, context)
-        work.tasks[task] = replace(work.tasks[task], stage=TaskStage.OPENING)
-        try:
-            return real(work, said, peer, context)
-        finally:
-            work.tasks[task] = replace(work.tasks[task], stage=TaskStage.BEGUN)
-
-    planter.replace(curation.ledger.curation_module, "_open", opens)
+@partial(wrapped, curation.ledger.curation_module, "_open")
+def _opened_early(real: Any, work: CurationChanges, said: AnswerOpening, peer: bytes, context: BlockContext) -> None:
+    row = work.assignments.get_record(said.assignment)
+    task = task_id(row.project, row.number) if row is not None and row.state is AssignmentState.COMMITTED else None
+    if task is None or work.tasks[task].stage is not TaskStage.BEGUN:
+        return real(work, said, peer, context)
+    work.tasks[task] = replace(work.tasks[task], stage=TaskStage.OPENING)
+    try:
+        return real(work, said, peer, context)
+    finally:
+        work.tasks[task] = replace(work.tasks[task], stage=TaskStage.BEGUN)
 
 
 class _Whatever:
     def __ne__(self, other: object) -> bool:
         return False
-
-
-def _opened_otherwise(planter: Planter) -> None:
-    planter.replace(curation.ledger.curation_module, "answer_commitment", lambda assignment, salt, answer: _Whatever())
 
 
 def _remembered_too_long(planter: Planter) -> None:
@@ -167,201 +139,133 @@ def _remembered_too_long(planter: Planter) -> None:
     planter.replace(CurationModule, "apply_transaction", apply)
 
 
-def _one_stops(planter: Planter) -> None:
-    planter.replace(curation.ledger.curation_module, "VoterSet", _OneIsEnough)
-
-
-def _one_redacts(planter: Planter) -> None:
-    planter.replace(curation.ledger.redaction, "VoterSet", _OneIsEnough)
-
-
 class _OneIsEnough(VoterSet):
     quorum, faults_tolerated = 1, 0  # type: ignore[assignment]
 
 
-def _redacted_is_drawn(planter: Planter) -> None:
-    real = CurationChanges.redact_task
-
-    def redact(self: CurationChanges, project: bytes, number: int) -> None:
-        stage = (self.tasks.get_record(task_id(project, number)) or self.new_task_row(project, number)).stage
-        real(self, project, number)
-        if stage is TaskStage.BEGUN:
-            self.tasks[task_id(project, number)] = replace(self.tasks[task_id(project, number)], stage=stage)
-
-    planter.replace(CurationChanges, "redact_task", redact)
+@partial(wrapped, CurationChanges, "redact_task")
+def _redacted_is_drawn(real: Any, self: CurationChanges, project: bytes, number: int) -> None:
+    stage = (self.tasks.get_record(task_id(project, number)) or self.new_task_row(project, number)).stage
+    real(self, project, number)
+    if stage is TaskStage.BEGUN:
+        self.tasks[task_id(project, number)] = replace(self.tasks[task_id(project, number)], stage=stage)
 
 
 # Places and lists ----------------------------------------------------------------------------------------------------
 
 
-def _keeps_place(planter: Planter, of: AssignmentState) -> None:
-    real = CurationChanges.release_place
-
-    def give_back(self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
+def _keeps_place(of: AssignmentState) -> Plant:
+    def give_back(real: Any, self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
         if state is of:
             row = self.assignments[assignment]
             task = task_id(row.project, row.number)
             self.tasks[task] = replace(self.tasks[task], places_taken=self.tasks[task].places_taken + 1)
         real(self, assignment, state)
 
-    planter.replace(CurationChanges, "release_place", give_back)
+    return wrapped(CurationChanges, "release_place", give_back)
 
 
-def _anybody_releases(planter: Planter) -> None:
-    def release(work: CurationChanges, said: ReleaseAssignment, peer: bytes, members: MembersState) -> None:
-        row = work.assignments.get_record(said.assignment)
-        if row is None or row.state is not AssignmentState.LEASED:
-            raise curation.ledger.curation_module.InapplicableStatement("nobody has that lease")
-        work.release_place(said.assignment, AssignmentState.RELEASED)
-
-    planter.replace(curation.ledger.curation_module, "_release", release)
+@partial(replaced, curation.ledger.curation_module, "_release")
+def _anybody_releases(work: CurationChanges, said: ReleaseAssignment, peer: bytes, members: MembersState) -> None:
+    row = work.assignments.get_record(said.assignment)
+    if row is None or row.state is not AssignmentState.LEASED:
+        raise curation.ledger.curation_module.InapplicableStatement("nobody has that lease")
+    work.release_place(said.assignment, AssignmentState.RELEASED)
 
 
-def _expired_is_drawn(planter: Planter) -> None:
+@partial(wrapped, CurationChanges, "_is_released")
+def _expired_is_drawn(real: Any, self: CurationChanges, task: bytes, annotator: bytes) -> bool:
     """The annotator gets a task again that it let expire, as if its lease had been released."""
-    real = CurationChanges._is_released
-
-    def is_released(self: CurationChanges, task: bytes, annotator: bytes) -> bool:
-        assignment = self.assignments.get_record(assignment_id(task, annotator))
-        return real(self, task, annotator) or (assignment is not None and assignment.state is AssignmentState.EXPIRED)
-
-    planter.replace(CurationChanges, "_is_released", is_released)
+    assignment = self.assignments.get_record(assignment_id(task, annotator))
+    return real(self, task, annotator) or (assignment is not None and assignment.state is AssignmentState.EXPIRED)
 
 
-def _leased_twice(planter: Planter) -> None:
+@partial(wrapped, CurationChanges, "_is_released")
+def _leased_twice(real: Any, self: CurationChanges, task: bytes, annotator: bytes) -> bool:
     """The annotator gets a task again while it has it."""
-    real = CurationChanges._is_released
-
-    def is_released(self: CurationChanges, task: bytes, annotator: bytes) -> bool:
-        assignment = assignment_id(task, annotator)
-        if (row := self.assignments.get_record(assignment)) is not None and row.state is AssignmentState.LEASED:
-            self.release_place(assignment, AssignmentState.RELEASED)
-        return real(self, task, annotator)
-
-    planter.replace(CurationChanges, "_is_released", is_released)
+    assignment = assignment_id(task, annotator)
+    if (row := self.assignments.get_record(assignment)) is not None and row.state is AssignmentState.LEASED:
+        self.release_place(assignment, AssignmentState.RELEASED)
+    return real(self, task, annotator)
 
 
-def _forfeit_costs(planter: Planter) -> None:
-    real = CurationChanges.forfeit_vote
-
-    def forfeit(self: CurationChanges, assignment: bytes) -> None:
-        real(self, assignment)
-        person = self.annotators[self.assignments[assignment].annotator]
-        self.annotators[self.assignments[assignment].annotator] = replace(person, accepted=max(0, person.accepted - 1))
-
-    planter.replace(CurationChanges, "forfeit_vote", forfeit)
+@partial(wrapped, CurationChanges, "forfeit_vote")
+def _forfeit_costs(real: Any, self: CurationChanges, assignment: bytes) -> None:
+    real(self, assignment)
+    person = self.annotators[self.assignments[assignment].annotator]
+    self.annotators[self.assignments[assignment].annotator] = replace(person, accepted=max(0, person.accepted - 1))
 
 
-def _drawn_again(planter: Planter) -> None:
-    def draw(self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
-        row = self.projects[project]
-        return task_id(project, self._number_at(project, b"b", 0)) if row.begun else None
-
-    planter.replace(CurationChanges, "_draw_begun", draw)
+@partial(replaced, CurationChanges, "_draw_begun")
+def _drawn_again(self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
+    row = self.projects[project]
+    return task_id(project, self._number_at(project, b"b", 0)) if row.begun else None
 
 
-def _project_ignored(planter: Planter) -> None:
-    real = CurationChanges.draw_task
-    planter.replace(CurationChanges, "draw_task", lambda self, annotator, without, project: real(self, annotator, without))
-
-
-def _fresh_twice(planter: Planter) -> None:
+@partial(wrapped, CurationChanges, "_draw_fresh")
+def _fresh_twice(real: Any, self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
     """The first element of the list is not moved to the place of the one that is drawn."""
-    real = CurationChanges._draw_fresh
-
-    def draw(self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
-        before = dict(self.places.changes)
-        task = real(self, project, annotator)
-        self.places.changes = before
-        return task
-
-    planter.replace(CurationChanges, "_draw_fresh", draw)
+    before = dict(self.places.changes)
+    task = real(self, project, annotator)
+    self.places.changes = before
+    return task
 
 
-def _full_is_listed(planter: Planter) -> None:
-    real = CurationChanges.update_task_index
-
-    def listed(self: CurationChanges, task: bytes) -> None:
-        if self.tasks[task].index_slot is None or self.tasks[task].stage is not TaskStage.BEGUN:
-            real(self, task)
-
-    planter.replace(CurationChanges, "update_task_index", listed)
+@partial(wrapped, CurationChanges, "update_task_index")
+def _full_is_listed(real: Any, self: CurationChanges, task: bytes) -> None:
+    if self.tasks[task].index_slot is None or self.tasks[task].stage is not TaskStage.BEGUN:
+        real(self, task)
 
 
-def _forgotten_lease(planter: Planter) -> None:
-    real = CurationChanges.enqueue_expiry
-
-    def wait(self: CurationChanges, name: str, assignment: bytes, at_ms: int) -> None:
-        if assignment[0] >= 64:
-            real(self, name, assignment, at_ms)
-
-    planter.replace(CurationChanges, "enqueue_expiry", wait)
+@partial(wrapped, CurationChanges, "enqueue_expiry")
+def _forgotten_lease(real: Any, self: CurationChanges, name: str, assignment: bytes, at_ms: int) -> None:
+    if assignment[0] >= 64:
+        real(self, name, assignment, at_ms)
 
 
 # Labels and points ---------------------------------------------------------------------------------------------------
 
 
-def _settled_follows_votes(planter: Planter) -> None:
+@partial(wrapped, curation.ledger.curation_module, "_settle")
+def _settled_follows_votes(real: Any, work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
     """A task that is settled changes the labels of earlier ones that one of its annotators answered otherwise."""
-    real = curation.ledger.curation_module._settle
-
-    def settle(work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
-        real(work, task, asked, label, context)
-        row = work.tasks[task]
-        for number in range(row.number):
-            other = task_id(row.project, number)
-            found = work.tasks.get_record(other)
-            if found is not None and found.stage is TaskStage.SETTLED and not set(found.annotators).isdisjoint(row.annotators):
-                curation.ledger.project_close._relabel(work, other, label, False)
-
-    planter.replace(curation.ledger.curation_module, "_settle", settle)
+    real(work, task, asked, label, context)
+    row = work.tasks[task]
+    for number in range(row.number):
+        other = task_id(row.project, number)
+        found = work.tasks.get_record(other)
+        if found is not None and found.stage is TaskStage.SETTLED and not set(found.annotators).isdisjoint(row.annotators):
+            curation.ledger.project_close._relabel(work, other, label, False)
 
 
-def _label_of_nobody(planter: Planter) -> None:
+@partial(wrapped, curation.ledger.curation_module, "_settle")
+def _label_of_nobody(real: Any, work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
     """The label counts as accepted for everybody who opened a vote."""
-    real = curation.ledger.curation_module._settle
-
-    def settle(work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
-        real(work, task, asked, label, context)
-        for annotator in work.tasks[task].annotators:
-            vote = work.assignments[assignment_id(task, annotator)]
-            if vote.answer is not None and tuple(vote.answer) != label:
-                person = work.annotators[annotator]
-                work.annotators[annotator] = replace(person, accepted=person.accepted + 1)
-
-    planter.replace(curation.ledger.curation_module, "_settle", settle)
+    real(work, task, asked, label, context)
+    for annotator in work.tasks[task].annotators:
+        vote = work.assignments[assignment_id(task, annotator)]
+        if vote.answer is not None and tuple(vote.answer) != label:
+            person = work.annotators[annotator]
+            work.annotators[annotator] = replace(person, accepted=person.accepted + 1)
 
 
-def _points_from_nothing(planter: Planter) -> None:
-    def divided(points: int, shares: Mapping[bytes, int]) -> dict[bytes, int]:
-        total = sum(shares.values()) or 1
-        return {key: -(-points * share // total) for key, share in shares.items()}
-
-    planter.everywhere(reputation.divide_points, divided)
-    planter.simulation(_diligent)
+@partial(everywhere, reputation.divide_points)
+def _points_from_nothing(points: int, shares: Mapping[bytes, int]) -> dict[bytes, int]:
+    total = sum(shares.values()) or 1
+    return {key: -(-points * share // total) for key, share in shares.items()}
 
 
-def _paid_beside(planter: Planter) -> None:
+@partial(wrapped, ProjectEstimate, "divide_points")
+def _paid_beside(real: Any, self: ProjectEstimate, of: int) -> dict[bytes, int]:
     """A point more is divided than the project promised."""
-    real = ProjectEstimate.divide_points
-
-    def points(self: ProjectEstimate, of: int) -> dict[bytes, int]:
-        return real(self, of + 1)
-
-    planter.replace(ProjectEstimate, "divide_points", points)
-    planter.simulation(_diligent)
+    return real(self, of + 1)
 
 
-def _votes_by_looks(planter: Planter) -> None:
+@partial(wrapped, ProjectVotes, "read_votes")
+def _votes_by_looks(real: Any, self: ProjectVotes, work: CurationChanges, project: bytes, upto: int) -> None:
     """What is read of a project is read again with each body that is judged, decided or not."""
-    real = ProjectVotes.read_votes
-
-    def read(self: ProjectVotes, work: CurationChanges, project: bytes, upto: int) -> None:
-        self._read = 0
-        real(self, work, project, upto)
-
-    planter.replace(ProjectVotes, "read_votes", read)
-    planter.simulation(_diligent)
+    self._read = 0
+    real(self, work, project, upto)
 
 
 def _diligent(simulation: Simulation) -> None:
@@ -374,19 +278,25 @@ def _diligent(simulation: Simulation) -> None:
 
 
 CURATION = (
-    Mutant("anybody-serves", "who has no such role carries a batch", ("curation consent",), _anybody_serves, CURATES),
+    Mutant(
+        "anybody-serves",
+        "who has no such role carries a batch",
+        ("curation consent",),
+        replaced(curation.ledger.curation_module, "ANNOTATOR_ROLE", "trainer"),
+        CURATES,
+    ),
     Mutant(
         "annotation-unsigned",
         "a commitment need not be signed by the annotator",
         ("curation consent",),
-        lambda planter: _unsigned(planter, AnnotationStatement),
+        _unsigned(AnnotationStatement),
         CURATES,
     ),
     Mutant(
         "enrolment-unsigned",
         "a wish to enrol at one peer enrols at another",
         ("curation consent",),
-        lambda planter: _unsigned(planter, EnrolStatement),
+        _unsigned(EnrolStatement),
         CURATES,
     ),
     Mutant(
@@ -402,30 +312,48 @@ CURATION = (
     Mutant("seals-dropped", "a vote loses its seals: its peer alone can open it", ("curation seals",), _seals_dropped, CURATES),
     Mutant("seals-kept", "a vote that is forfeited keeps its seals", ("curation seals",), _seals_kept, CURATES),
     Mutant("opened-early", "an opening counts before all votes are committed", ("curation early",), _opened_early, CURATES),
-    Mutant("opened-otherwise", "an answer counts that was not committed", ("curation votes",), _opened_otherwise, CURATES),
-    Mutant("one-stops", "one voter stops a project", ("curation consent",), _one_stops, CLOSES),
-    Mutant("one-redacts", "one voter takes a task's text out", ("curation consent",), _one_redacts, CURATES),
+    Mutant(
+        "opened-otherwise",
+        "an answer counts that was not committed",
+        ("curation votes",),
+        replaced(curation.ledger.curation_module, "answer_commitment", lambda assignment, salt, answer: _Whatever()),
+        CURATES,
+    ),
+    Mutant(
+        "one-stops",
+        "one voter stops a project",
+        ("curation consent",),
+        replaced(curation.ledger.curation_module, "VoterSet", _OneIsEnough),
+        CLOSES,
+    ),
+    Mutant(
+        "one-redacts",
+        "one voter takes a task's text out",
+        ("curation consent",),
+        replaced(curation.ledger.redaction, "VoterSet", _OneIsEnough),
+        CURATES,
+    ),
     Mutant("redacted-goes-on", "a task without a text is asked on", ("curation redacted",), _redacted_is_drawn, CURATES),
     Mutant("remembered-too-long", "a batch acts on a state as it did on another one", ("roots",), _remembered_too_long, CURATES),
     Mutant(
         "expired-keeps-place",
         "the place of a lease that expired is not free",
         ("curation places",),
-        lambda planter: _keeps_place(planter, AssignmentState.EXPIRED),
+        _keeps_place(AssignmentState.EXPIRED),
         CURATES,
     ),
     Mutant(
         "forfeit-keeps-place",
         "the place of a vote that nobody opened is not free",
         ("curation places",),
-        lambda planter: _keeps_place(planter, AssignmentState.FORFEITED),
+        _keeps_place(AssignmentState.FORFEITED),
         CURATES,
     ),
     Mutant(
         "release-keeps-place",
         "the place of a lease that was released is not free",
         ("curation places",),
-        lambda planter: _keeps_place(planter, AssignmentState.RELEASED),
+        _keeps_place(AssignmentState.RELEASED),
         CURATES,
     ),
     Mutant("anybody-releases", "a peer releases a lease of another", ("curation consent",), _anybody_releases, CURATES),
@@ -433,7 +361,13 @@ CURATION = (
     Mutant("leased-twice", "an annotator gets a task that it has", ("curation draws",), _leased_twice, CURATES),
     Mutant("forfeit-costs", "a forfeit takes an accepted answer away", ("curation counts",), _forfeit_costs, CURATES),
     Mutant("drawn-again", "an annotator gets a task that it has had", ("curation draws",), _drawn_again, CURATES),
-    Mutant("project-ignored", "a wish for one project takes any", ("curation consent",), _project_ignored, CURATES),
+    Mutant(
+        "project-ignored",
+        "a wish for one project takes any",
+        ("curation consent",),
+        wrapped(CurationChanges, "draw_task", lambda real, self, annotator, without, project: real(self, annotator, without)),
+        CURATES,
+    ),
     Mutant("fresh-twice", "a task is drawn from the fresh ones twice", ("curation draws",), _fresh_twice, CURATES),
     Mutant(
         "full-is-listed",
@@ -445,7 +379,28 @@ CURATION = (
     Mutant("lease-forgotten", "some leases are never looked at again", ("curation queues",), _forgotten_lease, CURATES),
     Mutant("settled-follows", "a settled label changes before the close", ("curation labels",), _settled_follows_votes, CURATES),
     Mutant("all-accepted", "a vote that is not the label counts as accepted", ("curation counts",), _label_of_nobody, CLOSES),
-    Mutant("points-from-nothing", "each share of the points is rounded up", ("curation points",), _points_from_nothing, CLOSES),
-    Mutant("one-point-more", "a close pays a point that nobody promised", ("curation points",), _paid_beside, CLOSES),
-    Mutant("votes-by-looks", "an estimate depends on how often bodies were judged", ("roots",), _votes_by_looks, CLOSES),
+    Mutant(
+        "points-from-nothing",
+        "each share of the points is rounded up",
+        ("curation points",),
+        _points_from_nothing,
+        CLOSES,
+        change=_diligent,
+    ),
+    Mutant(
+        "one-point-more",
+        "a close pays a point that nobody promised",
+        ("curation points",),
+        _paid_beside,
+        CLOSES,
+        change=_diligent,
+    ),
+    Mutant(
+        "votes-by-looks",
+        "an estimate depends on how often bodies were judged",
+        ("roots",),
+        _votes_by_looks,
+        CLOSES,
+        change=_diligent,
+    ),
 )

@@ -256,7 +256,7 @@ LINES: tuple[ChangedLine, ...] = (
         RelayWatchdog.is_withholding,
         "(SILENT_SECONDS, WITHHELD_SECONDS, WITHHELD_SECONDS)",
         "(SILENT_SECONDS, 1e9, 1e9)",
-        f"{NETWORK}lanes.py::test_whoever_holds_back_one_lane_is_found_out",
+        f"{NETWORK}turns.py::test_whoever_holds_back_one_lane_is_found_out",
     ),
     ChangedLine(
         "relay-brings-strangers",
@@ -437,7 +437,7 @@ LINES: tuple[ChangedLine, ...] = (
         TcpFlow._note,
         "if lost and now",
         "if False and now",
-        f"{NETWORK}profiles.py::test_a_flow_that_loses_is_about_as_fast_as_cubic_is",
+        f"{NETWORK}memory.py::test_a_flow_that_loses_is_about_as_fast_as_cubic_is",
     ),
     # Members that are gone -------------------------------------------------------------------------------------------
     ChangedLine(

@@ -20,7 +20,6 @@ class Planter:
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        self.changes: list[Callable[[Simulation], None]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         self._stack.enter_context(mock.patch.object(owner, name, value))
@@ -31,9 +30,35 @@ class Planter:
             for name in [name for name, held in vars(module).items() if held is function]:
                 self.replace(module, name, value)
 
-    def simulation(self, change: Callable[[Simulation], None]) -> None:
-        """For what the daemon around a node does wrong."""
-        self.changes.append(change)
+
+Plant = Callable[[Planter], None]
+
+
+def replaced(owner: Any, name: str, value: Any) -> Plant:
+    """The bug of one other value. As a decorator: `@partial(replaced, owner, name)`, above the function that is put there."""
+    return lambda planter: planter.replace(owner, name, value)
+
+
+def wrapped(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
+    """As `replaced`, by a function whose first argument is the right one."""
+
+    def plant(planter: Planter) -> None:
+        real = getattr(owner, name)
+        planter.replace(owner, name, lambda *arguments, **named: value(real, *arguments, **named))
+
+    return plant
+
+
+def everywhere(function: Any, value: Any) -> Plant:
+    return lambda planter: planter.everywhere(function, value)
+
+
+def together(*plants: Plant) -> Plant:
+    def plant(planter: Planter) -> None:
+        for each in plants:
+            each(planter)
+
+    return plant
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +66,22 @@ class Mutant:
     name: str
     what: str  # the rule it breaks, for people
     expects: tuple[str, ...]  # invariants, any of which says so
-    plant: Callable[[Planter], None] = field(repr=False)
+    plant: Plant = field(default=lambda planter: None, repr=False)
     scenario: Scenario = CALM
+    change: Callable[[Simulation], None] = field(default=lambda simulation: None, repr=False)  # of the daemons around the nodes
 
     def run(self, seed: int) -> Result:
-        with planted(self) as planter:
+        with planted(self):
             simulation = self.scenario.simulation(seed)
-            for change in planter.changes:
-                change(simulation)
+            self.change(simulation)
             return run_one(simulation)
 
 
 @contextlib.contextmanager
-def planted(mutant: Mutant) -> Iterator[Planter]:
+def planted(mutant: Mutant) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        planter = Planter(stack)
-        mutant.plant(planter)
-        yield planter
+        mutant.plant(Planter(stack))
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,8 +14,8 @@ import ledger.ledger_state
 import ledger.members
 import ledger.snapshots.snapshot_assembly
 import peer.node.node
-from consensus.effects import RestartState, StepEffects, merge_effects
-from consensus.evidence import Evidence
+from consensus.effects import StepEffects, merge_effects
+from consensus.evidence import Evidence, are_conflicting
 from consensus.pbft.chain import Chain
 from consensus.pbft.own_votes import RollbackCheck
 from consensus.pbft.replica_state import ReplicaState
@@ -24,7 +25,7 @@ from ledger.audits.audit_state import AuditsState
 from ledger.audits.state_machine import AuditsModule
 from ledger.blocks.application import LedgerApplication
 from ledger.ledger_state import LedgerRules, LedgerState, StateTransition
-from ledger.members import MembersState
+from ledger.members import MembersState, expel_member
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot, SnapshotAssembly, SnapshotPartKey
 from ledger.snapshots.snapshot_download import SnapshotDownload
 from ledger.tables import RangeProof, Table, TableAssembly
@@ -39,7 +40,7 @@ from rounds.vouch_set import VouchSet
 from tests.sim.audits import Withholds
 from tests.sim.disk import Disk
 from tests.sim.mutants.agreement import LOST, with_liar
-from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.planting import Mutant, Plant, Planter, everywhere, replaced, together, wrapped
 from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 from tests.sim.workload import start_job, stop_job
@@ -52,84 +53,44 @@ FAR_BACK = dataclasses.replace(ROLLED_BACK, seconds=6.0, lost=0.3, rolled_back_f
 FORGOTTEN_BALLOT = dataclasses.replace(ROLLED_BACK, rolled_back_after=Ballot.TAG, calm_seconds=1.0, jobs=True)
 WRONG = Scenario(seconds=6.0, lost=0.8, wrong_states=1, calm_seconds=1.0, blocks=16, jobs=True)
 LATE = Scenario(joiners=2, joins_at=3.0, seconds=4.0, blocks=40, jobs=False)
+REAL_CHECK = round_state.why_round_certificate_invalid
 STOPPED_AT = 2.5  # seconds: some rounds are over by then
 
 # The disk ------------------------------------------------------------------------------------------------------------
 
 
-def _sends_before_sync(planter: Planter) -> None:
-    def change(simulation: Simulation) -> None:
-        simulation.sends_before_sync = True
-
-    planter.simulation(change)
+def _sends_before_sync(simulation: Simulation) -> None:
+    simulation.sends_before_sync = True
 
 
-def _block_not_durable(planter: Planter) -> None:
-    planter.replace(ReplicaState, "_store", lambda self, height, digest, block: self._hold(digest, block))
+@partial(wrapped, OpenRounds, "_sign_message")
+def _round_votes_not_durable(real: Any, self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
+    before = len(effects.records)
+    real(self, book, message, now, effects)
+    del effects.records[before:]
 
 
-def _certificate_not_durable(planter: Planter) -> None:
-    planter.replace(
-        ReplicaState, "_adopt", lambda self, book, certificate, vote: book.adopt_prepare_certificate(certificate, vote)
-    )
+@partial(wrapped, OpenRounds, "_sign_message")
+def _accepted_not_durable(real: Any, self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
+    before = len(effects.records)
+    real(self, book, message, now, effects)
+    effects.records[before:] = [dataclasses.replace(record, accepted=()) for record in effects.records[before:]]
 
 
-def _round_votes_not_durable(planter: Planter) -> None:
-    real = OpenRounds._sign_message
-
-    def say(self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
-        before = len(effects.records)
-        real(self, book, message, now, effects)
-        del effects.records[before:]
-
-    planter.replace(OpenRounds, "_sign_message", say)
-
-
-def _accepted_not_durable(planter: Planter) -> None:
-    real = OpenRounds._sign_message
-
-    def say(self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
-        before = len(effects.records)
-        real(self, book, message, now, effects)
-        effects.records[before:] = [dataclasses.replace(record, accepted=()) for record in effects.records[before:]]
-
-    planter.replace(OpenRounds, "_sign_message", say)
-
-
-def _forgets(**nothing: Any) -> Any:
-    def plant(planter: Planter) -> None:
-        load = Disk.read_restart_state
-
-        def forgetful(self: Disk) -> RestartState:
-            return dataclasses.replace(load(self), **nothing)
-
-        planter.replace(Disk, "read_restart_state", forgetful)
-
-    return plant
+def _forgets(**nothing: Any) -> Plant:
+    return wrapped(Disk, "read_restart_state", lambda real, self: dataclasses.replace(real(self), **nothing))
 
 
 # Old disks -----------------------------------------------------------------------------------------------------------
 
 
-def _rollback_unchecked(planter: Planter) -> None:
-    planter.replace(RollbackCheck, "may_sign", lambda *_: True)
-
-
-def _forgotten_ignored(planter: Planter) -> None:
-    planter.replace(RollbackCheck, "record_forgotten_statement", lambda *_: None)
-
-
-def _silence_shortened(planter: Planter) -> None:
+@partial(wrapped, RollbackCheck, "record_forgotten_statement")
+def _silence_shortened(real: Any, self: RollbackCheck, height: int) -> bool:
     """The last forgotten height counts, not the highest."""
-    real = RollbackCheck.record_forgotten_statement
-
-    def forgot(self: RollbackCheck, height: int) -> bool:
-        before = self.no_votes_below
-        self.no_votes_below = 0
-        real(self, height)
-        return self.no_votes_below > before
-
-    planter.replace(RollbackCheck, "record_forgotten_statement", forgot)
+    before = self.no_votes_below
+    self.no_votes_below = 0
+    real(self, height)
+    return self.no_votes_below > before
 
 
 def _rounds_unchecked(planter: Planter) -> None:
@@ -153,66 +114,30 @@ def _spoken_forgotten(planter: Planter) -> None:
 # Wrong states --------------------------------------------------------------------------------------------------------
 
 
-def _difference_ignored(planter: Planter) -> None:
-    planter.replace(Chain, "_compare", lambda self: None)
-
-
-def _signs_although_wrong(planter: Planter) -> None:
-    may_sign = ReplicaState._may_sign
-
-    def careless(self: ReplicaState, book: HeightVoteSet) -> bool:
-        divergence, self._chain.divergence = self._chain.divergence, None
-        try:
-            return may_sign(self, book)
-        finally:
-            self._chain.divergence = divergence
-
-    planter.replace(ReplicaState, "_may_sign", careless)
-
-
-# Censorship ----------------------------------------------------------------------------------------------------------
-
-
-def _notices_ignored(planter: Planter) -> None:
-    planter.replace(LedgerApplication, "_censors", lambda *_: None)
+@partial(wrapped, ReplicaState, "_may_sign")
+def _signs_although_wrong(real: Any, self: ReplicaState, book: HeightVoteSet) -> bool:
+    divergence, self._chain.divergence = self._chain.divergence, None
+    try:
+        return real(self, book)
+    finally:
+        self._chain.divergence = divergence
 
 
 # Voters --------------------------------------------------------------------------------------------------------------
 
 
-def _old_voters(planter: Planter) -> None:
-    real = peer.node.node._applied_event
-
-    def always_the_founders(state: Any) -> Any:
-        event = real(state)
-        founders = [key for key, member in state.members.members.items() if member.admitted == 0 and member.invited_by is None]
-        old = type(event.voters[0])(tuple(sorted(founders)))
-        return dataclasses.replace(event, voters=(old, old, old))
-
-    planter.replace(peer.node.node, "_applied_event", always_the_founders)
+@partial(wrapped, peer.node.node, "_applied_event")
+def _old_voters(real: Any, state: Any) -> Any:
+    event = real(state)
+    founders = [key for key, member in state.members.members.items() if member.admitted == 0 and member.invited_by is None]
+    old = type(event.voters[0])(tuple(sorted(founders)))
+    return dataclasses.replace(event, voters=(old, old, old))
 
 
-def _acts_at_once(planter: Planter) -> None:
-    real = ledger.members.advance_voter_sets
-
-    def end_block(state: Any, height: int, time_ms: int) -> Any:
-        after = real(state, height, time_ms)
-        return dataclasses.replace(after, voters=after.upcoming)
-
-    planter.replace(ledger.members, "advance_voter_sets", end_block)
-
-
-def _many_changes(planter: Planter) -> None:
-    planter.replace(ledger.members, "faults_tolerated", lambda n: n)
-
-
-def _retired_by_few(planter: Planter) -> None:
-    real = ledger.members.retirement_vote_count
-    planter.replace(ledger.members, "retirement_vote_count", lambda state, subject: real(state, subject) + 1)
-
-
-def _tolerance_falls_unsaid(planter: Planter) -> None:
-    planter.replace(ledger.members, "lowers_tolerance", lambda state, subject: False)
+@partial(wrapped, ledger.members, "advance_voter_sets")
+def _acts_at_once(real: Any, state: Any, height: int, time_ms: int) -> Any:
+    after = real(state, height, time_ms)
+    return dataclasses.replace(after, voters=after.upcoming)
 
 
 # Evidence ------------------------------------------------------------------------------------------------------------
@@ -220,10 +145,7 @@ def _tolerance_falls_unsaid(planter: Planter) -> None:
 
 def _evidence_of_signatures(planter: Planter) -> None:
     """The same words under two signatures count as a contradiction."""
-    real, add = consensus.evidence.are_conflicting, HeightVoteSet.add_statement
-
-    def conflict(first: Any, second: Any) -> bool:
-        return first == second or real(first, second)
+    add = HeightVoteSet.add_statement
 
     def by_signature(self: HeightVoteSet, signed: Any, statement: Any) -> Any:
         said = self._statements.get(signed.signer, {}).get((statement.TAG, statement.view))
@@ -232,108 +154,64 @@ def _evidence_of_signatures(planter: Planter) -> None:
             return Evidence(said[0], signed)
         return evidence
 
-    planter.everywhere(real, conflict)
+    planter.everywhere(are_conflicting, lambda first, second: first == second or are_conflicting(first, second))
     planter.replace(HeightVoteSet, "add_statement", by_signature)
 
 
-def _evidence_unverified(planter: Planter) -> None:
-    planter.replace(ledger.ledger_state, "verify_evidence", lambda evidence, *_: evidence.signer)
-
-
-def _any_two_statements(planter: Planter) -> None:
-    planter.replace(consensus.evidence, "are_conflicting", lambda first, second: first != second)
-
-
-def _timeout_after_commit(planter: Planter) -> None:
+@partial(everywhere, are_conflicting)
+def _timeout_after_commit(first: Any, second: Any) -> bool:
     """Whoever gives up a view in which it committed is accused, whatever its timeout names."""
-    real = consensus.evidence.are_conflicting
-
-    def conflict(first: Any, second: Any) -> bool:
-        for one, other in ((first, second), (second, first)):
-            if isinstance(one, Commit) and isinstance(other, Timeout) and one.height == other.height:
-                return other.view >= one.view
-        return real(first, second)
-
-    planter.everywhere(real, conflict)
+    for one, other in ((first, second), (second, first)):
+        if isinstance(one, Commit) and isinstance(other, Timeout) and one.height == other.height:
+            return other.view >= one.view
+    return are_conflicting(first, second)
 
 
 # Rounds and the ledger -----------------------------------------------------------------------------------------------
 
 
-def _ballots_twice(planter: Planter) -> None:
-    real = round_state.why_round_certificate_invalid
-
-    def check(terms: Any, closing: Any, *parts: Any) -> Any:
-        once = {ballot.signer: ballot for ballot in closing.ballots}
-        return real(terms, dataclasses.replace(closing, ballots=tuple(once[key] for key in sorted(once))), *parts)
-
-    planter.everywhere(real, check)
+@partial(everywhere, REAL_CHECK)
+def _ballots_twice(terms: Any, closing: Any, *parts: Any) -> Any:
+    once = {ballot.signer: ballot for ballot in closing.ballots}
+    return REAL_CHECK(terms, dataclasses.replace(closing, ballots=tuple(once[key] for key in sorted(once))), *parts)
 
 
-def _few_ballots(planter: Planter) -> None:
-    real = round_state.why_round_certificate_invalid
-
-    def check(terms: Any, closing: Any, counted: Any, *parts: Any) -> Any:
-        problem = real(terms, closing, counted, *parts)
-        return None if len(counted) < terms.quorum else problem
-
-    planter.everywhere(real, check)
+@partial(everywhere, REAL_CHECK)
+def _few_ballots(terms: Any, closing: Any, counted: Any, *parts: Any) -> Any:
+    problem = REAL_CHECK(terms, closing, counted, *parts)
+    return None if len(counted) < terms.quorum else problem
 
 
-def _settled_too_soon(planter: Planter) -> None:
-    def settled(terms: RoundTerms, counted: Any, vouches: VouchSet) -> bool:
-        enough = len(terms.voters) - terms.quorum
-        return all(
-            (verdicts[round_state.Verdict.ACCEPT] >= terms.quorum and vouches.has_enough_vouches(*named))
-            or len(counted) - verdicts[round_state.Verdict.ACCEPT] >= enough
-            for named, verdicts in round_state.tally_ballots(counted.values()).items()
-        )
-
-    planter.everywhere(round_state.is_round_settled, settled)
-
-
-def _nobody_vouches(planter: Planter) -> None:
-    planter.everywhere(vouch_set.vouches_needed, lambda terms, trainer: 0)
-
-
-def _accepts_by_n_minus_f(planter: Planter) -> None:
-    planter.replace(RoundTerms, "quorum", property(lambda terms: len(terms.voters) - faults_tolerated(len(terms.voters))))
-
-
-def _nonce_unchecked(planter: Planter) -> None:
-    real = ledger.members.use_nonce
-
-    def use_nonce(state: Any, transaction: Any, author: bytes) -> Any:
-        member = state.members.get(author)
-        if member is None or not state.is_current_key(author):
-            return real(state, transaction, author)
-        return real(state, dataclasses.replace(transaction, nonce=member.nonce + 1), author)
-
-    planter.replace(ledger.members, "use_nonce", use_nonce)
-
-
-def _transactions_unverified(planter: Planter) -> None:
-    planter.replace(
-        ledger.ledger_state, "open_signed", lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds)
+@partial(everywhere, round_state.is_round_settled)
+def _settled_too_soon(terms: RoundTerms, counted: Any, vouches: VouchSet) -> bool:
+    enough = len(terms.voters) - terms.quorum
+    return all(
+        (verdicts[round_state.Verdict.ACCEPT] >= terms.quorum and vouches.has_enough_vouches(*named))
+        or len(counted) - verdicts[round_state.Verdict.ACCEPT] >= enough
+        for named, verdicts in round_state.tally_ballots(counted.values()).items()
     )
 
 
-def _applies_differently(planter: Planter) -> None:
+@partial(wrapped, ledger.members, "use_nonce")
+def _nonce_unchecked(real: Any, state: Any, transaction: Any, author: bytes) -> Any:
+    member = state.members.get(author)
+    if member is None or not state.is_current_key(author):
+        return real(state, transaction, author)
+    return real(state, dataclasses.replace(transaction, nonce=member.nonce + 1), author)
+
+
+def _applies_differently(simulation: Simulation) -> None:
     """What a block does depends on who applies it, as with a clock, a random number, or the order of a set."""
+    real = simulation.apply
 
-    def change(simulation: Simulation) -> None:
-        real = simulation.apply
+    def apply(of: Any, state: Any, decided: Any) -> Any:
+        transition, after = real(of, state, decided)
+        if of.number == 1 and after.height == 6:
+            counter = after.modules["counter"]
+            after = after.with_modules(counter=dataclasses.replace(counter, total=counter.total + 1))
+        return transition, after
 
-        def apply(of: Any, state: Any, decided: Any) -> Any:
-            transition, after = real(of, state, decided)
-            if of.number == 1 and after.height == 6:
-                counter = after.modules["counter"]
-                after = after.with_modules(counter=dataclasses.replace(counter, total=counter.total + 1))
-            return transition, after
-
-        simulation.apply = apply  # type: ignore[method-assign]
-
-    planter.simulation(change)
+    simulation.apply = apply  # type: ignore[method-assign]
 
 
 def _tosses_a_coin(planter: Planter) -> None:
@@ -349,19 +227,11 @@ def _tosses_a_coin(planter: Planter) -> None:
     planter.replace(LedgerRules, "apply_block", toss)
 
 
-def _order_of_dictionaries(planter: Planter) -> None:
+@partial(wrapped, AuditsModule, "end_block")
+def _in_given_order(real: Any, self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
     """What a block does depends on the order in which jobs began, which no state that was read from its bytes knows."""
-    end_block = AuditsModule.end_block
-
-    def in_given_order(self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
-        with mock.patch.object(ledger.audits.state_machine, "sorted", list, create=True):
-            return end_block(self, state, *parts)
-
-    planter.replace(ledger.ledger_state, "with_sorted_dictionaries", lambda new, old: new)
-    planter.replace(AuditsModule, "end_block", in_given_order)
-    # or the history would have to be a thousand heights longer
-    planter.replace(ledger.audits.state_machine, "POST_JOB_AUDIT_HEIGHTS", -1)
-    planter.simulation(_two_jobs_that_nobody_audits)
+    with mock.patch.object(ledger.audits.state_machine, "sorted", list, create=True):
+        return real(self, state, *parts)
 
 
 def _two_jobs_that_nobody_audits(simulation: Simulation) -> None:
@@ -392,28 +262,18 @@ class Whatever:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _snapshot_root_unchecked(planter: Planter) -> None:
-    planter.replace(ledger.snapshots.snapshot_assembly, "state_root_over", lambda digests: Whatever())
+@partial(wrapped, SnapshotAssembly, "__init__")
+def _snapshot_names_unchecked(real: Any, self: SnapshotAssembly, rules: LedgerRules, models: Any, tip: Any, digests: Any) -> None:
+    names = sorted(version.name for version in rules.genesis.modules)
+    real(self, rules, models, tip, dict(zip(names, digests.values(), strict=True)) if len(digests) == len(names) else digests)
+    self._digests = digests
+    kept = {key: None for key in self.missing if key.content is not SnapshotContent.MODULE}
+    self.missing = kept | {SnapshotPartKey(SnapshotContent.MODULE, name.encode()): None for name in digests}
 
 
-def _snapshot_names_unchecked(planter: Planter) -> None:
-    real = SnapshotAssembly.__init__
-
-    def init(self: SnapshotAssembly, rules: LedgerRules, models: Any, tip: Any, digests: Any) -> None:
-        names = sorted(version.name for version in rules.genesis.modules)
-        real(self, rules, models, tip, dict(zip(names, digests.values(), strict=True)) if len(digests) == len(names) else digests)
-        self._digests = digests
-        kept = {key: None for key in self.missing if key.content is not SnapshotContent.MODULE}
-        self.missing = kept | {SnapshotPartKey(SnapshotContent.MODULE, name.encode()): None for name in digests}
-
-    planter.replace(SnapshotAssembly, "__init__", init)
-
-
-def _snapshot_part_unchecked(planter: Planter) -> None:
-    def take(self: SnapshotAssembly, name: str, data: bytes) -> None:
-        self._modules[name] = data
-
-    planter.replace(SnapshotAssembly, "_take_module", take)
+@partial(replaced, SnapshotAssembly, "_take_module")
+def _snapshot_part_unchecked(self: SnapshotAssembly, name: str, data: bytes) -> None:
+    self._modules[name] = data
 
 
 def _snapshot_rows_unchecked(planter: Planter) -> None:
@@ -428,16 +288,12 @@ def _snapshot_rows_unchecked(planter: Planter) -> None:
     planter.replace(TableAssembly, "install_rows", install)
 
 
-def _body_leaves_rows(planter: Planter) -> None:
+@partial(wrapped, Table, "with_rows")
+def _body_leaves_rows(real: Any, self: Table[Any], changes: Any) -> Table[Any]:
     """Whoever judges a body has changed the tables of the state before it."""
-    real = Table.with_rows
-
-    def with_rows(self: Table[Any], changes: Any) -> Table[Any]:
-        after = real(self, changes)
-        self._now = after._now
-        return after
-
-    planter.replace(Table, "with_rows", with_rows)
+    after = real(self, changes)
+    self._now = after._now
+    return after
 
 
 def _snapshot_overtaken(planter: Planter) -> None:
@@ -464,23 +320,24 @@ def _decision_skipped(planter: Planter) -> None:
     planter.everywhere(merge_effects, lossy)
 
 
-def _expels_another(planter: Planter) -> None:
-    expel = ledger.members.expel_member
-
-    def another(state: MembersState, culprit: bytes, height: int) -> MembersState:
-        return expel(state, next(key for key in state.voters if key != culprit), height)
-
-    planter.everywhere(expel, another)
+@partial(everywhere, expel_member)
+def _expels_another(state: MembersState, culprit: bytes, height: int) -> MembersState:
+    return expel_member(state, next(key for key in state.voters if key != culprit), height)
 
 
 UPKEEP = (
-    Mutant("sends-before-sync", "messages leave before the turn is durable", ("durable",), _sends_before_sync),
-    Mutant("block-not-durable", "a block is prepared before its bytes are durable", ("durable",), _block_not_durable),
+    Mutant("sends-before-sync", "messages leave before the turn is durable", ("durable",), change=_sends_before_sync),
+    Mutant(
+        "block-not-durable",
+        "a block is prepared before its bytes are durable",
+        ("durable",),
+        replaced(ReplicaState, "_store", lambda self, height, digest, block: self._hold(digest, block)),
+    ),
     Mutant(
         "certificate-not-durable",
         "a block is committed before its prepare certificate is durable",
         ("durable",),
-        _certificate_not_durable,
+        replaced(ReplicaState, "_adopt", lambda self, book, certificate, vote: book.adopt_prepare_certificate(certificate, vote)),
     ),
     Mutant("round-votes-not-durable", "ballots are sent before they are durable", ("durable",), _round_votes_not_durable),
     Mutant(
@@ -510,9 +367,19 @@ UPKEEP = (
         _silence_shortened,
         FAR_BACK,
     ),
-    Mutant("rollback-unchecked", "a peer with an old disk speaks at once", ("rolled back",), _rollback_unchecked, ROLLED_BACK),
     Mutant(
-        "forgotten-ignored", "a peer that sees signatures it forgot goes on", ("rolled back",), _forgotten_ignored, ROLLED_BACK
+        "rollback-unchecked",
+        "a peer with an old disk speaks at once",
+        ("rolled back",),
+        replaced(RollbackCheck, "may_sign", lambda *_: True),
+        ROLLED_BACK,
+    ),
+    Mutant(
+        "forgotten-ignored",
+        "a peer that sees signatures it forgot goes on",
+        ("rolled back",),
+        replaced(RollbackCheck, "record_forgotten_statement", lambda *_: None),
+        ROLLED_BACK,
     ),
     Mutant(
         "rollback-unchecked-in-rounds",
@@ -532,7 +399,7 @@ UPKEEP = (
         "difference-ignored",
         "nobody compares its state with the decided one",
         ("wrong state", "progress"),
-        _difference_ignored,
+        replaced(Chain, "_compare", lambda self: None),
         WRONG,
     ),
     Mutant("signs-although-wrong", "a peer signs with a wrong state", ("wrong state",), _signs_although_wrong, WRONG),
@@ -540,7 +407,7 @@ UPKEEP = (
         "notices-ignored",
         "leaders in a row may pass over a transaction for as long as they lead",
         ("passed over",),
-        _notices_ignored,
+        replaced(LedgerApplication, "_censors", lambda *_: None),
         Scenario(n=22, liars=("censor",) * 7, in_a_row=True, seconds=0.1, work=11.0, blocks=70, jobs=False),
     ),
     Mutant(
@@ -551,19 +418,25 @@ UPKEEP = (
         CHANGES,
     ),
     Mutant("acts-at-once", "a change of the voters acts one height too early", ("voter sets",), _acts_at_once, CHANGES),
-    Mutant("retired-by-few", "one voter less than a quorum retires a member", ("honest expelled",), _retired_by_few, RETIRES),
+    Mutant(
+        "retired-by-few",
+        "one voter less than a quorum retires a member",
+        ("honest expelled",),
+        wrapped(ledger.members, "retirement_vote_count", lambda real, state, subject: real(state, subject) + 1),
+        RETIRES,
+    ),
     Mutant(
         "tolerance-unsaid",
         "a quorum that did not say so lowers f",
         ("tolerance",),
-        _tolerance_falls_unsaid,
+        replaced(ledger.members, "lowers_tolerance", lambda state, subject: False),
         dataclasses.replace(RETIRES, retires=0.0),
     ),
     Mutant(
         "many-changes",
         "more than max(1, f) voters change at once",
         ("voter sets",),
-        _many_changes,
+        replaced(ledger.members, "faults_tolerated", lambda n: n),
         Scenario(n=6, leaves=3, blocks=14, jobs=False),
     ),
     Mutant(
@@ -577,14 +450,14 @@ UPKEEP = (
         "evidence-unverified",
         "whoever is accused is expelled",
         ("honest accused",),
-        _evidence_unverified,
+        replaced(ledger.ledger_state, "verify_evidence", lambda evidence, *_: evidence.signer),
         with_liar("forged-evidence"),
     ),
     Mutant(
         "any-two-statements",
         "any two statements of a voter are a contradiction",
         ("honest accused",),
-        _any_two_statements,
+        replaced(consensus.evidence, "are_conflicting", lambda first, second: first != second),
         with_liar("forged-evidence"),
     ),
     Mutant(
@@ -619,14 +492,14 @@ UPKEEP = (
         "nobody-vouches",
         "a proposal that nobody has re-executed is accepted",
         ("false work",),
-        _nobody_vouches,
+        everywhere(vouch_set.vouches_needed, lambda terms, trainer: 0),
         with_liar("bad-payload", blocks=20),
     ),
     Mutant(
         "accepts-by-n-minus-f",
         "n − f accepts are asked for where q are enough",
         ("rounds",),
-        _accepts_by_n_minus_f,
+        replaced(RoundTerms, "quorum", property(lambda terms: len(terms.voters) - faults_tolerated(len(terms.voters)))),
         Scenario(n=6, liars=("rejects-in-ballots", "rejects-in-ballots"), blocks=14),
     ),
     Mutant(
@@ -640,23 +513,31 @@ UPKEEP = (
         "transactions-unverified",
         "nobody checks who signed a transaction",
         ("validity",),
-        _transactions_unverified,
+        replaced(
+            ledger.ledger_state, "open_signed", lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds)
+        ),
         with_liar("forged-relays"),
     ),
-    Mutant("applies-differently", "one peer finds another state", ("roots",), _applies_differently),
+    Mutant("applies-differently", "one peer finds another state", ("roots",), change=_applies_differently),
     Mutant("tosses-a-coin", "what a block does depends on chance", ("roots",), _tosses_a_coin),
     Mutant(
         "order-of-dictionaries",
         "what a block does depends on the order in which something came to be in the state",
         ("roots",),
-        _order_of_dictionaries,
+        together(
+            replaced(ledger.ledger_state, "with_sorted_dictionaries", lambda new, old: new),
+            _in_given_order,
+            # or the history would have to be a thousand heights longer
+            replaced(ledger.audits.state_machine, "POST_JOB_AUDIT_HEIGHTS", -1),
+        ),
         Scenario(jobs=False, seconds=4.0, work=4.0, blocks=20),
+        change=_two_jobs_that_nobody_audits,
     ),
     Mutant(
         "snapshot-root-unchecked",
         "a snapshot need not be the certified state",
         ("roots", "honest dropped"),
-        _snapshot_root_unchecked,
+        replaced(ledger.snapshots.snapshot_assembly, "state_root_over", lambda digests: Whatever()),
         dataclasses.replace(LATE, liars=("bad-offers",)),
     ),
     Mutant(

@@ -185,18 +185,13 @@ class WrongReproposal(Strategy):
         replica._block_to_propose = lambda book, obligation: real(book, None)
 
 
-class DroppedLock(Strategy):
+class DroppedLock(WrongReproposal):
     """Leads a later view with the timeouts that name no prepared block, and a fresh block."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, ProposeEnvelope) and message.justification is not None and message.justification.high is not None:
             return (dataclasses.replace(message, justification=dataclasses.replace(message.justification, high=None)),)
         return (message,)
-
-    def started(self) -> None:
-        replica = self.liar.replica
-        real = replica._block_to_propose
-        replica._block_to_propose = lambda book, obligation: real(book, None)
 
 
 class LyingHigh(Strategy):
@@ -209,8 +204,7 @@ class LyingHigh(Strategy):
     def turned(self, turn: StepEffects) -> None:
         replica = self.liar.replica
         if turn.decided_blocks and replica is not None:
-            vote = codec.decode_message(turn.decided_blocks[-1].certificate.vote, (Commit,))
-            book = replica._closed.get(vote.height)
+            book = replica._closed.get(codec.decode_message(turn.decided_blocks[-1].certificate.vote, (Commit,)).height)
             self._old = (
                 book.highest_prepare_certificate
                 if book is not None and book.highest_prepare_certificate is not None
@@ -237,8 +231,7 @@ class WrongBytes(Strategy):
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         match message:
             case ProposeEnvelope():
-                other = codec.encode(WholeBody(self._other_body(message)))
-                return (dataclasses.replace(message, compact_body=other),)
+                return (dataclasses.replace(message, compact_body=codec.encode(WholeBody(self._other_body(message)))),)
             case BlockBytes():
                 return (dataclasses.replace(message, block=_with_other_body(message.block)),)
             case Decision():
@@ -391,8 +384,7 @@ class BadBodies(Strategy):
         member = node.state.members.members.get(victim)
         if member is None:
             return None
-        leave = Transaction(member.nonce + 1, node.state.height + 20, "counter/add", codec.encode([1]))
-        signed = self.liar.sign(leave)
+        signed = self.liar.sign(Transaction(member.nonce + 1, node.state.height + 20, "counter/add", codec.encode([1])))
         return Signed(signed.body, victim, signed.signature)
 
 
@@ -503,8 +495,7 @@ class FarTimeouts(AtEveryHeight):
     """Says that all others gave up a view far ahead, under their names and with signatures that are not theirs."""
 
     def lie(self, replica: Any) -> None:
-        timeout = Timeout(replica._book.voters.hash, replica.height, replica.view + FAR_VIEWS, NO_VIEW, None)
-        forged = self.liar.sign(timeout)
+        forged = self.liar.sign(Timeout(replica._book.voters.hash, replica.height, replica.view + FAR_VIEWS, NO_VIEW, None))
         for victim in self.liar.others:
             for other in self.liar.others:
                 if other != victim:

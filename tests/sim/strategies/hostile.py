@@ -114,11 +114,9 @@ class CrossChain(Strategy):
             return (message,)
         match message:
             case Vote():
-                vote = codec.decode_message(message.vote.body, (Prepare, Commit))
-                return (Vote(self._elsewhere(vote)),)
+                return (Vote(self._elsewhere(codec.decode_message(message.vote.body, (Prepare, Commit)))),)
             case TimeoutEnvelope():
-                timeout = codec.decode_message(message.timeout.body, (Timeout,))
-                return (TimeoutEnvelope(self._elsewhere(timeout), message.high),)
+                return (TimeoutEnvelope(self._elsewhere(codec.decode_message(message.timeout.body, (Timeout,))), message.high),)
             case ProposeEnvelope():
                 propose = codec.decode_message(message.propose.body, (Propose,))
                 return (ProposeEnvelope(self._elsewhere(propose), message.header, message.compact_body, message.justification),)

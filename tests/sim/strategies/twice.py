@@ -39,8 +39,7 @@ class WithheldLock(Strategy):
         if not isinstance(message, TimeoutEnvelope):
             return (message,)
         timeout = codec.decode_message(message.timeout.body, (Timeout,))
-        without = dataclasses.replace(timeout, high_view=NO_VIEW, high_block=None)
-        return (TimeoutEnvelope(self.liar.sign(without), None),)
+        return (TimeoutEnvelope(self.liar.sign(dataclasses.replace(timeout, high_view=NO_VIEW, high_block=None)), None),)
 
 
 class TwoBlocks(WithheldLock):
@@ -265,8 +264,7 @@ class SignsAgain(Strategy):
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, Vote) and message.vote.signer == self.liar.key:
-            vote = codec.decode_message(message.vote.body, (Prepare, Commit))
-            return (message, Vote(self.liar.sign_again(vote)))
+            return (message, Vote(self.liar.sign_again(codec.decode_message(message.vote.body, (Prepare, Commit)))))
         if isinstance(message, GossipEnvelope) and message.signed.signer == self.liar.key:
             tag = codec.unpack(message.signed.body, len(message.signed.body))[0]
             kind = {kind.TAG: kind for kind in (Proposal, Ballot, Vouch, CutOff)}.get(tag)

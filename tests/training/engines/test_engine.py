@@ -1,28 +1,47 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
+from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.training.engines.stepping import inner_step
+from tests.training.folders import shapes, tensors, written
 from training.corpus import open_tokens
-from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import TorchEngine, is_out_of_memory
-from training.engines.pytorch.implementations import EVALUATION_TOKENS_MAX, evaluation_windows
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import ByteTokenizer, load_tokenizer
+from training.engine_resources import EngineResources
+from training.engines.pytorch.device import CPU
+from training.engines.pytorch.engine import (
+    FLOAT_BYTES,
+    KEPT,
+    MB,
+    TorchEngine,
+    is_out_of_memory,
+    sequence_bytes,
+    sequences_that_fit,
+)
+from training.engines.pytorch.implementations import EVALUATION_TOKENS_MAX, evaluation_windows, held_out_bits
+from training.engines.pytorch.model import GPT
+from training.engines.pytorch.model_evaluation import evaluate_model
 from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline
-from training.job_spec import PRESETS, TOLERANCE_MIN, InnerOptimizerKind, JobSpec
+from training.formats.huggingface_model import open_huggingface_model
+from training.job_spec import PRESETS, TOLERANCE_MIN, AuditMode, InnerOptimizerKind, JobSpec, Precision
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
-from training.replicated.tensor_layout import Float32Array, initial_parameters
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
@@ -226,3 +245,170 @@ def test_the_baseline_learns_and_measures_as_often_as_asked(text: Path) -> None:
 def test_the_baseline_rate_warms_up_and_falls() -> None:
     rates = [baseline_rate(step, 100, 1.0) for step in range(100)]
     assert [rates[0], rates[4], max(rates), rates[-1]] == pytest.approx([0.2, 1.0, 1.0, 0.1])
+
+
+# Precision ------------------------------------------------------------------------------------------------------------
+
+
+HALF = replace(SPEC, precision=Precision.BF16, audit=AuditMode.OFF)
+
+
+def test_bf16_moves_an_update_by_more_than_audits_tolerate_and_by_less_than_half_of_it(text: Path) -> None:
+    engine, start = engine_of(text, HALF), initial_parameters(HALF)
+    delta, losses = engine.local_steps(start, JOB, 3, TRAINER)
+    assert 1e-3 < difference(delta, delta_of(engine_of(text))) < 0.5
+    assert delta.dtype == np.float32 and engine.model.gradients.dtype == torch.float32
+    assert losses[0] == pytest.approx(engine_of(text).local_steps(start, JOB, 3, TRAINER)[1][0], rel=1e-2)
+
+
+def test_what_is_measured_is_computed_in_float32(text: Path) -> None:
+    start = initial_parameters(SPEC)
+    assert engine_of(text, HALF).compute_main_metric(start) == engine_of(text).compute_main_metric(start)
+
+
+# Compiled losses ------------------------------------------------------------------------------------------------------
+
+
+def test_where_a_compiler_fails_the_loss_is_computed_as_it_is_and_that_is_said_once(
+    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(loss: Any) -> Any:
+        def raises(*arguments: Any) -> Any:
+            raise RuntimeError("no compiler was found\nmore of it")
+
+        return raises
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with caplog.at_level(logging.WARNING, "peer"):
+        assert np.array_equal(delta_of(engine_with(text, SPEC, compile=True)), delta_of(engine_of(text)))
+    assert [record.getMessage() for record in caplog.records] == ["job 't': its loss is not compiled: no compiler was found"]
+
+
+def test_what_runs_out_of_memory_is_no_failure_of_the_compiler(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The micro-batch is halved as without it, and the compiled loss goes on."""
+    sizes = list[int]()
+
+    def scarce(loss: Any) -> Any:
+        def lacks(model: Any, x_BT: torch.Tensor, y_BT: torch.Tensor) -> Any:
+            sizes.append(len(x_BT))
+            if len(x_BT) > 2:
+                raise RuntimeError("not enough memory: you tried to allocate 1 bytes")
+            return loss(model, x_BT, y_BT)
+
+        return lacks
+
+    monkeypatch.setattr(torch, "compile", scarce)
+    delta_of(engine_with(text, SPEC, compile=True))
+    assert sizes == [4] + [2] * 2 * SPEC.local_steps
+
+
+@pytest.mark.real("processes")
+@pytest.mark.large
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_loss_gives_the_same_update_to_rounding(text: Path) -> None:
+    assert difference(delta_of(engine_with(text, SPEC, compile=True)), delta_of(engine_of(text))) < 1e-4
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+DEEP = ModelSpec(context=32, width=32, layers=6, heads=4, kv_heads=2, hidden=48)
+
+
+def kept_bytes(model: ModelSpec, recompute: bool) -> int:
+    """What a forward pass of one sequence keeps for the backward pass."""
+    net, kept = GPT(replace(SPEC, model=model)), dict[int, int]()
+    net.recompute = recompute
+    own = net.parameters.untyped_storage().data_ptr()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = 0 if storage.data_ptr() == own else storage.nbytes()
+        return tensor
+
+    x_BT = torch.zeros(1, model.context, dtype=torch.int64)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = net.loss(x_BT, x_BT)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("model", [ModelSpec(), DEEP, ModelSpec(width=128, heads=4, kv_heads=4, hidden=96, layers=2)])
+def test_the_estimate_is_what_a_pass_keeps_and_something_for_the_logits(model: ModelSpec) -> None:
+    assert kept_bytes(model, False) < sequence_bytes(model, False) < 1.5 * kept_bytes(model, False)
+
+
+def test_recompute_keeps_far_less_and_gives_the_same_update(text: Path) -> None:
+    assert kept_bytes(DEEP, True) < 0.4 * kept_bytes(DEEP, False)
+    assert kept_bytes(DEEP, True) < sequence_bytes(DEEP, True) < 0.6 * sequence_bytes(DEEP, False)
+    deep = replace(SPEC, model=DEEP)
+    assert np.array_equal(delta_of(engine_with(text, deep, recompute=True)), delta_of(engine_with(text, deep)))
+
+
+def test_a_bound_on_memory_makes_micro_batches_smaller_says_so_once_and_changes_no_result(
+    text: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = KEPT * FLOAT_BYTES * layout_of(SPEC).size + 2.5 * sequence_bytes(SPEC.model, False)
+    wide = replace(SPEC, batch=40, micro_batch=40)
+    with caplog.at_level(logging.WARNING, "peer"):
+        bound = engine_with(text, wide, memory_mb_max=int(room / MB) + 1)
+    assert bound.micro_batch < 40 and "in the place of 40" in caplog.text and len(caplog.records) == 1
+    assert difference(delta_of(bound), delta_of(engine_with(text, wide))) < 1e-5
+
+
+def test_without_a_bound_nothing_is_counted_and_a_model_that_cannot_fit_is_tried_with_one_sequence() -> None:
+    assert sequences_that_fit(SPEC, EngineResources()) is None
+    large = replace(SPEC, model=ModelSpec(width=512, layers=8, heads=8, kv_heads=8, hidden=2048))
+    assert sequences_that_fit(large, EngineResources(memory_mb_max=1)) == 1
+
+
+def engine_with(text: Path, spec: JobSpec, **resources: int) -> TorchEngine:
+    tokenizer = ByteTokenizer()
+    return TorchEngine(spec, open_tokens(spec, text, tokenizer), tokenizer, None, CPU, EngineResources(**resources))  # type: ignore[arg-type]
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+TEXT = "".join(f"line {number} of a text\n" for number in range(40))
+
+
+def test_a_model_that_knows_nothing_takes_eight_bits_a_byte(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", {name: np.zeros(shape, "<f4") for name, shape in shapes().items()})
+    (tmp_path / "text.txt").write_text(TEXT)
+    found = evaluate_model(folder, tmp_path / "text.txt", 1 << 20)
+    assert found["bits_per_byte"] == pytest.approx(8, rel=1e-5) and found["perplexity"] == pytest.approx(256, rel=1e-5)
+    assert found["of_tokens"] == len(TEXT) - 1 and found["tokens"] == (len(TEXT) - 1) // 32 * 32
+    assert evaluate_model(folder, tmp_path / "text.txt", 100)["tokens"] == 96
+
+
+def test_it_is_the_figure_of_a_job(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", tensors())
+    (tmp_path / "text.txt").write_text(TEXT)
+    own = open_huggingface_model(folder)
+    spec = JobSpec(name="own", data=bytes(32), model=own.model)
+    net = GPT(spec)
+    flat = [
+        np.concatenate([block.ravel() for block in own.tensors[tensor.name].iter_blocks()]) for tensor in layout_of(spec).tensors
+    ]
+    net.parameters.copy_(torch.from_numpy(np.concatenate(flat)))
+    known = load_tokenizer(None, 256)
+    held_out = known.encode(TEXT.encode())
+    with torch.no_grad():
+        figures = held_out_bits(net, spec, TokenizedText(held_out[:0], held_out, known.token_bytes), lambda: None)
+    found = evaluate_model(folder, tmp_path / "text.txt", 16_384)
+    assert figures == {"held_out_bits_per_byte": pytest.approx(found["bits_per_byte"])}
+    assert found["bits_per_byte"] != pytest.approx(8, abs=1e-4)
+
+
+def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short")
+    with pytest.raises(UserError, match="has 6 tokens, and the model's context is 32"):
+        evaluate_model(written(tmp_path / "model", tensors()), tmp_path / "text.txt", 100)
+
+
+def test_a_model_whose_loss_is_no_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    huge = {name: np.full_like(tensor, 3e38) if "norm" in name else tensor for name, tensor in tensors().items()}
+    with pytest.raises(UserError, match="it foretells nothing"):
+        evaluate_model(written(tmp_path / "model", huge), tmp_path / "text.txt", 100)

@@ -24,7 +24,6 @@ from tests.waiting import run_process
 from training import corpus as data
 from training import worker_protocol
 from training.corpus import open_tokens
-from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import inner_optimizers
 from training.engines.pytorch.backend import BACKEND
@@ -60,13 +59,6 @@ SPECS = {
     "adamw kept": replace(SPEC, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
     "muon kept": replace(SPEC, inner=InnerOptimizerKind.MUON, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
 }
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text"
-    path.write_bytes(default_text()[:50_000])
-    return path
 
 
 @dataclass
@@ -125,21 +117,23 @@ class World:
         return ReplicatedModel.open(self.folder / "model1")
 
 
+def begun(folder: Path, spec: JobSpec, text: Path, proposes: bool = False) -> World:
+    world = World(folder, TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    if proposes:
+        world.done = world.propose(1)
+    return world
+
+
 @pytest.fixture(params=SPECS, scope="module")
 def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
     """Nobody changes it."""
-    spec = SPECS[request.param]
-    world = World(tmp_path_factory.mktemp("honest"), TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
-    world.begin()
-    world.done = world.propose(1)
-    return world
+    return begun(tmp_path_factory.mktemp("honest"), SPECS[request.param], text, proposes=True)
 
 
 @pytest.fixture
 def world(tmp_path: Path, text: Path) -> World:
-    world = World(tmp_path, TorchEngine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer()))
-    world.begin()
-    return world
+    return begun(tmp_path, SPEC, text)
 
 
 @pytest.fixture
@@ -214,11 +208,7 @@ def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, t
 
 @pytest.fixture
 def kept(tmp_path: Path, text: Path) -> World:
-    spec = SPECS["adamw kept"]
-    world = World(tmp_path, TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
-    world.begin()
-    world.done = world.propose(1)
-    return world
+    return begun(tmp_path, SPECS["adamw kept"], text, proposes=True)
 
 
 def audited(world: World, **changes: str | None) -> worker_protocol.AuditReply:
@@ -290,8 +280,7 @@ def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(text
 
 def test_values_that_are_no_numbers_fail_like_any_other(world: World) -> None:
     def poisoned(*arguments: object, **_: object) -> tuple[Float32Array, Sequence[float]]:
-        nothing = np.zeros(layout_of(SPEC).size, dtype=np.float32)
-        return nothing, [float("nan")] * STEPS
+        return np.zeros(layout_of(SPEC).size, dtype=np.float32), [float("nan")] * STEPS
 
     world.done = world.propose(1, poisoned)
     assert audited(world).verdict is Verdict.REPLAY
@@ -320,11 +309,7 @@ def test_an_inner_state_of_more_steps_than_the_job_has_is_malformed(kept: World)
 @pytest.fixture(scope="module", params=["adamw kept", "muon kept"])
 def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
     """Kept inner state and one step a round, which is replayed whole."""
-    spec = replace(SPECS[request.param], local_steps=1)
-    world = World(tmp_path_factory.mktemp("single"), TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
-    world.begin()
-    world.done = world.propose(1)
-    return world
+    return begun(tmp_path_factory.mktemp("single"), replace(SPECS[request.param], local_steps=1), text, proposes=True)
 
 
 NO_NUMBERS = [bytes.fromhex("0100807f"), np.float32("nan").tobytes(), np.float32("inf").tobytes()]  # the first: signalling
@@ -343,8 +328,7 @@ def test_whatever_inner_state_a_trainer_commits_to_or_goes_on_from_an_audit_ends
 ) -> None:
     size = inner_bytes(single.spec)
     (single.folder / "other").write_bytes((steps.to_bytes(8, "little") + moments * size)[: max(0, size - missing)])
-    changed = {"previous_inner" if is_previous else "inner": str(single.folder / "other")}
-    found = audited(single, **changed)
+    found = audited(single, **{"previous_inner" if is_previous else "inner": str(single.folder / "other")})
     assert found.verdict is Verdict.REPLAY and 0 < found.relative_error <= RELATIVE_ERROR_MAX
 
 

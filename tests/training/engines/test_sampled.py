@@ -16,7 +16,6 @@ from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
 from training import worker_protocol
 from training.corpus import open_tokens
-from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import AuditMode, JobSpec, complete_fields
@@ -85,13 +84,6 @@ class World:
         return error_feedback.read_buffer(Path(self.path("m", round)), SPEC).dequantize()
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text"
-    path.write_bytes(default_text()[:50_000])
-    return path
-
-
 @pytest.fixture
 def world(tmp_path: Path, text: Path) -> World:
     return World(tmp_path, text)
@@ -106,8 +98,7 @@ def test_honest_rounds_pass_also_with_another_number_of_threads_and_show_two_byt
         torch.set_num_threads(1)
     assert audited.verdict is Verdict.ACCEPT and audited.relative_error < SPEC.replay_tolerance / 3
     assert world.done.inner is None
-    shown = [Path(world.path("m", round)).stat().st_size for round in (0, 1)]
-    assert sum(shown) < 2.05 * world.model(1).layout.size
+    assert sum(Path(world.path("m", round)).stat().st_size for round in (0, 1)) < 2.05 * world.model(1).layout.size
 
 
 def test_the_loss_that_binds_an_auditor_is_of_the_last_step(world: World) -> None:

@@ -100,8 +100,7 @@ def test_levels_of_another_vector_are_as_far_away_as_it_is_but_for_rounding(
 def test_a_forged_scale_is_far_away(factor: float) -> None:
     """The same levels under another scale: a canonical payload of another vector."""
     m = drawn(1, 1.0, "normal")
-    forged = said((m * np.float32(factor)).astype(np.float32))
-    assert apart(forged, m) > 0.01 * float(np.linalg.norm(m))
+    assert apart(said((m * np.float32(factor)).astype(np.float32)), m) > 0.01 * float(np.linalg.norm(m))
 
 
 def test_levels_that_have_nothing_but_the_signs_are_far_away() -> None:

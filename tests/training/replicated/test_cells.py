@@ -56,16 +56,19 @@ def test_another_machines_replay_is_no_farther_from_an_encoding_than_from_what_w
     assert apart(said(bits, m), other) <= norm(other - m) + 1e-6 * (norm(m) + norm(other)) + 1e-24
 
 
+@pytest.fixture
+def m() -> np.ndarray:
+    return vector(1, 1.0, "normal")
+
+
 @pytest.mark.parametrize("factor", [1 / 16, 1 / 2, 17 / 16, 2, 16])
 @pytest.mark.parametrize("bits", BITS)
-def test_scales_of_another_vector_are_far_away(bits: int, factor: float) -> None:
-    m = vector(1, 1.0, "normal")
+def test_scales_of_another_vector_are_far_away(m: np.ndarray, bits: int, factor: float) -> None:
     assert apart(said(bits, (m * np.float32(factor)).astype(np.float32)), m) > 0.002 * norm(m)
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_signs_and_levels_of_another_vector_are_far_away(bits: int) -> None:
-    m = vector(1, 1.0, "normal")
+def test_signs_and_levels_of_another_vector_are_far_away(m: np.ndarray, bits: int) -> None:
     kept = norm(said(bits, m).dequantize())
     assert apart(said(bits, -m), m) > 0.4 * kept
     assert apart(said(bits, vector(2, 1.0, "normal")), m) > 0.4 * kept
@@ -75,9 +78,8 @@ def test_signs_and_levels_of_another_vector_are_far_away(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS[:3])
-def test_levels_of_another_vector_are_far_away_under_the_right_scales(bits: int) -> None:
+def test_levels_of_another_vector_are_far_away_under_the_right_scales(m: np.ndarray, bits: int) -> None:
     """A few elements change their sides; the scales stay what they are."""
-    m = vector(1, 1.0, "normal")
     lie = m.copy()
     lie[::50] *= -1
     assert norm(m[::50]) / 2 < apart(said(bits, lie), m) < 2.1 * norm(m[::50])
@@ -85,9 +87,8 @@ def test_levels_of_another_vector_are_far_away_under_the_right_scales(bits: int)
 
 @pytest.mark.parametrize("bits", BITS[:3])
 @pytest.mark.parametrize("count", [1, 16, 64])
-def test_an_emptied_chunk_is_as_far_away_as_its_few_elements_are_large(bits: int, count: int) -> None:
+def test_an_emptied_chunk_is_as_far_away_as_its_few_elements_are_large(m: np.ndarray, bits: int, count: int) -> None:
     """Zeros cannot shrink, so the mean of such a chunk falls by its other elements alone."""
-    m = vector(1, 1.0, "normal")
     m[:4_096] = 0
     m[:count] = 5
     lie = m.copy()

@@ -95,39 +95,38 @@ def test_later_limits_follow_the_accepted_norms(first: ReplicatedModel) -> None:
     assert verdict(model, scaled(model, 0, 16 * 0.21)) is Verdict.NORM
 
 
-def test_a_million_times_the_norm_is_refused_in_every_round(first: ReplicatedModel) -> None:
-    model = first
+@pytest.fixture
+def model(first: ReplicatedModel) -> ReplicatedModel:
+    return first
+
+
+def test_a_million_times_the_norm_is_refused_in_every_round(model: ReplicatedModel) -> None:
     for _ in range(3):
         honest = round_of(model, 3)
         assert verdict(model, scaled(model, 3, 1e6 * SMALL.initial_norm)) is Verdict.NORM
         model = model.apply_round(honest, {trainer(3): Verdict.NORM})
 
 
-def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel) -> None:
-    model = first
+def test_the_limit_looks_back_a_bounded_number_of_rounds(model: ReplicatedModel) -> None:
     for number in range(NORM_ROUNDS + 3):
         model = model.apply_round([scaled(model, 0, 1.0 + number)], {})
     assert len(model.state.median_norms_squared) == NORM_ROUNDS
     assert model.norm_squared_max == pytest.approx(256 * (3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
 
 
-def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(first: ReplicatedModel) -> None:
-    model = first
+def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(model: ReplicatedModel) -> None:
     for _ in range(3 * NORM_ROUNDS):
-        limit = math.sqrt(model.norm_squared_max)
-        model = model.apply_round([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
+        model = model.apply_round([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
     assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.initial_norm
 
 
-def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(first: ReplicatedModel) -> None:
-    model = first
+def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(model: ReplicatedModel) -> None:
     for _ in range(3 * NORM_ROUNDS):
         model = model.apply_round([scaled(model, 0, 5.0), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
     assert math.sqrt(model.norm_squared_max) == pytest.approx(NORM_RATIO * 5.0, rel=0.04)
 
 
-def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(first: ReplicatedModel) -> None:
-    model = first
+def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(model: ReplicatedModel) -> None:
     for _ in range(2 * NORM_ROUNDS):
         honest = scaled(model, 0, 8 * SMALL.initial_norm)
         assert verdict(model, honest) is Verdict.ACCEPT
@@ -147,8 +146,7 @@ def test_the_limit_is_exact_with_any_bits(bits: int) -> None:
 
 
 def test_a_round_of_zeros_does_not_shut_everybody_out(first: ReplicatedModel) -> None:
-    silent = proposed(first, trainer(0), np.zeros(first.layout.size, dtype=np.float32))
-    model = first.apply_round([silent], {})
+    model = first.apply_round([proposed(first, trainer(0), np.zeros(first.layout.size, dtype=np.float32))], {})
     assert verdict(model, round_of(model, 2)[1]) is Verdict.ACCEPT
 
 

@@ -180,8 +180,7 @@ def test_the_norm_of_the_moved_estimate_is_judged(first: ReplicatedModel) -> Non
 
 def test_a_payload_beyond_all_estimates_is_refused_for_its_norm(first: ReplicatedModel) -> None:
     model = ReplicatedModel.initial(JOB, replace(SPEC, bits=8))
-    huge = proposed(model, trainer(0), np.full(model.layout.size, 2.0**38.5, dtype=np.float32))
-    model = model.apply_round([huge], {})
+    model = model.apply_round([proposed(model, trainer(0), np.full(model.layout.size, 2.0**38.5, dtype=np.float32))], {})
     again = proposed(model, trainer(0), np.zeros(model.layout.size, dtype=np.float32))
     payload = codec.encode_payload(
         model.header(trainer(0)), np.full(model.layout.size, 2.0**38.5, dtype=np.float32), model.layout

@@ -34,8 +34,7 @@ def test_warm_up_may_meet_the_decay() -> None:
 
 def test_the_rate_is_exactly_the_rounded_operations_that_are_written() -> None:
     spec = replace(JOB, inner_rate=3e-3, inner_rate_floor=0.1, warmup_rounds=2, rounds=60)
-    exact = [inner_rate(spec, round).hex() for round in (0, 1, 2, 30, 59)]
-    assert exact == GOLDEN
+    assert [inner_rate(spec, round).hex() for round in (0, 1, 2, 30, 59)] == GOLDEN
 
 
 GOLDEN = [

@@ -124,8 +124,7 @@ def test_few_parts_get_no_threads_and_somebody_who_says_nothing_gets_a_few() -> 
 
 
 def test_estimates_that_are_too_large_for_memory_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(ODD, **ESTIMATES)
-    first = ReplicatedModel.initial(JOB, spec)
+    first = ReplicatedModel.initial(JOB, replace(ODD, **ESTIMATES))
     second = first.apply_round(round_of(first, 4), {})
     accepted = round_of(second, 4)
     third = second.apply_round(accepted, {})

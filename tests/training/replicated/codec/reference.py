@@ -41,8 +41,7 @@ class Said:
 
 
 def origin_of(job: bytes, round: int, trainer: bytes, base: bytes, local_steps: int, batch: int) -> bytes:
-    fields = ORIGIN.pack(job, round, trainer, base, local_steps, batch)
-    return hashlib.sha256(b"folkmoot/payload\0" + fields).digest()
+    return hashlib.sha256(b"folkmoot/payload\0" + ORIGIN.pack(job, round, trainer, base, local_steps, batch)).digest()
 
 
 def scale_of(code: int) -> int:

@@ -192,8 +192,7 @@ def test_two_payloads_never_say_the_same(bits: int, data: st.DataObject) -> None
         return
     update = read_both(payload, TOY)
     if update is not None:
-        again = seen.setdefault((bits, update.dequantize().tobytes()), payload)
-        assert again == payload
+        assert seen.setdefault((bits, update.dequantize().tobytes()), payload) == payload
 
 
 seen: dict[tuple[int, bytes], bytes] = {}
@@ -234,8 +233,7 @@ def test_an_update_of_zeros_has_one_form(bits: int) -> None:
 )
 @each_width
 def test_other_bits_or_an_exponent_out_of_range_is_refused(bits: int, at: int, value: int) -> None:
-    payload = codec.encode_payload(header(0, bits), buffer(TOY, "range"), TOY)
-    assert refused(changed(payload, at, bytes([value])), bits, TOY)
+    assert refused(changed(codec.encode_payload(header(0, bits), buffer(TOY, "range"), TOY), at, bytes([value])), bits, TOY)
 
 
 @pytest.mark.parametrize(
