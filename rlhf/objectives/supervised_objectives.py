@@ -143,7 +143,7 @@ class MeanRewardObjective(RewardModelObjective):
     """Reward model whose score is the mean output of the head over all tokens of prompt and response.
 
     The prompt is the same for both responses. A score at the last token alone teaches a policy how to end a text, and is less
-    accurate (docs/log.md).
+    accurate (docs/experiments.md).
     """
 
     name = "reward-mean"
@@ -156,7 +156,7 @@ class MeanRewardObjective(RewardModelObjective):
         return super().spec_problem(job, settings)
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """Draw pairs by epoch: a model memorizes the noise of pairs that repeat before others appear (docs/log.md)."""
+        """Draw pairs by epoch: a model memorizes the noise of pairs that repeat before others appear (docs/experiments.md)."""
         from rlhf.data.tokenized_records import draw_pairs_by_epoch
 
         return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=records, seed=job.seed)
