@@ -51,8 +51,7 @@ def test_a_judge_prefers_what_reads_kinder(tmp_path: Path) -> None:
     file.write_text("\n".join(lines))
     judge = np.zeros(word_count_baseline.FEATURES)
     judge[list(word_count_baseline.hash_features("good"))] = 1.0
-    found = rlhf_text.judged(judge, file)
-    assert found == {"preferred": 0.5, "distinct_2": 1.0, "reference_distinct_2": 1.0}
+    assert rlhf_text.judged(judge, file) == {"preferred": 0.5, "distinct_2": 1.0, "reference_distinct_2": 1.0}
     assert rlhf_text.distinct(["a b a b"]) == 2 / 3 and rlhf_text.distinct(["a"]) == 0.0
 
 

@@ -367,8 +367,7 @@ def test_one_core_for_a_peer_and_its_worker_is_held_to_less(ratio: float, pinned
 
 
 def test_a_seed_that_failed_is_a_bound_that_was_missed() -> None:
-    rows = [training.Row("ours-h1", 1.0, 1.0, 2.0, 1), training.Row("ours-h1", reason="hung")]
-    merged = training.middle(rows)
+    merged = training.middle([training.Row("ours-h1", 1.0, 1.0, 2.0, 1), training.Row("ours-h1", reason="hung")])
     assert merged.failed == ["hung"] and merged.samples_per_second == 1.0
     lines = list(training.verdicts([merged], {}, ("ours-h1",)))
     assert [line for line in lines if line.startswith("MISSED")] == ["MISSED ours-h1: not measured: hung"]
@@ -415,8 +414,7 @@ def test_what_a_bound_compares_takes_turns_and_a_turn_that_failed_is_the_seed_th
 
 
 def test_a_seed_that_did_not_come_to_its_last_step_leaves_no_loss_to_compare() -> None:
-    rows = [training.Row("ours-h1", 1.0, 1.0, nats, 1) for nats in (2.0, None, 2.0)]
-    merged = training.middle(rows)
+    merged = training.middle([training.Row("ours-h1", 1.0, 1.0, nats, 1) for nats in (2.0, None, 2.0)])
     assert (merged.heldout_nats, merged.samples_per_second) == (None, 1.0)
     lines = training.verdicts([merged, training.Row("gloo", 1.0, 1.0, 2.0, 1)], {}, ("gloo", "ours-h1"))
     assert any(line.startswith("MISSED") and "held-out" in line for line in lines)
@@ -940,8 +938,7 @@ def test_a_trigger_is_so_far_from_the_mean_of_the_honest(share: float) -> None:
 
 
 def test_a_flip_of_rare_tokens_moves_their_rows_alone_by_the_norm_of_an_honest_update() -> None:
-    honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
-    known = known_of(honest, lambda vector: 0.0)
+    known = known_of(list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32)), lambda vector: 0.0)
     lie = VECTORS["rare-flip"](known)
     assert np.linalg.norm(lie) == pytest.approx(known.norm, rel=1e-5)
     assert (np.sign(lie[RARE_ELEMENTS]) == -np.sign(known.mean[RARE_ELEMENTS])).all()

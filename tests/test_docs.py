@@ -533,8 +533,7 @@ def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: s
 
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
     assert not [row for row in routes.markdown_table(ROUTES) if row not in protocol.splitlines()]
-    documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol))
-    assert documented == {(route.method, route.path) for route in ROUTES}
+    assert set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol)) == {(route.method, route.path) for route in ROUTES}
 
 
 def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:
@@ -681,8 +680,7 @@ def test_files_of_figures_name_no_path_of_the_machine_that_they_come_from() -> N
 
 
 def heading_anchors(page: Path) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {anchor_of(title) for title in titles}
+    return {anchor_of(title) for title in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
 
 
 def anchor_of(title: str) -> str:

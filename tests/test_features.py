@@ -519,8 +519,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             worker = WorkerSupervisor(command=[sys.executable, "-m", "tests.notes.worker"])
             await nursery.start(worker.run)
             await worker.ask(opening)
-            counted = await worker.ask(CountParameters(bytes(32)))
-            assert counted == ParametersCounted(SQUARES.model.parameters)
+            assert await worker.ask(CountParameters(bytes(32))) == ParametersCounted(SQUARES.model.parameters)
             await worker.ask(worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer))
             audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT

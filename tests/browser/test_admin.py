@@ -224,8 +224,7 @@ async def test_what_the_author_chooses_stays_while_the_list_is_read_again_and_a_
         await disputed(site, second, ann, bob)
         await page.until("isAsked")
         await page.press("2")
-        looks = await page.script("isHeld = false; release(); return looks")
-        await page.until("looks > arguments[0]", looks)
+        await page.until("looks > arguments[0]", await page.script("isHeld = false; release(); return looks"))
         assert await page.texts("[aria-pressed=true] span") == [one["options"][1]]
         await page.press(Keys.ENTER, Keys.ENTER)
         await page.until("document.querySelector('.told').textContent.startsWith('Task ')")

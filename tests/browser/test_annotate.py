@@ -115,8 +115,7 @@ async def test_an_answer_whose_lease_was_lost_is_told_and_stays(tmp_path: Path) 
         token = await operator(daemon)
         project = await founded(site, token, tasks=[{"text": "one"}], votes=2)
         await page.join(address(site), "ann")
-        closed = await said(site.ask, "POST", f"/api/v1/projects/{project['project']}/close", {}, token)
-        assert closed.status == 200
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{project['project']}/close", {}, token)).status == 200
         await page.press("1")
         await page.count("lost", 1)
         told = await page.until("document.querySelector('.told.bad').textContent")

@@ -77,8 +77,7 @@ class Room(World):
     def project(
         self, asked: ProjectSpec = ONE, tasks: int = 3, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}
     ) -> bytes:
-        signed = self.tx(author, "curation/create-project", CreateProject(asked))
-        self.decide(signed)
+        self.decide(self.tx(author, "curation/create-project", CreateProject(asked)))
         key = project_id(author.public, self.nonce(author))
         for first in range(0, tasks, PAGE_TASKS_MAX):
             count = min(tasks - first, PAGE_TASKS_MAX)

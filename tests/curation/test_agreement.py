@@ -67,8 +67,7 @@ def test_of_two_values_all_metrics_are_the_same() -> None:
 
 
 def test_cohens_kappa() -> None:
-    both = [(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15
-    assert cohen_kappa(both) == Fraction(2, 5)
+    assert cohen_kappa([(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15) == Fraction(2, 5)
     assert cohen_kappa([(0, 1), (1, 0)]) == -1 and cohen_kappa([(0, 0), (1, 1)]) == 1
     assert cohen_kappa([]) is None and cohen_kappa([(1, 1)] * 9) is None
 

@@ -68,8 +68,7 @@ def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Proj
 def test_a_table_for_spreadsheets_has_labels_in_words_and_can_be_imported_again() -> None:
     of = asked(QuestionKind.LABEL, "glad", "sad", "odd", many=True)
     lines = [line(0, [0, 2], 'a, "b"\nc'), line(1, [1], None, votes=(1, 1, 0))]
-    text = written("csv", of, *lines)
-    assert list(csv.reader(io.StringIO(text, newline=""))) == [
+    assert list(csv.reader(io.StringIO(written("csv", of, *lines), newline=""))) == [
         ["number", "text", "label", "votes", "agree", "height", "task", "time"],
         ["0", 'a, "b"\nc', "glad; odd", "0", "0", "3", "0" * 64, TIME],
         ["1", "", "sad", "3", "2", "3", f"{1:064x}", TIME],

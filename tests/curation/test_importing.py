@@ -75,8 +75,7 @@ def test_a_number_is_the_option_with_that_text_in_every_format(what: str, ending
 
 
 def test_an_ambiguous_answer_names_its_line_and_both_readings() -> None:
-    found = problem("a.jsonl", lines({"text": "a", "gold": "01"}, {"text": "b", "gold": 1}), ("01", "02"))
-    assert found.startswith(
+    assert problem("a.jsonl", lines({"text": "a", "gold": "01"}, {"text": "b", "gold": 1}), ("01", "02")).startswith(
         "a.jsonl:2: gold '1' has 2 readings: the option '01' by its value, or the option '02' by its position"
     )
 
@@ -124,8 +123,7 @@ def test_a_label_becomes_a_suggestion_and_the_import_says_so(name: str, data: st
 
 @pytest.mark.parametrize(("name", "data"), LABELLED)
 def test_a_label_becomes_the_right_answer_where_its_field_is_named(name: str, data: str) -> None:
-    field = {"plain.jsonl": "labels", "choice.jsonl": "accept"}.get(name, "label")
-    file = read(name, data, gold_from=field)
+    file = read(name, data, gold_from={"plain.jsonl": "labels", "choice.jsonl": "accept"}.get(name, "label"))
     assert (suggestions(file), golds(file)) == ([None], [(1,)]), "no suggestion gives the gold away"
 
 
@@ -189,8 +187,7 @@ def test_predictions_stay_suggestions_beside_gold() -> None:
 
 
 def test_no_label_becomes_a_suggestion_in_a_file_with_gold() -> None:
-    rows = lines({"text": "a", "label": "neg", "gold": "neg"}, {"text": "b", "label": "pos"})
-    file = read("a.jsonl", rows)
+    file = read("a.jsonl", lines({"text": "a", "label": "neg", "gold": "neg"}, {"text": "b", "label": "pos"}))
     assert (suggestions(file), golds(file)) == ([None, None], [(1,), None])
     assert "2 labels of 'label' left out (a.jsonl:1: suggestions beside gold could give it away)" in file.notes[0]
 
@@ -286,15 +283,13 @@ def test_an_export_can_be_imported_again_with_its_labels(format: str, of: Projec
     file = read(name, data, of.options, kind=of.kind, many=of.many, gold_from="label")
     assert [(one.task.text, list(one.task.items)) for one in file.tasks] == [(row["text"], row["items"]) for row in rows]
     assert golds(file) == [tuple(row["label"]) for row in rows]
-    plain = read(name, data, of.options, kind=of.kind, many=of.many)
-    assert suggestions(plain) == golds(file)
+    assert suggestions(read(name, data, of.options, kind=of.kind, many=of.many)) == golds(file)
 
 
 def test_an_export_of_preferences_can_be_imported_again() -> None:
     of, labels = EXPORTED[3]
     rows = exported(of, labels)
-    data = "".join(FORMATS["preferences"].write(of, lambda: rows))
-    file = read("a.jsonl", data, (), kind=QuestionKind.PAIR)
+    file = read("a.jsonl", "".join(FORMATS["preferences"].write(of, lambda: rows)), (), kind=QuestionKind.PAIR)
     pairs = [tuple(row["items"] if row["label"] != [1] else row["items"][::-1]) for row in rows if row["label"] != [3]]
     assert [tuple(one.task.items) for one in file.tasks] == pairs
     assert set(suggestions(file)) == {(0,), None}, "of a tie nothing is said"
@@ -313,8 +308,7 @@ def test_any_texts_come_back_from_an_exported_table(written: list[str]) -> None:
     of = ProjectSpec("p", QuestionKind.LABEL, ("-1", "0", "=1"), False, 0, None, 1, 1, False)
     texts = [text if text.strip() else f"x{text}" for text in written]
     rows = [row | {"text": text} for row, text in zip(exported(of, [[0], [1], [2]] * len(texts)), texts, strict=False)]
-    data = "".join(FORMATS["csv"].write(of, lambda: rows))
-    file = read("a.csv", data, of.options, gold_from="label")
+    file = read("a.csv", "".join(FORMATS["csv"].write(of, lambda: rows)), of.options, gold_from="label")
     assert [(one.task.text, one.gold) for one in file.tasks] == [(row["text"], tuple(row["label"])) for row in rows]
 
 

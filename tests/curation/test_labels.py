@@ -62,8 +62,7 @@ def test_who_was_wrong_often_is_believed_the_contrary() -> None:
 
 
 def test_a_rating_has_the_class_below_it() -> None:
-    counts = updated_counts(QuestionKind.RATING, 3, False, (), (3,), (2,))
-    assert counts == (0, 0, 0, 0, 0, 0, 0, 1, 0)
+    assert updated_counts(QuestionKind.RATING, 3, False, (), (3,), (2,)) == (0, 0, 0, 0, 0, 0, 0, 1, 0)
     assert estimate_label(QuestionKind.RATING, 3, False, [((), (3,)), ((), (3,))])[0] == (3,)
 
 
@@ -72,8 +71,7 @@ def test_each_of_many_options_is_a_question_of_its_own() -> None:
     label, chance = estimate_label(QuestionKind.LABEL, 3, True, votes)
     assert (label, chance) == ((0,), Fraction(1, 2)), "of the third option nobody is sure"
     assert estimate_label(QuestionKind.LABEL, 3, True, [*votes, ((), (0,)), ((), (0,))]) == ((0,), LABEL_CONFIDENCE_MIN)
-    counts = updated_counts(QuestionKind.LABEL, 3, True, (), (0,), (0, 2))
-    assert counts == (0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0)
+    assert updated_counts(QuestionKind.LABEL, 3, True, (), (0,), (0, 2)) == (0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0)
 
 
 def test_a_ranking_is_that_of_ranked_pairs() -> None:
@@ -112,8 +110,7 @@ def crowd(classes: int, tasks: int, right: list[float], votes: int, seed: int = 
 
 @pytest.mark.parametrize("classes", [2, 3, 16])
 def test_the_whole_estimate_finds_who_is_right(classes: int) -> None:
-    right = [0.9] * 8 + [1 / classes] * 8
-    votes, truth = crowd(classes, 400, right, 5)
+    votes, truth = crowd(classes, 400, [0.9] * 8 + [1 / classes] * 8, 5)
     found = run_dawid_skene(classes, 400, 16, votes)
     majority = np.zeros((400, classes), dtype=np.int64)
     np.add.at(majority, (votes[:, 0], votes[:, 2]), 1)
@@ -176,8 +173,7 @@ def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, I
         votes[lie & (votes[:, 0] < gold), 2] = truth[votes[lie & (votes[:, 0] < gold), 0]]
         lie &= votes[:, 0] >= gold
     votes[lie, 2] = (truth[votes[lie, 0]] + 1) % classes
-    known = np.arange(gold)
-    return votes, truth, np.column_stack([known, truth[:gold]])
+    return votes, truth, np.column_stack([np.arange(gold), truth[:gold]])
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -186,16 +182,14 @@ def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, I
 def test_whoever_is_right_on_gold_alone_gains_nothing(count: int, gold: int, classes: int) -> None:
     """Eighteen of 40 outvote 22 honest ones, since they are never wrong: 22 agree with the right labels, 18 with the others."""
     votes, truth, known = liars(count, gold, True, classes)
-    found = likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior())
-    assert (found == truth)[gold:].mean() > 0.93
+    assert (likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior()) == truth)[gold:].mean() > 0.93
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("gold", [25, 50, 100])
 def test_a_majority_that_is_wrong_on_gold_makes_no_labels(gold: int, classes: int) -> None:
     votes, truth, known = liars(24, gold, False, classes)
-    found = likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior())
-    assert (found == truth)[gold:].mean() > 0.93
+    assert (likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior()) == truth)[gold:].mean() > 0.93
 
 
 def test_an_annotator_or_a_task_may_be_without_votes() -> None:

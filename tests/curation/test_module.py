@@ -186,8 +186,7 @@ def test_no_task_is_of_a_project_that_the_wish_leaves_out(room: Room) -> None:
     lost, here = room.project(ONE, tasks=40), room.project(ONE, tasks=40)
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
     room.leased(BOB, count=8)  # of both, and begun tasks come first
-    wish = replace(room.wish(ANN, 8), excluded_projects=(lost,))
-    room.batch(leases=[wish])
+    room.batch(leases=[replace(room.wish(ANN, 8), excluded_projects=(lost,))])
     assert {room.assignment(key).project for key in room.person(ANN).leases} == {here}
     room.batch(leases=[replace(room.wish(CAT), excluded_projects=tuple(sorted((lost, here))))])
     assert room.person(CAT).leases == ()
@@ -212,8 +211,7 @@ def test_all_tasks_are_of_the_project_that_the_wish_names(room: Room) -> None:
 
 def test_what_is_drawn_depends_on_root_task_and_annotator(room: Room) -> None:
     room.project(ONE, tasks=200)
-    people = annotators(20)
-    numbers = [room.assignment(lease).number for (lease,) in room.leased(*people)]
+    numbers = [room.assignment(lease).number for (lease,) in room.leased(*annotators(20))]
     assert len(set(numbers)) == 20 and numbers != sorted(numbers) and max(numbers) > 100
 
 
@@ -569,8 +567,7 @@ def crowded(room: Room) -> tuple[list[FastSigner], list[bytes]]:
         room.leased(who)
         room.later(LEASE_MS)
         room.batch()
-    leases = [lease for (lease,) in room.leased(*people[-2:])]
-    return people[-2:], leases
+    return people[-2:], [lease for (lease,) in room.leased(*people[-2:])]
 
 
 def test_two_that_forfeit_at_once_send_their_task_to_its_author_once(room: Room) -> None:
@@ -654,8 +651,7 @@ def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest
     new = PEOPLE[5]
     ((ann,), _) = room.leased(ANN, BOB)
     room.decide(room.rotation(PEER, new))
-    shares = dict(room.curation.shares.items())
-    assert shares == {new.public: PeerAnnotators(2)}
+    assert dict(room.curation.shares.items()) == {new.public: PeerAnnotators(2)}
     room.batch(new, enrolments=[room.enrolment(CAT, peer=new)])
     assert room.curation.annotators.get_record(CAT.public) is None, "two peers serve four people: two each"
     room.batch(OTHER, skips=[SkipAssignment(ann, "unclear")])

@@ -83,8 +83,7 @@ def test_the_better_weighs_more(classes: int) -> None:
 def test_only_what_was_committed_blind_counts() -> None:
     votes, _ = crowd(2, 200, [0.9] * 6, 4)
     votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]
-    blind = (votes[:, 1] != 3).astype(np.int64)
-    found = weights(votes, blind, 6)
+    found = weights(votes, (votes[:, 1] != 3).astype(np.int64), 6)
     assert found[3] == 0 and min(found[:3] + found[4:]) > 0
 
 

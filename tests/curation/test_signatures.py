@@ -55,8 +55,7 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
     before = room.state
     after = room.batch(**batch)
     assert after.passed_over == (kind != "enrolments") and after.annotators_count == BATCH_MAX - (kind != "enrolments")
-    false = replace(statement, signature=NOISE)
-    batch[kind] = [*batch[kind][:-1], false]
+    batch[kind] = [*batch[kind][:-1], replace(statement, signature=NOISE)]
     signed = room.tx(PEER, "curation/statements", StatementBatch(**{name: tuple(items) for name, items in batch.items()}))
     for curation in (before.modules["curation"], after):
         with pytest.raises(RemoteProtocolError, match="bad-signature"):
@@ -151,8 +150,7 @@ def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link() -> None:
     enrolment = room.enrolment(ANN)
     pack[1].say(_batch(pack, enrolment))
     pack.until(lambda shell: shell.node.state.modules["curation"].annotators_count == 1)
-    again = _batch(pack, enrolment, nonce=3)
-    assert _hears(pack[0], PEER, again) and len(pack[0].node.ledger.mempool) == 1
+    assert _hears(pack[0], PEER, _batch(pack, enrolment, nonce=3)) and len(pack[0].node.ledger.mempool) == 1
 
 
 def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() -> None:
@@ -210,8 +208,7 @@ def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monk
 def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
     """Else it would wait for ever, and its peer with it."""
     wishes = StatementBatch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
-    openings = StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
-    for batch in (wishes, openings):
+    for batch in (wishes, StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)):
         signed = room.tx(PEER, "curation/statements", batch)
         assert room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
         assert room.problem(signed) is None

@@ -154,8 +154,7 @@ def lived(folder: Path) -> Chain:
     chain = Chain(folder)
     language = chain.start(LANGUAGE)
     chain.play(language, rejected=1)
-    scratch = chain.start(SCRATCH)
-    chain.play(scratch)
+    chain.play(chain.start(SCRATCH))
     chain.play(language)
     chain.settle()
     return chain

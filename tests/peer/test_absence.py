@@ -164,8 +164,7 @@ def test_f_never_falls_by_itself_and_the_operator_is_told_once_a_day(tmp_path: P
 
 
 def test_half_of_the_days_before_its_operator_is_told_day_by_day(voters: Voters) -> None:
-    anna = voters.peers[FIVE[0]]
-    anna._seconds_max = 4 * DAY_SECONDS
+    voters.peers[FIVE[0]]._seconds_max = 4 * DAY_SECONDS
     voters.links = [without(GONE)]
     voters.live(3.9, FIVE[:1])
     name = short_id(GONE.public)

@@ -279,8 +279,7 @@ def test_a_manifest_written_anew_hides_nothing(whole: Path, copy: Path) -> None:
 
 def redecided(folder: Path, height: int, change: object) -> None:
     path = folder / block_path(height)
-    decision = codec.decode(Decision, path.read_bytes())
-    path.write_bytes(codec.encode(change(decision)))  # type: ignore[operator]
+    path.write_bytes(codec.encode(change(codec.decode(Decision, path.read_bytes()))))  # type: ignore[operator]
 
 
 def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:

@@ -249,8 +249,7 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> N
 
     def lost() -> None:
         court.report()
-        ledger = court.state.audits
-        court.ledger.applied.current = court.state.with_modules(audits=replace(ledger, log=()))
+        court.ledger.applied.current = court.state.with_modules(audits=replace(court.state.audits, log=()))
 
     ask.each_wait = lost
     with pytest.raises(UserError, match="the log has lost what this peer reported"):
@@ -259,8 +258,7 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> N
 
 def test_each_count_of_a_members_audits_is_told_under_its_name() -> None:
     record = MemberAuditRecord(rewards=1, rewards_lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong_losses=8)
-    told = audit_record_view(A, record)
-    assert told == AuditRecordView(
+    assert audit_record_view(A, record) == AuditRecordView(
         peer_id(A),
         rewards=1,
         rewards_lost=2,

@@ -198,8 +198,7 @@ async def trainers(folder: Path, attack: str = "") -> AsyncIterator[Trainers]:
         assert isinstance(made, Trainers)
         made.workers = {}
         for number, seat in enumerate(made.seats):
-            lies = attack if number == 3 else ""
-            await made.start(seat, made.role(seat, lies))
+            await made.start(seat, made.role(seat, attack if number == 3 else ""))
         yield made
 
 
@@ -541,8 +540,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
 async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sortition, "draw_auditors", lambda tickets, *_: (min(tickets),))
     async with trainers(tmp_path, "false-update") as made:
-        job = await made.train(replace(SPEC, rounds=2))
-        await ended(made, job)
+        await ended(made, await made.train(replace(SPEC, rounds=2)))
         assert standing(made, 3).suspensions == 1 and standing(made, 3).rewards == 0
         assert not any(standing(made, number).refuted for number in range(3))
 
@@ -815,8 +813,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
         for _ in range(FALSE_CHALLENGES_MAX):
             withheld(court, challenger, PEOPLE[0].public)
     *_, entry = court.state.audits.log
-    told = describe_audit_entry(entry, court.state)
-    assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many")
+    assert describe_audit_entry(entry, court.state).startswith(f"{short_id(entry.trainer)} is suspended: too many")
     assert suspension_reason(entry.trainer, court.state) == (
         f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
     )

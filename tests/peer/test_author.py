@@ -272,8 +272,7 @@ async def test_several_that_a_snapshot_took_out_of_the_pool_act_once_each() -> N
 async def test_where_a_snapshot_hides_what_was_decided_that_is_said_and_nothing_is_signed_anew() -> None:
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
-        signed = await log.said()
-        log.decide([], [signed], [])
+        log.decide([], [await log.said()], [])
         log.restored()
         await asked.settled()
         assert "snapshot" in asked.error and log.is_silent() and log.starts() == 1

@@ -165,8 +165,7 @@ def test_estimates_beside_a_preset_are_those_that_were_measured() -> None:
 
 
 async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = (await said(monkeypatch, capsys, "help\n"))[0].splitlines()
-    assert [line.split()[0] for line in printed] == list(WORDS)
+    assert [line.split()[0] for line in (await said(monkeypatch, capsys, "help\n"))[0].splitlines()] == list(WORDS)
 
 
 def test_the_options_of_a_command_are_known() -> None:

@@ -302,5 +302,4 @@ async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> No
     directory.mkdir()
     with pytest.raises(UserError) as caught:
         await control_socket.make_client(directory).status()
-    advice = str(caught.value).split("`")[1]
-    assert shlex.split(advice) == ["peer", "run", "--data-dir", str(directory)]
+    assert shlex.split(str(caught.value).split("`")[1]) == ["peer", "run", "--data-dir", str(directory)]

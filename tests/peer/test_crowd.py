@@ -52,8 +52,7 @@ def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
     status = cli.main(arguments)
     said = capsys.readouterr().out
     assert status == 0, said
-    report = json.loads(file.read_text())
-    found = report["annotate"]
+    found = json.loads(file.read_text())["annotate"]
     assert set(found) == {"tasks", "settled", "right", "review", "votes", "annotators", "roots"}
     assert (found["tasks"], found["settled"], found["right"], found["review"], found["votes"]) == (4, 4, 4, 0, 2.0)
     assert len(found["roots"]) == 4 and len(set(found["roots"].values())) == 1

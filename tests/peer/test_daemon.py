@@ -176,8 +176,7 @@ def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohtt
         "import curation.service.http_routes, curation.pages.annotation_pages\n"
         "print([name for name in ('torch', 'aiohttp', 'asyncio', 'jinja2', 'web.app') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.real("processes")
@@ -191,14 +190,12 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
             await daemon.client.run_test_round()
         except Exception as error:  # whatever a client sees of a peer that stops
             assert "peer" in str(error)
-    status = await trio.to_thread.run_sync(wait, daemon.process)
-    assert status == 2, daemon.log
+    assert await trio.to_thread.run_sync(wait, daemon.process) == 2, daemon.log
     assert "Traceback" not in daemon.log
     last = daemon.log.strip().splitlines()[-1]
     assert last.startswith("peer: error: ")
     assert "ledger.sqlite" in last
-    after = await daemon.start(*RUN).answers()
-    assert after.state_root == before.state_root
+    assert (await daemon.start(*RUN).answers()).state_root == before.state_root
     await daemon.client.run_test_round()
     await daemon.until(height=before.height + 3)
 

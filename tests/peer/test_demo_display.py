@@ -63,8 +63,7 @@ def test_the_live_table_fits_and_the_liars_rows_have_all_their_reasons(
 
 
 def test_a_terminal_too_low_for_the_rounds_shows_the_peers(tmp_path: Path) -> None:
-    lines = picture(tmp_path, 10, 3, 80, 16)
-    assert sum("replay 48" in line for line in lines) == 3
+    assert sum("replay 48" in line for line in picture(tmp_path, 10, 3, 80, 16)) == 3
 
 
 @pytest.mark.parametrize("name", ["a short one", "one with blanks " + "that no line has room for " * 4])

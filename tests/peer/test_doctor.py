@@ -65,8 +65,7 @@ async def looked(directory: DataDirectory, **flags: str) -> list[DoctorFinding]:
 
 
 def test_each_cause_of_an_alert_has_advice() -> None:
-    told = [AlertView(cause, "", AlertSeverity.WARNING, "what") for cause in AlertCause]
-    found = list(_of_status(STATUS, told))
+    found = list(_of_status(STATUS, [AlertView(cause, "", AlertSeverity.WARNING, "what") for cause in AlertCause]))
     assert len([finding for finding in found if finding.text == "what" and finding.advice]) == len(AlertCause) - 1, (
         "but for the disk"
     )
@@ -103,8 +102,7 @@ async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDi
     directory.ledger.write_bytes(b"this is a text\n" * 400)
     assert "ledger.sqlite" in fault_of("data", await looked(directory)).text
     directory.ledger.unlink()
-    whole = directory.genesis.read_bytes()
-    directory.genesis.write_bytes(whole[:-1])
+    directory.genesis.write_bytes(directory.genesis.read_bytes()[:-1])
     assert "is damaged" in fault_of("data", await looked(directory)).text
     directory.genesis.unlink()
     assert "no network yet" in fault_of("data", await looked(directory)).text
@@ -368,8 +366,7 @@ def test_little_memory_is_named_with_its_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_least_bound_of_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds = {"_left_in_group": 7_000, "_address_space": None}
-    for name, left in bounds.items():
+    for name, left in {"_left_in_group": 7_000, "_address_space": None}.items():
         monkeypatch.setattr(machine, name, lambda left=left: left)
     monkeypatch.setattr(machine, "_meminfo", lambda: {"MemAvailable": 9_000})
     assert machine.available_bytes() == (7_000, "control group")

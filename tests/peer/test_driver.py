@@ -54,8 +54,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
             assert [seat.driver.state.height for seat in seats] == [0, 0]
             assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
-        job = next(iter(seats[0].driver.state.jobs.jobs))
-        await one_root(seats, job)
+        await one_root(seats, next(iter(seats[0].driver.state.jobs.jobs)))
 
 
 async def _has_voted(seat: Seat) -> None:
@@ -65,8 +64,7 @@ async def _has_voted(seat: Seat) -> None:
 
 async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1) as made:
-        job = await made.seats[0].scratch()
-        await one_root(made.seats, job)
+        await one_root(made.seats, await made.seats[0].scratch())
         observer = made.seats[-1]
         assert observer.public not in observer.driver.state.members.members
         assert observer.store.read_restart_state().votes == ()
@@ -81,8 +79,7 @@ async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_votin
         await made.start(again)
         assert again.driver.state.state_root == root
         await made.seats[1].stop()  # now the one that came back is needed for every quorum
-        remaining = [made.seats[n] for n in (0, 2, 3)]
-        await one_root(remaining, await made.seats[0].scratch())
+        await one_root([made.seats[n] for n in (0, 2, 3)], await made.seats[0].scratch())
 
 
 async def test_a_peer_that_was_away_gets_missed_blocks_and_payloads_from_others_than_their_author(tmp_path: Path) -> None:
@@ -339,14 +336,12 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         assert not any(event.kind == "warning" for event in await voter.events.wait_for_events(0, 0.0)), (
             "it counts, and fills no screen"
         )
-        job = await made.seats[1].scratch()
-        await one_root(made.seats[:-1], job)
+        await one_root(made.seats[:-1], await made.seats[1].scratch())
 
 
 async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        job = await made.seats[0].scratch()
-        await made.seats[1].until(certified(job))
+        await made.seats[1].until(certified(await made.seats[0].scratch()))
         roots = made.seats[1].store.state_roots()
         last = made.seats[1].store.get_decision(made.seats[1].driver.state.height)
         assert last is not None

@@ -46,8 +46,7 @@ async def test_voters_fetch_it_from_whoever_has_it_and_all_make_one_model(tmp_pa
     values = own()
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         start = made.seats[0].blobs.add_bytes(values.tobytes())
-        job = await started(made.seats[0], start)
-        await has_model(made, job, values)
+        await has_model(made, await started(made.seats[0], start), values)
         assert all(seat.blobs.size(start) == values.nbytes for seat in made.seats)
 
 
@@ -116,8 +115,7 @@ async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path)
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         *honest, careless = made.seats
         start = honest[0].blobs.add_bytes(values.tobytes())
-        other = careless.blobs.path(start)
-        other.write_bytes(bytes([values.tobytes()[0] ^ 1]) + values.tobytes()[1:])
+        careless.blobs.path(start).write_bytes(bytes([values.tobytes()[0] ^ 1]) + values.tobytes()[1:])
         job = await started(honest[0], start)
         made.seats.remove(careless)
         await has_model(made, job, values)

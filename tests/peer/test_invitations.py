@@ -36,8 +36,7 @@ async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> 
         api = make_peer_api(peer)
         text = await api.create_invitation(3)
         (view,) = await api.invitations()
-        invitation = parse_invitation(text)
-        token = Identity(invitation.token_seed)
+        token = Identity(parse_invitation(text).token_seed)
         assert (view.token, view.state, view.addresses) == (peer_id(token.public), "open", ("192.0.2.7:7700",))
         assert view.expires_ms - view.made_ms == 3 * DAY_MS
         stored = (peer.driver.store.path.parent / "invitations").read_bytes()

@@ -45,8 +45,7 @@ def test_who_is_absent_nearly_always_is_late_although_it_comes_in_time_now_and_t
     late = StragglerDetector()
     told = []
     for number in range(40):
-        outcome = ACCEPTED if number in (0, 1, 32) else ABSENT
-        if late.record_round(outcome, ME, False, 1.5):
+        if late.record_round(ACCEPTED if number in (0, 1, 32) else ABSENT, ME, False, 1.5):
             told.append(number)
         assert bool(late.describe_cause("text")) == (number >= 21), "after half a minute, and from then on"
     assert told == [21], "and not again when it was in time once"

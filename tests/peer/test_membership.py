@@ -76,11 +76,9 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     anna, ben, _ = three
     assert "voters      1, of which 0 may lie; 1 decide" in init(anna)
     await anna.start("run", *LOOPBACK, "--threads", "1").answers()
-    invitation = ask(anna, "invite").strip()
 
-    ben.start("join", invitation, *LOOPBACK, "--name", "ben", "--threads", "1")
-    joined = await ben.answers()
-    key = joined.peer
+    ben.start("join", ask(anna, "invite").strip(), *LOOPBACK, "--name", "ben", "--threads", "1")
+    key = (await ben.answers()).peer
     await poll(lambda: stands(anna, key))
     assert not (await ben.client.status()).voter
     assert (await ben.client.status()).name == "ben"
@@ -116,8 +114,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
         assert not has_torch(daemon.pid)
         assert [has_torch(worker) for worker in children(daemon.pid)] == [True]
         assert daemon.terminate() == 0
-    again = anna.start("run", "--role", "voter", "--listen", joined_address(ben))
-    assert (await again.answers()).state_root == root
+    assert (await anna.start("run", "--role", "voter", "--listen", joined_address(ben)).answers()).state_root == root
     assert (await ben.start("run").answers()).state_root == root  # dials and trains as it did when it joined
     await ben.until(links=1, voter=True)
 

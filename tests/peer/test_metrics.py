@@ -114,8 +114,7 @@ async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.real("sockets")
 async def test_health_says_why_and_heads_have_no_body(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    async with serving(desk) as place:
+    async with serving(Desk(tmp_path)) as place:
         assert (await asked(place, get("/healthz")))[::2] == (200, "ok\n")
         code, headers, body = await asked(place, get("/healthz").replace(b"GET", b"HEAD"))
         assert (code, headers["content-length"], headers["connection"], body) == (200, "3", "close", "")

@@ -70,8 +70,7 @@ SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
     ],
 )
 def test_the_last_rounds_of_sampled_jobs_are_re_executed(spec: JobSpec, said: tuple[str, ...], closing: int) -> None:
-    made = add_final_full_audit_rounds(spec, said)
-    assert made == replace(spec, final_full_audit_rounds=closing)
+    assert add_final_full_audit_rounds(spec, said) == replace(spec, final_full_audit_rounds=closing)
 
 
 @pytest.mark.parametrize(

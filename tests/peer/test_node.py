@@ -484,8 +484,7 @@ def successor(pack: Pack, number: int, new: FastSigner) -> None:
 
 def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack: Pack) -> None:
     job = start_job(pack)
-    root = pack[0].node.state.jobs.jobs[job].model_root
-    ours = Proposal(job, 0, root, bytes(32), 1, bytes(32), None)
+    ours = Proposal(job, 0, pack[0].node.state.jobs.jobs[job].model_root, bytes(32), 1, bytes(32), None)
     pack[0].turn(StepAction(lambda: pack[0].node.rounds.publish_proposal(ours, pack.now)))
     cast(pack, pack[0], job, Verdict.ACCEPT)
     successor(pack, 1, PEOPLE[8])
@@ -504,8 +503,7 @@ def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack
 
 
 def test_who_finds_a_double_proposal_records_it_and_tells_everybody(pack: Pack) -> None:
-    job = start_job(pack)
-    first, second = proposals(pack, job, PEOPLE[1])
+    first, second = proposals(pack, start_job(pack), PEOPLE[1])
     pack[0].said(EvidenceMessage)
     hears(pack[0], pack[2], GossipEnvelope(first))
     assert pack[0].said(EvidenceMessage) == []
@@ -520,8 +518,7 @@ def test_a_proven_accusation_is_recorded_and_passed_on_once(pack: Pack) -> None:
     hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     assert pack[0].last.evidence == (found,) and pack[0].last.faults == ()
     assert pack[0].said(EvidenceMessage) == [EvidenceMessage(found.first, found.second)]
-    other = evidence_of(PEOPLE[3], pack, variant=1)
-    for again in (found, other):
+    for again in (found, evidence_of(PEOPLE[3], pack, variant=1)):
         hears(pack[0], pack[2], EvidenceMessage(again.first, again.second))
         assert pack[0].last.evidence == () and pack[0].said(EvidenceMessage) == [], "one proof about one culprit is enough"
 

@@ -105,8 +105,7 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
         examples.write_text("".join(json.dumps({"prompt": f"{n}: ", "response": "aeiou"}) + "\n" for n in range(40)))
         assert train(first, str(examples), "--from", str(own), "--name", "helpful", "--rounds", "1", *FAST)[0] == 0
         await finished(first, "helpful")
-        compared = await first.client.compare_policy("7: ", 8, 0.0, 0)
-        assert compared.round == 1
+        assert (await first.client.compare_policy("7: ", 8, 0.0, 0)).round == 1
         jobs = {name: bytes.fromhex((await finished(first, name)).job) for name in ("own", "earlier", "later", "helpful")}
         for daemon in network:
             await finished(daemon, "helpful")

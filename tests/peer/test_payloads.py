@@ -65,8 +65,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
         models = seat.driver.host.round_directory(job, 0).parent
         for file in (file for model in models.iterdir() if not model_files.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
-        again = await made.start(seat)
-        await again.until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)
+        await (await made.start(seat)).until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)
 
 
 class Garbage(Voter):
@@ -191,8 +190,7 @@ async def test_nothing_goes_while_an_export_copies(monkeypatch: pytest.MonkeyPat
     async def at_once(sync: Callable[..., None], *arguments: Any) -> None:
         sync(*arguments)
 
-    jobs = SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)})
-    state = SimpleNamespace(jobs=jobs)
+    state = SimpleNamespace(jobs=SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)}))
     driver: Any = SimpleNamespace(block_applied=trio.Event(), running_exports=1, payload_bytes=0, state=state)
     driver.blobs = SimpleNamespace(round_references=dict)
     exports = list[int]()

@@ -43,12 +43,10 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
         with patience():
             await victim.ended.wait()
         await one_root(others, job)
-        again = await made.start(victim)
-        assert again.driver.state.height < others[0].driver.state.height
+        assert (await made.start(victim)).driver.state.height < others[0].driver.state.height
         await one_root(made.seats, job)
         await others[2].stop()  # now the one that came back is needed for every quorum
-        remaining = made.seats[:3]
-        await one_root(remaining, await others[0].scratch())
+        await one_root(made.seats[:3], await others[0].scratch())
 
 
 async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_reach_its_disk(tmp_path: Path) -> None:
@@ -76,8 +74,7 @@ def test_a_wrong_state_is_noticed_after_a_restart_too_however_many_decided_block
     first = chain.ledger.state
     for _ in range(5):
         chain.decide(EMPTY_BODY)
-    voters = (VoterSet(first.members.voters),) * 3
-    applied = AppliedInput(1, bytes(32), voters)
+    applied = AppliedInput(1, bytes(32), (VoterSet(first.members.voters),) * 3)
     restart = load_restart_state(chain.store, 1)
     chain.close()
     assert [decided.height for decided in restart.decided] == [2, 3, 4, 5]

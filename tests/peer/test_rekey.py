@@ -217,8 +217,7 @@ def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[OwnStatement, .
     directory = DataDirectory.open(copy)
     try:
         with contextlib.closing(LedgerStore(directory.ledger, past.chain_id)) as store:
-            votes = store.read_restart_state().votes
-            return directory.load_identity().public, votes
+            return directory.load_identity().public, store.read_restart_state().votes
     except UserError as refusal:
         assert "peer rekey" in str(refusal), refusal
         return None

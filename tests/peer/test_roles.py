@@ -200,8 +200,7 @@ async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(worl
 async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, change: dict[str, Any], verdict: Verdict) -> None:
     honest = await world.proposed()
     if change.get("payload"):
-        garbage = bytes(honest.payload_bytes)
-        change = {"payload": world.round.blobs.add_bytes(garbage)}
+        change = {"payload": world.round.blobs.add_bytes(bytes(honest.payload_bytes))}
     assert await world.verdict(replace(honest, **change)) is verdict
 
 
@@ -428,8 +427,7 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     assert world.round.model.check_proposal(ME.public, first, blobs.read_range(first.payload)) is Verdict.ACCEPT
 
     accepted = AcceptedProposal(ME.public, first, blobs.read_range(first.payload))
-    following = world.round.model.apply_round([accepted], {})
-    following.save(host.round_directory(JOB, 1))
+    world.round.model.apply_round([accepted], {}).save(host.round_directory(JOB, 1))
     blobs.release_owner((JOB, 0))
     blobs.delete_unowned({first.buffer, first.inner})  # as the workshop does when the next round opens
     role, steps = opened(world, tmp_path, host, 1)
@@ -548,8 +546,7 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
     role, steps = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     world.fetched.clear()
-    request = await audit_request(world.round, ME.public, world.published[-1])
-    for said in (steps.requests[-1], request):
+    for said in (steps.requests[-1], (await audit_request(world.round, ME.public, world.published[-1]))):
         assert isinstance(said, worker_protocol.ProposeRequest | worker_protocol.AuditRequest)
         assert (said.previous_payload is not None) is ("payload" in fetched) and said.previous_buffer is not None
     assert world.fetched[1:] == [getattr(first, name) for name in fetched]  # after the buffer of this round
@@ -592,8 +589,7 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
     await liar.propose(world.round)
     proposal = world.published[-1]
     assert world.round.model.check_proposal(ME.public, proposal, world.round.blobs.read_range(proposal.payload)) is Verdict.ACCEPT
-    request = await audit_request(world.round, ME.public, proposal)
-    assert (await steps.ask(request)).verdict is verdict
+    assert (await steps.ask(await audit_request(world.round, ME.public, proposal))).verdict is verdict
 
 
 @pytest.mark.parametrize("attack", ["scale", "stale"])

@@ -194,8 +194,7 @@ def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     people, vouches = {person.public: person for person in chain.people}, rounds.books[key].vouching.vouches
-    guessed = rounds.books[key].timers.replay_seconds
-    assert guessed == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
+    assert rounds.books[key].timers.replay_seconds == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
     for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
         hear(rounds, chain, trainer, proposal(chain, key))
         rounds.record_verdict((key, 0), trainer.public, ACCEPT, NOW)
@@ -224,8 +223,7 @@ def test_messages_that_come_early_count_when_the_round_opens(chain: Chain, key: 
     rounds.apply_state(chain.ledger.state)
     message = proposal(chain, key)
     assert hear(rounds, chain, chain.people[1], message) is None
-    wrong = Ballot(key, 0, bytes(32), ())
-    assert hear(rounds, chain, chain.people[2], wrong) is None
+    assert hear(rounds, chain, chain.people[2], Ballot(key, 0, bytes(32), ())) is None
     outcome = open_all(rounds, chain)
     assert outcome.counted_messages == [(chain.people[1].public, message)], "what does not belong is not told to people"
     assert set(rounds.books[key].proposals) == {chain.people[1].public}
@@ -519,8 +517,7 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
         hear(rounds, chain, person, ballot_on(chain, key, own))
     hear(rounds, chain, people[2], CutOff(key, 0, ()))
     hear(rounds, chain, people[1], CutOff(key, 0, ()))
-    newcomer = Identity(bytes(31) + b"n")
-    voters = tuple(sorted(person.public for person in (people[0], people[2], people[3], newcomer)))
+    voters = tuple(sorted(person.public for person in (people[0], people[2], people[3], Identity(bytes(31) + b"n"))))
     said = renew(rounds, chain, key, voters=voters)
     book = rounds.books[key]
     assert set(book.ballots) == {people[2].public, people[3].public} and set(book.cut_offs) == {people[2].public}
@@ -749,8 +746,7 @@ def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Cha
     store.close()
     assert again.sends == after.own_messages() == [vouch] and again.records == []
     reexecuted(after, chain, key, trainer, Verdict.REPLAY)
-    finding = after.books[key].vouching.own_judgements[trainer.public]
-    assert finding.verdict is ACCEPT, "it was said"
+    assert after.books[key].vouching.own_judgements[trainer.public].verdict is ACCEPT, "it was said"
     assert [tag_of(sent) for sent in after.sign_due_messages(NOW + 1_000).sends] == ["ballot"] and vouch in after.own_messages()
     assert set(after.books[key].vouching.assigned_at) == set(), "the proposal is not re-executed again"
 
@@ -826,8 +822,7 @@ def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_silences_us
     early_one, late_one = sorted(chain.people[1:3], key=lambda person: person.public)
     signed = reexecuted(rounds, chain, key, early_one)
     rounds.sign_due_messages(NOW)
-    forgotten = vouch_on(key, signed, sign_message(late_one, chain.id, proposal(chain, key)))
-    said = hear(rounds, chain, me, forgotten)
+    said = hear(rounds, chain, me, vouch_on(key, signed, sign_message(late_one, chain.id, proposal(chain, key))))
     assert said == RoundEffects() and rounds.muted == {(key, 0)} and len(rounds.own_messages()) == 1
 
 
@@ -836,8 +831,7 @@ def test_a_vouch_that_came_early_counts_when_the_round_opens_and_is_passed_on(ch
     rounds.apply_state(chain.ledger.state)
     signed = sign_message(trainer, chain.id, proposal(chain, key))
     assert hear(rounds, chain, voter, vouch_on(key, signed)) is None
-    outcome = open_all(rounds, chain)
-    assert outcome.sends == [sign_message(voter, chain.id, vouch_on(key, signed))]
+    assert open_all(rounds, chain).sends == [sign_message(voter, chain.id, vouch_on(key, signed))]
     assert rounds.books[key].vouching.vouches.accepting_voters(trainer.public, signed_body_digest(signed)) == [voter.public]
 
 

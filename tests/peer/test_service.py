@@ -80,8 +80,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert rule_of(trainer, job.job) is AggregationRule.ARC_NNM_TRIM, "nobody re-executes: the rule alone stands against lies"
     shown = command("console", "--data-dir", str(trainer.directory), "jobs")[1]
     assert [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]], shown
-    copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
-    assert copied == [SENTENCE * 40]
+    assert [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")] == [SENTENCE * 40]
     assert (await trainer.client.status()).unaudited == (), "it is over"
     assert train(trainer, "--data", "local", *TINY, "--rounds", "500", "--name", "diary")[0] == 0
     assert (await trainer.client.status()).unaudited == ("diary",)
@@ -103,8 +102,7 @@ async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Dae
         "records without text left out: 1",
     ]
     assert [line for line in out.splitlines() if line in told] == told, out
-    job = await finished(trainer)
-    assert list(job.notes) == told
+    assert list((await finished(trainer)).notes) == told
     status, _, error = train(trainer, "--data", str(tmp_path), *TINY)
     assert status != 0 and "a.jsonl.gz: line 1 has no \"text\" field, only 'Body', 'id'" in error and "--column" in error
 
@@ -197,8 +195,7 @@ async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(traine
     assert (status, error) == (0, "")
     job = await finished(trainer)
     assert (job.rounds, list(job.accepted.values())) == (3, [3])
-    events = [event.text for event in await trainer.client.events(-1, 0) if event.kind == "warning"]
-    assert events == []
+    assert [event.text for event in await trainer.client.events(-1, 0) if event.kind == "warning"] == []
 
 
 @pytest.mark.real("processes")

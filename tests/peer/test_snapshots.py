@@ -196,8 +196,7 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
         for voter in voters:
             liar.network.send(voter.public, codec.encode(Status(1_000_000, 0)))
             await voter.event("snapshot", "asking")
-        job = await voters[0].scratch()
-        await one_root(voters, job)
+        await one_root(voters, await voters[0].scratch())
         assert not [event for voter in voters for event in await voter.events.wait_for_events(0, 0.0) if "restored" in event.text]
 
 
@@ -409,8 +408,7 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Pa
 def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp_path: Path, existed: bool) -> None:
     """Blocks come one by one until a snapshot is quicker, which brings no payloads of the heights below it."""
     chain, folder = lived(tmp_path / "whole"), tmp_path / "export"
-    payload = next(file for file in (tmp_path / "whole" / "blobs").iterdir())
-    payload.unlink()
+    next(file for file in (tmp_path / "whole" / "blobs").iterdir()).unlink()
     if existed:
         folder.mkdir()
     with pytest.raises(UserError) as error:

@@ -151,8 +151,7 @@ def five(view: Any) -> Any:
 
 def test_of_five_trainers_no_row_is_higher_than_three_lines_at_80_columns() -> None:
     few_rounds = shown(view_tables.rounds([five(round_view())] * 2, NAMES), 80).splitlines()
-    few_jobs = shown(view_tables.jobs([five(job())] * 2, NAMES), 80).splitlines()
-    for lines in (few_rounds, few_jobs):
+    for lines in (few_rounds, shown(view_tables.jobs([five(job())] * 2, NAMES), 80).splitlines()):
         rows = [at for at, line in enumerate(lines) if "eeeeeeee" in line]
         assert rows[1] - rows[0] <= 3 and lines[-1].startswith("(a wider terminal also shows"), "\n".join(lines)
 

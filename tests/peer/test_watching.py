@@ -45,15 +45,13 @@ class Training(FakeApi):
 
 def test_a_trainer_that_was_absent_is_not_called_rejected() -> None:
     view = replace(ROUNDS[0], verdicts={"a": "accept", "b": "absent", "c": "replay"})
-    told = round_line(view, {"a": "anna", "b": "ben", "c": "carl"})
-    assert "1 accepted, absent ben, rejected carl: replay" in told
+    assert "1 accepted, absent ben, rejected carl: replay" in round_line(view, {"a": "anna", "b": "ben", "c": "carl"})
     assert "rejected" not in round_line(replace(view, verdicts={"a": "accept", "b": "absent"}), {"a": "anna", "b": "ben"})
 
 
 async def test_elsewhere_each_round_is_a_line_and_the_end_is_told(autojump_clock: trio.testing.MockClock) -> None:
     shown: list[str] = []
-    job = await watch_job(Training(), "text", NAMES, shown.append, on_screen=False)
-    assert job.state == "finished"
+    assert (await watch_job(Training(), "text", NAMES, shown.append, on_screen=False)).state == "finished"
     assert [line.split()[1] for line in shown if line.startswith("round ")] == list("12345")
     assert [line.split()[2] for line in shown if line.startswith("round ")] == ["4.000", "3.000", "2.000", "1.000", "not"]
     assert shown.count("too late") == 1

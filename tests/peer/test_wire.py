@@ -228,8 +228,7 @@ def statement(target: Target, height: int, kind: Any = Prepare, view: int = 0) -
 def forged(target: Target, height: int, signers: int, kind: Any = Commit) -> Certificate:
     """A certificate whose signatures are the attacker's own under the names of others."""
     vote = codec.encode(statement(target, height, kind))
-    keys = target.voters.keys[:signers]
-    return Certificate(vote, {key: target.founder.sign(vote) for key in keys})
+    return Certificate(vote, {key: target.founder.sign(vote) for key in target.voters.keys[:signers]})
 
 
 def of_strangers(target: Target, height: int) -> Certificate:
@@ -318,8 +317,7 @@ async def test_a_bad_message_ends_the_connection(
 ) -> None:
     before = await target.refused(reason)
     async with link(target.address, target.chain_id) as hostile:
-        height = (await target.client.status()).height + 1
-        message = make(target, height)
+        message = make(target, (await target.client.status()).height + 1)
         await hostile.say(message if isinstance(message, bytes) else codec.encode(message))
         await closed_for(target, reason, hostile, before)
 
@@ -414,8 +412,7 @@ async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(ta
         before = await target.refused("unknown-transaction")
         await hostile.say(codec.encode(relay(target, Transaction(20_000, height + 100, "coins/mint", b""))))
         await counted(target, "unknown-transaction", before)
-        pending = (await target.client.stats()).transactions_pending
-        assert pending <= PENDING_PER_MEMBER_MAX
+        assert (await target.client.stats()).transactions_pending <= PENDING_PER_MEMBER_MAX
         await target.decides()
 
 

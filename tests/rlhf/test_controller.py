@@ -124,8 +124,7 @@ def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:
 
 def test_the_model_of_a_round_has_the_beta_of_that_round() -> None:
     """16 responses: a median of 35.2 nats in all is 1.1 times the target."""
-    model = ReplicatedModel.initial(JOB, STEERED)
-    first = after_round(model, 35_200_000, 900_000_000, -5)
+    first = after_round(ReplicatedModel.initial(JOB, STEERED), 35_200_000, 900_000_000, -5)
     assert current_beta(first.state.steering, 0.5) == 0.5125
     assert after_round(first).state.steering == first.state.steering, "a round that accepts nothing says nothing"
     assert current_beta(after_round(first, 33_600_000).state.steering, 0.5) == 0.51890625

@@ -351,8 +351,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     with pytest.raises(UserError, match="is in no set of 2 jobs with"):
         await first.client.trace_pair("00" * 32)
     await first.client.export_run(str(folder / "export"))
-    query = ExportedPairTrace(traces[0].pair)
-    offline = await trio.to_thread.run_sync(ask_export, folder / "export", query)
+    offline = await trio.to_thread.run_sync(ask_export, folder / "export", ExportedPairTrace(traces[0].pair))
     assert offline == traces[0], "whoever has the export needs no peer"
     drawn = [draw for trace in traces for draw in trace.draws]
     assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}

@@ -53,8 +53,7 @@ class Paged(Compared):
 
     def redact_in_page(self, number: int) -> bytes:
         """The page as it is then."""
-        page = codec.decode(TaskPageBlob, self.first)
-        made, old = redact_entry(page, number), hashlib.sha256(self.first).digest()
+        made, old = redact_entry(codec.decode(TaskPageBlob, self.first), number), hashlib.sha256(self.first).digest()
         digest = hashlib.sha256(made).digest()
         self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, digest, len(made)))
         return made

@@ -110,13 +110,11 @@ def test_the_table_finds_out_other_rules(planted: Callable[..., PolicyHistory]) 
 
 
 def test_a_job_keeps_its_first_round_and_the_last_ones() -> None:
-    kept = [found.round for found in course(*[STEADY] * 30).rounds]
-    assert kept == [0, *range(30 - ROUNDS_KEPT + 1, 30)]
+    assert [found.round for found in course(*[STEADY] * 30).rounds] == [0, *range(30 - ROUNDS_KEPT + 1, 30)]
 
 
 def test_a_round_is_told_in_one_line() -> None:
-    view = PolicyMetricsView("ab", 3, 3, 0.5, 1.25, 20.5, 0.1, 0.4, -0.3)
-    assert view.summary_line == (
+    assert PolicyMetricsView("ab", 3, 3, 0.5, 1.25, 20.5, 0.1, 0.4, -0.3).summary_line == (
         "score 0.500, 1.25 nats from the reference, 20.5 tokens (-0.30 with the score), 10% unfinished, distinct-2 0.400"
     )
 

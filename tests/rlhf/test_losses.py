@@ -166,8 +166,7 @@ def without_mask(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any
 
 
 def score_after_the_end(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    found = real(*arguments, **named)
-    return found.roll(1, dims=1)
+    return real(*arguments, **named).roll(1, dims=1)
 
 
 def one_token_late(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

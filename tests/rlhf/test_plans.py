@@ -295,8 +295,7 @@ def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
 
 def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) -> None:
     """A job of its own, not of a plan."""
-    key = world.planned(world.begin(policy=None))
-    reward = tuning_plans.stage_job_id(key, 0)
+    reward = tuning_plans.stage_job_id(world.planned(world.begin(policy=None)), 0)
     world.close(reward)
     model = ModelReference(reward, 2, world.job(reward).model_root)
     for named, why in (
@@ -405,8 +404,7 @@ def test_a_policy_begins_once_enough_voters_find_its_reward_better_than_chance(w
     assert tuning_plans.stage_job_id(measured, 1) not in world.state.jobs.jobs
     assert world.report(measured, PEOPLE[2], 138, 96) is None
     assert tuning_plans.stage_job_id(measured, 1) in world.state.jobs.jobs
-    stage = world.plan(measured).stages[0]
-    assert stage.accuracy == PairAccuracy(136, 96) and not world.plan(measured).reports
+    assert world.plan(measured).stages[0].accuracy == PairAccuracy(136, 96) and not world.plan(measured).reports
 
 
 def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, measured: bytes) -> None:

@@ -231,8 +231,7 @@ def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path
 
 def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
     moved = full.folder / "moved"
-    model = ReplicatedModel.initial(JOB, replace(full.spec, seed=5))
-    model.save(moved)
+    ReplicatedModel.initial(JOB, replace(full.spec, seed=5)).save(moved)
 
     def text(directory: str | None, *stop: str) -> str:
         return whole(

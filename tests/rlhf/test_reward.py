@@ -87,8 +87,7 @@ def test_an_honest_proposal_passes_every_check_whatever_the_parts_of_a_batch(spe
 
 def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
     world = seat_of(tmp_path)
-    turned = write(tmp_path / "turned", [replace(pair, p=1000 - pair.p) for pair in some_pairs()])
-    world.propose(world.worker(turned))
+    world.propose(world.worker(write(tmp_path / "turned", [replace(pair, p=1000 - pair.p) for pair in some_pairs()])))
     assert world.audited(world.worker()) is Verdict.REPLAY
 
 

@@ -96,8 +96,7 @@ def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token
     found = open_responses(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), first)
-    moved = first + np.float32(0.1)
-    delta, _ = engine.local_steps(moved, JOB, 0, TRAINER)
+    delta, _ = engine.local_steps(first + np.float32(0.1), JOB, 0, TRAINER)
     assert not np.isnan(delta).any()
     known = ~np.isnan(found.train_split.reference)
     assert 0 < known.sum() < len(known) and np.isnan(found.held_out_split.reference).all()

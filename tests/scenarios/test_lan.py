@@ -15,8 +15,7 @@ can_make_them = pytest.mark.skipif(bool(lan.refusal()), reason="needs the right 
 
 
 def inside(machine: lan.Machine, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["ip", "netns", "exec", machine.name, *words]
-    return run_process(command, capture_output=True, text=True)
+    return run_process(["ip", "netns", "exec", machine.name, *words], capture_output=True, text=True)
 
 
 def namespaces() -> str:

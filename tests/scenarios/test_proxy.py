@@ -131,14 +131,12 @@ async def test_a_cut_that_closes_ends_the_links_between_those_and_no_others() ->
 async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
     async with place() as made:
         made.proxy.cut(made.directions((made.b, made.a)))
-        here = await made.dial()
-        await here.send_all(b"early")
+        await (await made.dial()).send_all(b"early")
         await wait_all_tasks_blocked(QUIET_SECONDS)
         with pytest.raises(trio.TooSlowError), trio.fail_after(QUIET_SECONDS):
             await made.accept()
         made.proxy.heal()
-        there = await made.accept()
-        assert await heard(there, 5) == b"early"
+        assert await heard(await made.accept(), 5) == b"early"
 
 
 @pytest.mark.real("sockets")

@@ -80,11 +80,9 @@ async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:
         assert again.status == 200 and again.body == reply.body
         assert problem(await said(ann.submit, site, assignment, (0,))) == (409, "already-answered")
         assert problem(await said(ann.submit, site, assignment, (1,), b"t" * 16)) == (409, "already-answered")
-        skipped = await said(ann.skip, site, tasks[1]["assignment"], "I cannot read it")
-        assert skipped.status == 200
+        assert (await said(ann.skip, site, tasks[1]["assignment"], "I cannot read it")).status == 200
         assert (await said(ann.submit, site, tasks[2]["assignment"], (0,))).status == 201
-        annotation = await settled(site, assignment)
-        assert annotation.body == {
+        assert (await settled(site, assignment)).body == {
             "annotation": assignment, "state": "settled", "height": reply.body["height"], "label": [1]
         }  # fmt: skip
         stats = await said(site.stats)
@@ -92,8 +90,7 @@ async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:
         assert (stats["annotators"], stats["annotations"]) == (1, 2)
         (shown,) = stats["projects"]
         assert {"project", "name", "kind", "tasks", "settled", "alpha"} <= set(shown) and shown["tasks"] == 3
-        board = await said(site.leaderboard)
-        (row,) = board["rows"]
+        (row,) = (await said(site.leaderboard))["rows"]
         assert set(row) == {"rank", "annotator", "name", "accepted", "points"} and (row["rank"], row["name"]) == (1, "ann")
         export = await said(site.export, view.project)
         lines = export.text.splitlines()
@@ -199,8 +196,7 @@ async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) ->
         assert await assigned(site, ann, 8, least=0) == []
         assert daemon.driver.state.module_state(CurationState).annotators.get_record(ann.key).leases == ()  # type: ignore[union-attr]
         here = await room.project(daemon, tasks=8, name="here")
-        tasks = await assigned(site, ann, 8, least=8)
-        assert {task["project"] for task in tasks} == {here.project}
+        assert {task["project"] for task in (await assigned(site, ann, 8, least=8))} == {here.project}
 
 
 async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,7 @@ CLIENT = re.compile(r"\b(ClientSession|urllib\.request|http\.client|urlopen|open
 @pytest.mark.real("sockets")
 async def test_defence_the_cookie_is_hidden_from_scripts_and_from_other_sites(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
-        cookie = (await signed(site, "up")).headers["set-cookie"].lower()
-        parts = {part.strip() for part in cookie.split(";")[1:]}
+        parts = {part.strip() for part in (await signed(site, "up")).headers["set-cookie"].lower().split(";")[1:]}
         assert {"httponly", "samesite=strict", "path=/", "max-age=86400"} == parts
 
 
@@ -219,5 +218,4 @@ def test_defence_text_never_becomes_markup_and_no_script_asks_another_address() 
 
 def test_defence_the_peer_fetches_no_address_that_people_name() -> None:
     for file in (*WEB.rglob("*.py"), *SERVICE.rglob("*.py")):
-        found = set(CLIENT.findall(file.read_text()))
-        assert found == ({"import socket"} if file == LISTENER else set()), file
+        assert set(CLIENT.findall(file.read_text())) == ({"import socket"} if file == LISTENER else set()), file

@@ -47,8 +47,7 @@ async def decides(daemon: Daemon, site: Site, name: str) -> None:
     """A page answers, somebody enrols, and a height is decided for it."""
     before = (await daemon.client.status()).height
     assert (await said(site.get, "/annotate")).status == 200
-    person = Person(name)
-    reply = await said(person.enrol, site)
+    reply = await said(Person(name).enrol, site)
     assert reply.status == 201, reply
     assert (await daemon.client.status()).height > before
 

@@ -49,8 +49,7 @@ def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_anot
         app.on_shutdown.append(listening.close_streams)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         try:
             async with ClientSession() as session, asyncio.timeout(90):

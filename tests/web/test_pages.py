@@ -35,8 +35,7 @@ async def test_defence_pages_and_their_files_have_a_policy_and_nothing_inline(tm
             assert "<noscript>" in shown.text and f'href="{page.path}" aria-current="page"' in shown.text
             files = re.findall(r'(?:src|href)="(/(?:static|vendor)/[^"]+)"', shown.text)
             assert f"/static/{page.name}.js" in files
-            replies = [shown, *[await said(site.get, file) for file in files]]
-            for reply in replies:
+            for reply in [shown, *[await said(site.get, file) for file in files]]:
                 assert reply.status == 200
                 assert reply.headers["content-security-policy"] == POLICY
                 assert reply.headers["x-content-type-options"] == "nosniff"

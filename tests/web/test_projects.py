@@ -142,8 +142,7 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
 async def test_on_a_terminal_a_token_comes_with_the_address_that_signs_in(
     author: Author, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = await author.types("web", "token")
-    assert len(alone) == 32, "a program takes it as it is"
+    assert len(await author.types("web", "token")) == 32, "a program takes it as it is"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     token, address, *_ = (await author.types("web", "token")).split()
     assert address == f"http://{author.site.host}:{author.site.port}/admin#{token}"

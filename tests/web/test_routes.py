@@ -154,8 +154,7 @@ async def test_the_document_says_what_programs_need(tmp_path: Path) -> None:
     operations = [(path, method, said) for path, methods in document["paths"].items() for method, said in methods.items()]
     assert len(operations) == len(ROUTES) == len({said["operationId"] + path for path, _, said in operations})
     for path, _, operation in operations:
-        parameters = operation.get("parameters", [])
-        assert {item["name"] for item in parameters if item["in"] == "path"} == {
+        assert {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"} == {
             part[1:-1] for part in path.split("/") if part.startswith("{")
         }
         assert operation["responses"].keys() > {"default"}

@@ -56,8 +56,7 @@ def desk_of(seat: Seat, config: Config) -> DriverServiceContext:
 
 async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
     flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
-    config = load_settings(flags, {"HOME": str(seat.folder)}).config
-    desk = desk_of(seat, config)
+    desk = desk_of(seat, load_settings(flags, {"HOME": str(seat.folder)}).config)
     scope = trio.CancelScope()
 
     async def run() -> None:
@@ -94,8 +93,7 @@ async def two_with_one_task(folder: Path, first: Server, second: Server) -> list
     for server, name in ((first, "ann"), (second, "bob")):
         person = Person(name)
         assert (await said(person.enrol, server.site)).status == 201
-        tasks = await assigned(server.site, person)
-        found.append((person, tasks[0]["assignment"]))
+        found.append((person, (await assigned(server.site, person))[0]["assignment"]))
     return found
 
 

@@ -54,8 +54,7 @@ async def test_an_expectation_that_is_no_text_is_refused(tmp_path: Path) -> None
     async with Room(tmp_path).serving() as (_, site):
         for method, path in (("GET", "/api/stats"), ("GET", "/nothing"), ("CONNECT", "elsewhere")):
             for expectation in (b"\xff\xfe", b"everything"):
-                reply = await said(site.ask, method, path, None, "", {"Expect": expectation})
-                assert reply.status == 417, path
+                assert (await said(site.ask, method, path, None, "", {"Expect": expectation})).status == 417, path
         assert (await said(site.ask, "GET", "/api/stats", None, "", {"Expect": "100-continue"})).status == 200
         assert (await said(site.get, "/nothing")).code == "not-found"
         assert (await said(site.ask, "DELETE", "/api/stats")).code == "method"

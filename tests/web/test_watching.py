@@ -118,8 +118,7 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> N
         assert int(seen[0]) > int(first[0]) and seen[2]["state"] == "paused"
         await api.set_project_phase(view.project, "open")  # nobody listens
         async with listening(site, **{"Last-Event-ID": first[0]}) as stream:
-            again = await said(until, stream, "project")
-            assert again == seen, "what it had not seen, with the numbers that it had"
+            assert await said(until, stream, "project") == seen, "what it had not seen, with the numbers that it had"
             assert (await said(until, stream, "project"))[2]["state"] == "open"
         async with listening(site, **{"Last-Event-ID": seen[0]}) as stream:
             number, _, missed = await said(until, stream, "project")
@@ -135,8 +134,7 @@ async def test_live_events_come_to_those_who_ask_and_say_what_changed(tmp_path: 
     async with room.serving() as (daemon, site):
         async with listening(site, "?live=1") as stream, listening(site) as another:
             _, _, first = await said(until, stream, "live")
-            reply = await said(site.get, "/api/v1/live")
-            assert first.keys() == reply.body.keys() and first["labels"] is None
+            assert first.keys() == (await said(site.get, "/api/v1/live")).body.keys() and first["labels"] is None
             assert (first["status"]["peer"], first["peers"][0]["me"]) == ((await daemon.api.status()).peer, True)
             assert not {"data_directory", "process", "address", "unreached"} & set(first["status"])
             view = await room.project(daemon, tasks=2)
@@ -166,8 +164,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         "curation.service.public.live_feed.LOOK_INTERVAL_SECONDS", 1_000.0
     )  # no look by the clock while they come
     async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]
-        for stream in streams:
+        for stream in [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]:
             await said(until, stream, "live")
         assert looks <= 10, "one for each that came alone, and what the first ones saw change: a peer that starts tells much"
 
