@@ -1,4 +1,4 @@
-"""Two people in two browsers, at two of four peers that decide together; one of the two is killed and started again."""
+"""Two people in two browsers, at two of four peers, one of which is killed and started again; and the page `/leaderboard`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from peer.features import founding_modules
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address, exported
 from tests.peer.network import network, service_of
-from tests.web.room import said
+from tests.web.room import Room, said
+from tests.web.test_routes import founded, operator
 from tests.web.test_sealed import served
 
 pytestmark = [NEEDED, pytest.mark.real("browser")]
@@ -82,3 +83,26 @@ async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and
             assert await exported(server.site, project) == rows
             assert (await said(server.site.leaderboard))["rows"] == board
         nursery.cancel_scope.cancel()
+
+
+async def test_annotators_are_listed_by_points_as_soon_as_there_are_any(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
+        token = await operator(daemon)
+        project = await founded(site, token, tasks=[{"text": "one"}, {"text": "two"}], price=3)
+        await page.open(f"{address(site)}/leaderboard")
+        await page.until("document.querySelector('main').innerText.includes('Nobody has joined yet')")
+        shown = await page.join(address(site), "<b>ann</b>")
+        await page.press("1")
+        await page.task(shown)
+        await page.press("1")
+        await page.count("settled", 2)
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{project['project']}/close", {}, token)).status == 200
+        await page.open(f"{address(site)}/leaderboard")
+        cells = "[...document.querySelectorAll('tbody tr:first-child td')].map((cell) => cell.textContent)"
+        told = await page.until(f"document.querySelector('tbody td') && {cells}")
+        (row,) = (await said(site.leaderboard))["rows"]
+        assert told == ["1", f"<b>ann</b> {row['annotator'][:8]} you", "2", str(row["points"])]
+        await page.until("document.querySelector('#status a')?.textContent === '<b>ann</b>'")
+        await page.open(f"{address(site)}/live")
+        await page.until("document.querySelector('#status a')?.textContent === '<b>ann</b>'")
+        assert await page.errors() == []

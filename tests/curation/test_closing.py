@@ -14,11 +14,19 @@ from curation.ledger.curation_module import project_alpha
 from curation.ledger.curation_state import AssignmentState, CloseStep, CurationState, ProjectPhase, ProjectSpec, TaskStage
 from curation.ledger.project_close import ProjectCloser
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import CreateProject, RevealGold, ReviewTask, SetProjectPhase, SkipAssignment
+from curation.ledger.transaction_types import (
+    CreateProject,
+    RevealGold,
+    ReviewTask,
+    SetProjectPhase,
+    SkipAssignment,
+    StatementBatch,
+)
 from curation.limits import OPENING_MS, PROJECTS_OPEN_MAX, PROJECTS_UNFINISHED_MAX, SKIPS_MAX
 from curation.tasks.answers import Answer, QuestionKind
 from curation.tasks.task_pages import assignment_id, task_id
-from tests.curation.room import AUTHOR, ONE, OTHER, SEVERAL, Room, annotators, gold_answers
+from ledger.core.module import Refused
+from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 
 PRICE = 7
 CROWD = annotators(8)
@@ -125,8 +133,7 @@ def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.M
         room, project = worked_through(KINDS[kind])
         monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
-        room.later(OPENING_MS)
-        room.batch()
+        room.later(OPENING_MS, batches=1)
         batches = 0
         while project in room.curation.closing:
             if forgets:
@@ -154,8 +161,7 @@ def test_openings_count_for_a_minute_and_then_nothing_changes() -> None:
     number = room.assignment(first[0]).number
     room.batch(openings=[room.opening(*answer) for answer in answers if room.assignment(answer[1]).number == number])
     assert room.row(project).settled == 1
-    room.later(OPENING_MS)
-    room.batch()
+    room.later(OPENING_MS, batches=1)
     late = room.batch(openings=[room.opening(*answer) for answer in answers])
     assert room.row(project).settled == 1 and late.passed_over >= 2 and late.closing == ()
 
@@ -216,8 +222,7 @@ def test_one_after_another() -> None:
     for project in (first, second):
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert room.curation.closing == (first, second)
-    room.later(OPENING_MS + 1)
-    room.batch()
+    room.later(OPENING_MS + 1, batches=1)
     while room.curation.closing:
         now = room.curation.closings.get_record(first)
         assert now is None or (now.step in CloseStep and room.curation.closings.get_record(second).next_number == 0)  # type: ignore[union-attr]
@@ -266,9 +271,7 @@ def test_a_serving_peer_knows_when_a_close_begins() -> None:
     assert CurationChanges(room.curation, b"").next_expiry_ms() is None
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert CurationChanges(room.curation, b"").next_expiry_ms() == room.now + OPENING_MS
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     assert CurationChanges(room.curation, b"").next_expiry_ms() is None
 
 
@@ -337,3 +340,18 @@ def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
     room.closed(project)
     labels = [row.label for number in range(2) if (row := room.curation.tasks.get_record(task_id(project, number)))]
     assert labels == [(1,), (0,)]
+
+
+def test_a_batch_acts_once_on_a_state_and_anew_on_any_other() -> None:
+    room, (ann,) = Room(), annotators(1)
+    room.project(ONE, tasks=2)
+    batch = StatementBatch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))
+    signed, before = room.tx(PEER, "curation/statements", batch), room.state
+    first, second = (room.rules.apply_transaction(before, signed).module_state(CurationState) for _ in range(2))
+    assert first is second and first.annotators_count == 1
+    again = room.rules.apply_transaction(before.with_modules(curation=first), signed).module_state(CurationState)
+    assert (again.annotators_count, again.passed_over) == (1, 1)
+    peer = replace(before.members.members[PEER.public], roles=())
+    members = replace(before.members, members={**before.members.members, PEER.public: peer})
+    with pytest.raises(Refused, match="only members with the role"):
+        room.rules.apply_transaction(before.with_modules(members=members), signed)

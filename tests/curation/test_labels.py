@@ -1,7 +1,8 @@
-"""The running estimate of a label, and the whole one."""
+"""The running estimate of a label, and the whole one; its logarithms and powers in integers beside those of floats."""
 
 from __future__ import annotations
 
+import math
 import time
 from fractions import Fraction
 from math import prod
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene, run_dawid_skene
 from curation.estimation.dawid_skene import likeliest_classes as likeliest_of
-from curation.estimation.fixed_point import ONE, Ints
+from curation.estimation.fixed_point import LOG_ONE, ONE, Ints, log2, negative_power_of_two, normalize_scores
 from curation.estimation.online_dawid_skene import (
     LABEL_CONFIDENCE_MIN,
     PRIOR_WRONG,
@@ -196,3 +197,40 @@ def test_an_annotator_or_a_task_may_be_without_votes() -> None:
     whole = run_dawid_skene(2, 3, 4, np.array([(1, 2, 1)], dtype=np.int64))
     assert whole.posterior()[1][1] > ONE // 2 and whole.posterior().shape == (3, 2)
     assert run_dawid_skene(2, 1, 1, np.zeros((0, 3), dtype=np.int64)).posterior().tolist() == [[ONE // 2, ONE // 2]]
+
+
+WITHIN = 2**-20
+BITS = ([26591258, 334396230, 1023410176], [1073741780, 852229465, 33554325])
+
+
+@given(st.lists(st.integers(1, 2**62 - 1), min_size=1, max_size=20))
+def test_logarithms(numbers: list[int]) -> None:
+    found = log2(np.array(numbers, dtype=np.int64))
+    assert all(abs(value / LOG_ONE - math.log2(number)) < WITHIN for value, number in zip(found, numbers, strict=True))
+
+
+def test_powers_of_two_have_whole_logarithms() -> None:
+    assert (log2(1 << np.arange(62, dtype=np.int64)) == LOG_ONE * np.arange(62)).all()
+
+
+@given(st.lists(st.integers(0, 80 * LOG_ONE), min_size=1, max_size=20))
+def test_powers(falls: list[int]) -> None:
+    found = negative_power_of_two(np.array(falls, dtype=np.int64))
+    assert all(abs(value / 2**30 - 2 ** (-fall / LOG_ONE)) < WITHIN for value, fall in zip(found, falls, strict=True))
+
+
+def test_logarithms_ascend_and_powers_descend() -> None:
+    assert (np.diff(log2(np.arange(1, 200_000, dtype=np.int64))) >= 0).all()
+    assert (np.diff(negative_power_of_two(np.arange(0, 40 * LOG_ONE, 997, dtype=np.int64))) <= 0).all()
+
+
+def test_chances_are_those_of_the_weights() -> None:
+    found = normalize_scores(log2(np.array([[1, 3, 12], [5, 5, 5]], dtype=np.int64)))
+    assert abs(found[0] - np.array([ONE // 16, 3 * ONE // 16, 12 * ONE // 16])).max() <= 4
+    assert found[1].tolist() == [ONE // 3] * 3
+
+
+def test_the_bits_are_these() -> None:
+    """Whatever machine and version of numpy: another number here is another state root."""
+    assert log2(np.array([3, 10**6, 2**61 + 12345], dtype=np.int64)).tolist() == BITS[0]
+    assert negative_power_of_two(np.array([1, LOG_ONE // 3, 5 * LOG_ONE + 77], dtype=np.int64)).tolist() == BITS[1]

@@ -62,7 +62,7 @@ from curation.tasks.task_pages import (
 )
 from ledger.members import MembersState, RegisterRoles, ResignAsVoter, RotateKey, rotation_preimage
 from protocol import codec
-from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
+from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers, held
 from tests.ledger.world import PEOPLE
 from tests.sim.keys import FastSigner
 
@@ -100,9 +100,7 @@ def test_a_seal_stands_until_its_commitment_is_opened_or_forfeited(room: Room) -
     assert all((row.seals, row.peer) == ((b"one", b""), OTHER.public) for row in map(room.assignment, (ann, bob)))
     room.batch(openings=[room.opening(ANN, ann, (1,))])
     assert (room.assignment(ann).seals, room.assignment(bob).seals) == ((), (b"one", b""))
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     assert (room.assignment(bob).state, room.assignment(bob).seals) == (AssignmentState.FORFEITED, ())
 
 
@@ -165,8 +163,7 @@ def test_a_proven_annotator_weighs_more(room: Room) -> None:
         while not leases[0] or not leases[1]:
             leases = room.leased(ANN, BOB)
         room.answered([(ANN, leases[0][0], (1,)), (BOB, leases[1][0], (1,))])
-    skill = room.curation.skills.get_record(project + ANN.public)
-    assert skill is not None and skill.counts[3] > 8
+    assert held(room.curation.skills.get_record(project + ANN.public)).counts[3] > 8
     (ann,), (cat,) = room.leased(ANN, CAT)
     assert room.assignment(ann).number == room.assignment(cat).number
     room.answered([(ANN, ann, (1,)), (CAT, cat, (0,))])
@@ -220,9 +217,7 @@ def test_an_expired_lease_counts_until_somebody_has_its_place(room: Room) -> Non
     ((ann,),) = room.leased(ANN)
     room.later(LEASE_MS - 1)
     assert room.leased(BOB) == [()], "there is no place yet"
-    room.later(1)
-    room.batch()
-    room.batch()
+    room.later(1, batches=2)
     assert (
         room.assignment(ann).state is AssignmentState.EXPIRED and room.row(project).begun == 1 and room.person(ANN).leases == ()
     )
@@ -233,8 +228,7 @@ def test_an_expired_lease_counts_until_somebody_has_its_place(room: Room) -> Non
 def test_a_lease_is_gone_when_somebody_has_its_place(room: Room) -> None:
     room.project(ONE, tasks=1)
     ((ann,),) = room.leased(ANN)
-    room.later(LEASE_MS)
-    room.batch()
+    room.later(LEASE_MS, batches=1)
     ((bob,),) = room.leased(BOB)
     room.batch(commits=[room.commit(ANN, ann, (0,))])
     assert room.assignment(ann).state is AssignmentState.EXPIRED and room.curation.passed_over == 1
@@ -247,9 +241,7 @@ def test_who_does_not_open_forfeits_and_another_is_asked(room: Room) -> None:
     (ann,), (bob,) = room.leased(ANN, BOB)
     room.batch(commits=[room.commit(ANN, ann, (1,)), room.commit(BOB, bob, (0,))])
     room.batch(openings=[room.opening(ANN, ann, (1,))])
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     assert room.assignment(bob).state is AssignmentState.FORFEITED and room.assignment(ann).state is AssignmentState.OPENED
     assert room.row(project).begun == 1 and room.task(ann).stage is TaskStage.BEGUN
     room.batch(openings=[room.opening(BOB, bob, (0,))])
@@ -355,8 +347,7 @@ def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeyp
     room.batch(enrolments=[room.enrolment(who) for who in people])
     assert [who.public in room.curation.annotators for who in (*strangers, *people)] == 3 * [False] + 3 * [True] + [False]
     assert room.curation.annotators_count == 3 and room.curation.shares.get_record(PEER.public) == PeerAnnotators(3)
-    room.later(ENROLMENT_MS)
-    room.batch()
+    room.later(ENROLMENT_MS, batches=1)
     room.batch(enrolments=[room.enrolment(strangers[0])])
     assert strangers[0].public in room.curation.annotators, "a key may enrol again"
 
@@ -365,9 +356,7 @@ def test_an_annotator_that_answered_once_keeps_its_place(room: Room) -> None:
     room.project(ONE, tasks=2)
     (ann,), (bob,) = room.leased(ANN, BOB)
     room.batch(commits=[room.commit(ANN, ann, (1,))])
-    room.later(ENROLMENT_MS)
-    room.batch()
-    room.batch()
+    room.later(ENROLMENT_MS, batches=2)
     assert ANN.public in room.curation.annotators and BOB.public not in room.curation.annotators
     assert room.assignment(bob).state is AssignmentState.EXPIRED and room.task(bob).places_taken == 0
     passed = room.curation.passed_over
@@ -381,8 +370,7 @@ def test_an_annotator_that_answered_once_keeps_its_place(room: Room) -> None:
 
 def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
-    room.later(ENROLMENT_MS)
-    room.batch()
+    room.later(ENROLMENT_MS, batches=1)
     new = PEOPLE[6]
     rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
     batch = StatementBatch(enrolments=(room.enrolment(CAT, peer=new),))
@@ -397,9 +385,7 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
 def test_a_serving_peer_knows_when_a_place_expires(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN)])
     assert CurationChanges(room.curation, b"").next_expiry_ms() == room.now + ENROLMENT_MS
-    room.later(ENROLMENT_MS)
-    room.batch()
-    room.batch()
+    room.later(ENROLMENT_MS, batches=2)
     assert ANN.public not in room.curation.annotators and CurationChanges(room.curation, b"").next_expiry_ms() is None
 
 
@@ -427,13 +413,10 @@ def test_a_place_expires_after_its_peer_had_new_keys(room: Room) -> None:
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
     room.project(ONE, tasks=2)
     room.batch(enrolments=[room.enrolment(ANN)])
-    room.later(ENROLMENT_MS - 1)
-    room.batch()
+    room.later(ENROLMENT_MS - 1, batches=1)
     room.batch(leases=[room.wish(ANN, expires_ms=room.now + 1)])
     (lease,) = room.person(ANN).leases
-    room.later(1)
-    room.batch()
-    room.batch()
+    room.later(1, batches=2)
     assert ANN.public not in room.curation.annotators
     assert room.assignment(lease).state is AssignmentState.EXPIRED and room.task(lease).places_taken == 0
 
@@ -527,8 +510,7 @@ def test_every_count_is_that_of_the_rows(history: list[tuple[str, int, int]], vo
                 if not room.refused(AUTHOR, "curation/redact", wish):
                     room.say(AUTHOR, "curation/redact", wish)
             case "wait":
-                room.later(OPENING_MS if answer else LEASE_MS)
-                room.batch()
+                room.later(OPENING_MS if answer else LEASE_MS, batches=1)
         check(room, project)
 
 
@@ -565,8 +547,7 @@ def crowded(room: Room) -> tuple[list[FastSigner], list[bytes]]:
     people = annotators(limits.ASSIGNED_MAX)
     for who in people[:-2]:
         room.leased(who)
-        room.later(LEASE_MS)
-        room.batch()
+        room.later(LEASE_MS, batches=1)
     return people[-2:], [lease for (lease,) in room.leased(*people[-2:])]
 
 
@@ -575,9 +556,7 @@ def test_two_that_forfeit_at_once_send_their_task_to_its_author_once(room: Room)
     people, leases = crowded(room)
     room.batch(commits=[room.commit(who, lease, (1,)) for who, lease in zip(people, leases, strict=True)])
     assert room.task(leases[0]).stage is TaskStage.OPENING
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     task = room.task(leases[0])
     assert (task.stage, task.committed, task.places_taken, room.row(project).review) == (TaskStage.REVIEW, 0, 0, 1)
     room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, task.number), (1,)))
@@ -675,15 +654,12 @@ def test_an_author_goes_on_with_another_key(room: Room) -> None:
 
 
 def redaction(room: Room, project: bytes, number: int, digest: bytes = b"n" * 32) -> Redaction:
-    page = room.curation.pages.get_record(page_key(project, 0))
-    assert page is not None
+    page = held(room.curation.pages.get_record(page_key(project, 0)))
     return Redaction(project, 0, number, page.digest, digest, 99)
 
 
 def row_of(room: Room, project: bytes, number: int) -> TaskRow:
-    row = room.curation.tasks.get_record(task_id(project, number))
-    assert row is not None
-    return row
+    return held(room.curation.tasks.get_record(task_id(project, number)))
 
 
 def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
@@ -741,9 +717,7 @@ def test_votes_on_a_redacted_task_are_free_and_a_settled_one_keeps_its_label(roo
     assert row_of(room, project, open_).stage is TaskStage.REDACTED and room.assignment(other).state is AssignmentState.FORFEITED
     line = label_record(SEVERAL, row, AnnotationTask("text"), [])
     assert line["redacted"] is True and "text" not in line and line["label_text"] == [SEVERAL.options[1]]
-    room.later(LEASE_MS)
-    room.batch()
-    room.batch()
+    room.later(LEASE_MS, batches=2)
     assert (room.row(project).begun, room.row(project).settled) == (0, 1)
 
 
@@ -845,8 +819,7 @@ def test_gold_comes_before_the_close_begins(room: Room) -> None:
     project = room.project(ONE, tasks=2, gold=golds)
     first, second = gold_answers(2, golds)
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
-    room.later(OPENING_MS - 1)
-    room.batch()
+    room.later(OPENING_MS - 1, batches=1)
     room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first,)))
     room.later(1)
     room.decide()
@@ -898,11 +871,7 @@ def test_a_released_task_comes_back_to_its_annotator_for_a_whole_lease(room: Roo
         assert room.leased(ANN) == [(ann,)]
         room.batch(releases=[ReleaseAssignment(ann)])
     assert room.leased(ANN) == [(ann,)] and room.task(ann).annotators == (ANN.public,)
-    room.later(LEASE_MS // 2)
-    room.batch()
-    room.batch()
+    room.later(LEASE_MS // 2, batches=2)
     assert room.assignment(ann).state is AssignmentState.LEASED, "the first lease would be over"
-    room.later(LEASE_MS // 2)
-    room.batch()
-    room.batch()
+    room.later(LEASE_MS // 2, batches=2)
     assert room.assignment(ann).state is AssignmentState.EXPIRED and room.leased(ANN) == [()]

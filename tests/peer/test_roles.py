@@ -546,7 +546,7 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
     role, steps = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     world.fetched.clear()
-    for said in (steps.requests[-1], (await audit_request(world.round, ME.public, world.published[-1]))):
+    for said in (steps.requests[-1], await audit_request(world.round, ME.public, world.published[-1])):
         assert isinstance(said, worker_protocol.ProposeRequest | worker_protocol.AuditRequest)
         assert (said.previous_payload is not None) is ("payload" in fetched) and said.previous_buffer is not None
     assert world.fetched[1:] == [getattr(first, name) for name in fetched]  # after the buffer of this round

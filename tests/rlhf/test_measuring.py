@@ -1,4 +1,4 @@
-"""A peer measures the last models of jobs, and reports on the reward models that plans wait for."""
+"""A peer measures the last models of jobs and reports: accuracy of a reward model, its interval and its calibration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
@@ -14,8 +15,9 @@ from peer import features
 from peer.daemon.restart_policy import restart_on_fault
 from protocol.errors import UserError
 from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
+from rlhf.calibration import BINS, calibration_error
 from rlhf.ledger import tuning_plans
-from rlhf.pair_accuracy import PairAccuracy
+from rlhf.pair_accuracy import MEASURED_PAIRS_MAX, PairAccuracy, agreed_accuracy, can_beat_chance
 from rlhf.rpc import StageView
 from rlhf.services.final_model_evaluator import FinalModelEvaluator
 from storage.ledger_store import LedgerStore
@@ -170,3 +172,71 @@ async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is
             await answers.measure_last_model(reward, asked)
     assert (await answers.measure_last_model(reward, True)).held_out_accuracy == 136 / 192
     store.close()
+
+
+def test_an_accuracy_says_of_how_many_pairs_it_is() -> None:
+    assert str(PairAccuracy(136, 96)) == "0.71 of 96 pairs, interval 0.61–0.79"
+    assert str(PairAccuracy(0, 0)) == "0.50 of 0 pairs, interval 0.00–1.00"
+    assert PairAccuracy.from_share(0.75, 2) == PairAccuracy(3, 2), "equal scores count half"
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 4, 5, 10, 33, 96, 600, MEASURED_PAIRS_MAX])
+def test_a_model_is_better_than_chance_where_its_interval_lies_above_a_half(pairs: int) -> None:
+    for halves in range(2 * pairs + 1):
+        found = PairAccuracy(halves, pairs)
+        low, high = found.interval
+        assert found.is_better_than_chance is (low > 0.5) and 0 <= low <= found.share <= high <= 1
+
+
+def test_few_pairs_can_show_nothing() -> None:
+    assert [pairs for pairs in range(8) if can_beat_chance(pairs)] == [4, 5, 6, 7] and can_beat_chance(10**6)
+
+
+def test_one_liar_of_four_voters_decides_nothing_and_moves_no_median() -> None:
+    voters, good, bad = [bytes([n]) for n in range(4)], PairAccuracy(150, 100), PairAccuracy(110, 100)
+    assert agreed_accuracy({voters[0]: bad}, voters) is None
+    assert agreed_accuracy({voters[0]: bad, voters[1]: good}, voters) is None
+    assert agreed_accuracy({voters[0]: bad, voters[1]: good, voters[2]: good}, voters) == good
+    assert agreed_accuracy({voters[0]: PairAccuracy(200, 100), voters[1]: good}, voters) == good
+    assert agreed_accuracy({bytes([9]): good, voters[1]: good}, voters) is None, "one that votes no more"
+    assert agreed_accuracy({b"a": good}, [b"a"]) == good
+
+
+def error(chances: list[float], p: list[float]) -> float:
+    return calibration_error(np.array(chances), np.array(p))
+
+
+@pytest.mark.parametrize(
+    ("chances", "p", "expected"),
+    [
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9], [1.0] * 9 + [0.0], 0.0),  # nine in ten, and it says so
+        ([0.95, 0.95], [1.0, 0.0], 0.45),  # surer than right
+        ([0.55], [1.0], 0.45),  # less sure than right
+        ([0.5, 0.5], [1.0, 1.0], 0.0),  # it says nothing, and the order of the responses says nothing either
+        ([0.7], [0.7], 0.0),  # people are not sure either
+        ([0.95, 0.65], [1.0, 0.0], (0.05 + 0.65) / 2),  # bins of their own
+        ([1.0, 0.0], [1.0, 0.0], 0.0),
+    ],
+)
+def test_the_error_is_how_far_what_is_said_is_from_what_is_right(chances: list[float], p: list[float], expected: float) -> None:
+    assert error(chances, p) == pytest.approx(expected)
+
+
+def test_the_order_of_responses_changes_nothing() -> None:
+    draw = np.random.default_rng(0)
+    chances, p, turned = draw.random(100), draw.random(100), draw.random(100) < 0.5
+    swapped = calibration_error(np.where(turned, 1 - chances, chances), np.where(turned, 1 - p, p))
+    assert calibration_error(chances, p) == pytest.approx(swapped)
+
+
+def test_bins_are_the_usual_ones_where_both_orders_are_written_out() -> None:
+    """By the definition: the weighted mean of the gaps of ten bins."""
+    draw = np.random.default_rng(1)
+    chances, p = draw.random(200), draw.random(200)
+    said, right = np.concatenate([chances, 1 - chances]), np.concatenate([p, 1 - p])
+    expected = 0.0
+    for number in range(BINS):
+        inside = (said >= number / BINS) & (said < (number + 1) / BINS)
+        if inside.any():
+            expected += inside.mean() * abs(said[inside].mean() - right[inside].mean())
+    assert calibration_error(chances, p) == pytest.approx(expected)

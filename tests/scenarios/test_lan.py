@@ -1,15 +1,26 @@
-"""The namespaces of `python -m scenarios.lan`, without any peer in them."""
+"""Links of scenarios: namespaces without any peer in them, packets between TUN devices, and what a run keeps for the next one."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
+import socket
 import subprocess
+import time
+from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from protocol.errors import UserError
-from scenarios import lan
+from scenarios import carried, lan, links, router, tun
+from scenarios.links import Run, judged
+from scenarios.router import Router
 from tests.waiting import run_process
+from transport.emulation.link_profiles import PROFILES, AccessProfile, steady_profile
 
 can_make_them = pytest.mark.skipif(bool(lan.refusal()), reason="needs the right to make network namespaces")
 
@@ -54,3 +65,121 @@ def test_where_namespaces_cannot_be_made_it_says_so_and_has_its_own_status(
     assert lan.main() == lan.NOT_PERMITTED
     (line,) = capsys.readouterr().err.splitlines()
     assert "nothing was tried" in line and "iproute2" in line
+
+
+LAN = PROFILES["lan"]
+
+
+async def left(run: Run, called: str, figures: dict[str, Any] | None) -> None:
+    async def measure() -> dict[str, Any]:
+        if figures is None:
+            raise UserError("it did not start")
+        return figures
+
+    await run.part(LAN, "proxy", called, measure)
+
+
+@pytest.mark.real("processes")
+async def test_what_an_ended_run_has_left_is_not_measured_again_and_what_failed_is(tmp_path: Path) -> None:
+    options = argparse.Namespace(json=str(tmp_path / "links.json"))
+    options.__dict__.update(peers=4, seed=0, seconds=20.0, rounds=20, trained=3, congestion="cubic")
+    first = Run(options, ["proxy"], paces={"proxy": 3.0})
+    await left(first, "link", {"round_trip_off": 0.5})
+    await left(first, "test rounds", None)
+    (trial,) = first.trials.values()
+    assert trial.problems == ["round trip +50.0%", "it did not start"]
+    second = Run(options, ["proxy"])
+    second.resume()
+    assert second.paces == first.paces and second.trials["lan proxy"].problems == ["round trip +50.0%"]
+    assert not second.lacks(LAN, "proxy", "round_trip_off") and second.lacks(LAN, "proxy", "virtual_off")
+    options.rounds = 5
+    with pytest.raises(UserError, match="rounds"):
+        Run(options, ["proxy"]).resume()
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"round_trip_off": -0.11, "up_off": 0.15, "down_off": -0.15, "virtual_off": 0.25}, ["round trip -11.0%"]),
+        ({"round_trip_off": 0.10, "up_off": -0.16, "down_off": 0.16}, ["rate up -16.0%", "rate down +16.0%"]),
+        ({"loss": 0.03, "loss_measured": 0.019, "virtual_off": -0.26}, ["virtual rounds -26%", "loss 1.90% instead of 3.00%"]),
+        ({"join": 15.1}, ["a join took 15.1 s"]),
+        ({"join": 15.0}, []),
+    ],
+)
+def test_each_bound_counts_on_both_sides(figures: dict[str, Any], says: list[str]) -> None:
+    assert judged("transatlantic kernel", figures) == says
+    assert judged("dsl kernel", figures) == [one for one in says if "join" not in one]
+
+
+A, B, NOBODY = "10.78.0.1", "10.78.0.2", "10.78.0.9"
+
+
+def packet(number: int, whither: str = B, size: int = 100) -> bytes:
+    return (b"\x45" + bytes(15) + socket.inet_aton(whither) + number.to_bytes(2, "big")).ljust(size, b"\0")
+
+
+class Wire(contextlib.ExitStack):
+    """A router between two ends that stand for devices: each datagram is a packet."""
+
+    def __init__(self, folder: Path, profile: AccessProfile) -> None:
+        super().__init__()
+        self.router = Router()
+        self.ends = {}
+        for host in (A, B):
+            (folder / host).write_text(json.dumps([profile.shift_seconds, list(map(astuple, profile.moments))]))
+            self.router.learn(folder / host)
+            self.ends[host], device = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self.enter_context(self.ends[host])
+            self.router.attach(host, device.fileno())
+            self.enter_context(device)
+
+    def hear(self, count: int) -> list[int]:
+        """The numbers of the first packets that come to B."""
+        self.ends[B].setblocking(False)
+        numbers: list[int] = []
+        while len(numbers) < count:
+            self.router.step()
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    numbers.append(int.from_bytes(self.ends[B].recv(2_000)[20:22], "big"))
+        return numbers
+
+
+@pytest.mark.real("processes")
+def test_packets_keep_their_order_and_take_the_delay_and_those_for_nobody_go_nowhere(tmp_path: Path) -> None:
+    with Wire(tmp_path, steady_profile("near", 100, 100, 20)) as wire:
+        wire.ends[A].send(packet(0, NOBODY))
+        wire.ends[A].send(b"\x60" + bytes(60))  # IPv6
+        started = time.monotonic()
+        for number in range(1, 6):
+            wire.ends[A].send(packet(number))
+        assert wire.hear(5) == [1, 2, 3, 4, 5]
+        assert time.monotonic() - started >= 0.010
+        assert wire.router.counted()["packets"] == 5
+
+
+@pytest.mark.real("processes")
+def test_a_full_queue_drops_and_what_the_profile_loses_is_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))  # all come at once, however busy the machine is
+    with Wire(tmp_path, steady_profile("thin", 4, 4, 0, loss=0.5)) as wire:  # 500 kB/s
+        for number in range(1, 91):
+            wire.ends[A].send(packet(number, size=1_500))
+            wire.router.step()
+        counted = wire.router.counted()
+    assert counted["packets"] == 90 and counted["dropped"] > 30
+    assert 0 < counted["lost"] < 90 - counted["dropped"]
+
+
+@pytest.mark.real("processes")
+@pytest.mark.large
+@pytest.mark.skipif(bool(tun.refusal()), reason="needs namespaces and /dev/net/tun")
+def test_kernel_tcp_is_as_slow_as_it_was_asked_to_be() -> None:
+    assert links.judged("dsl kernel", carried.compare(carried.over_kernel(PROFILES["dsl"], 5.0, "cubic"))) == []
+
+
+@pytest.mark.real("processes")
+def test_where_a_kernel_does_not_allow_it_that_is_one_line() -> None:
+    why = tun.refusal("no-such-control")
+    assert why and "\n" not in why

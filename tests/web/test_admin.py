@@ -13,14 +13,14 @@ import trio
 from curation.import_export.task_import import TaskWithGold
 from curation.ledger.curation_state import CurationState, ProjectPhase
 from curation.service.access_control import AccessControl
+from curation.service.projects.import_records import digest_tasks
 from curation.service.projects.project_author import ProjectAuthor
+from curation.tasks.task_pages import AnnotationTask
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
 from web.problem_details import HttpProblem
-
-pytestmark = pytest.mark.real("sockets")
 
 ADMIN = "/api/v1/admin"
 
@@ -39,6 +39,7 @@ async def log(site: Site, token: str) -> list[tuple[str, str, str]]:
     return [(entry["action"], entry["about"], entry["result"]) for entry in entries]
 
 
+@pytest.mark.real("sockets")
 async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_for_cycles(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
@@ -55,6 +56,7 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
             gc.enable()
 
 
+@pytest.mark.real("sockets")
 async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(founding: ProjectAuthor, project: bytes, phase: ProjectPhase) -> None:
         raise OSError("the disk is full")
@@ -67,6 +69,7 @@ async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path
         assert await log(site, token) == [("pause", "project 'moods'", "cut off")]
 
 
+@pytest.mark.real("sockets")
 async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -94,6 +97,7 @@ async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Pa
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", last)).code == "unauthorized"
 
 
+@pytest.mark.real("sockets")
 async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -106,6 +110,7 @@ async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Pa
         assert (await said(site.get, f"{ADMIN}/alerts", token)).body == {"alerts": []}
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(tmp_path: Path) -> None:
     room = Room(tmp_path)
     ann, bob = Person("ann"), Person("bob")
@@ -129,6 +134,7 @@ async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(t
         assert len(await assigned(site, ann)) == 1
 
 
+@pytest.mark.real("sockets")
 async def test_an_invitation_of_an_operator_enrols_one_annotator(tmp_path: Path) -> None:
     async with Room(tmp_path).serving("invited") as (daemon, site):
         made = (await said(site.ask, "POST", f"{ADMIN}/invite", None, await operator(daemon))).body
@@ -137,6 +143,7 @@ async def test_an_invitation_of_an_operator_enrols_one_annotator(tmp_path: Path)
         assert (await said(Person("bob").enrol, site, made["invitation"])).code == "forbidden"
 
 
+@pytest.mark.real("sockets")
 async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
     async with Room(tmp_path).serving(role="full") as (daemon, site):
         token = await operator(daemon)
@@ -160,6 +167,7 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.real("sockets")
 async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +194,7 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
         assert older == []
 
 
+@pytest.mark.real("sockets")
 async def test_annotators_and_strangers_see_and_do_nothing(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         await operator(daemon)
@@ -200,6 +209,7 @@ async def test_annotators_and_strangers_see_and_do_nothing(tmp_path: Path) -> No
 # Projects ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_task_is_named(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -244,6 +254,7 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
         assert (await sends(f"{path}jsonl", b"x" * ((16 << 20) + 1))).code == "too-large"
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.real("a site on a socket")
 async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
@@ -287,6 +298,7 @@ async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path:
         )
 
 
+@pytest.mark.real("sockets")
 async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         await operator(daemon)
@@ -299,6 +311,7 @@ async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
             assert b" 401 " in await stream.receive_some()
 
 
+@pytest.mark.real("sockets")
 async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add, go_on = ProjectAuthor.add_tasks, trio.Event()
 
@@ -321,6 +334,7 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
             pass
 
 
+@pytest.mark.real("sockets")
 async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +365,7 @@ async def tasks_of(site: Site, token: str, project: str) -> int:
     return count
 
 
+@pytest.mark.real("sockets")
 async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -413,3 +428,11 @@ async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_pa
         (gone,) = await review("&state=redacted")
         assert (gone["text"], gone["label"]) == (None, [1])
         assert ("redact", f"task {row['number']} of 'moods': a name in it", "done") in await log(site, token)
+
+
+def test_texts_and_items_in_their_order_are_the_same_tasks_whatever_their_labels() -> None:
+    plain = [TaskWithGold(AnnotationTask("a", ("x", "y")), None), TaskWithGold(AnnotationTask("b"), None)]
+    labelled = [TaskWithGold(AnnotationTask("a", ("x", "y"), (1,)), None), TaskWithGold(AnnotationTask("b"), (0,))]
+    assert digest_tasks(plain) == digest_tasks(labelled)
+    others = [plain[::-1], plain[:1], [*plain, plain[1]], [TaskWithGold(AnnotationTask("a", ("y", "x")), None), plain[1]]]
+    assert digest_tasks(plain) not in map(digest_tasks, others)

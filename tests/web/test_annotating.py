@@ -196,7 +196,7 @@ async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) ->
         assert await assigned(site, ann, 8, least=0) == []
         assert daemon.driver.state.module_state(CurationState).annotators.get_record(ann.key).leases == ()  # type: ignore[union-attr]
         here = await room.project(daemon, tasks=8, name="here")
-        assert {task["project"] for task in (await assigned(site, ann, 8, least=8))} == {here.project}
+        assert {task["project"] for task in await assigned(site, ann, 8, least=8)} == {here.project}
 
 
 async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
