@@ -258,15 +258,22 @@ def test_a_rival_s_environment_is_made_once_however_often_it_fails(monkeypatch: 
     assert row.reason.endswith("no group") and len(row.failed) == len(runs) and row.seconds is None
 
 
-def test_without_an_environment_the_rival_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The environments that were asked for; none can be made."""
+    asked: list[str] = []
+
     def cannot(name: str, wanted: Sequence[str]) -> Path:
-        made.append(name)
+        asked.append(name)
         raise Unavailable("no index")
 
-    made: list[str] = []
     monkeypatch.setattr(environment, "interpreter", cannot)
+    return asked
+
+
+def test_without_an_environment_the_rival_is_tried_once(tried: list[str]) -> None:
     (row,) = round.hivemind(round.Task(4, 2))
-    assert (made, row.reason) == (["hivemind"], "no index")
+    assert (tried, row.reason) == (["hivemind"], "no index")
 
 
 def test_what_a_round_s_rival_does_not_measure_stays_empty(
@@ -487,16 +494,7 @@ def test_a_run_that_was_ended_goes_on_with_the_seed_that_lacked_a_row(
     assert "its steps is 150, not 30" in capsys.readouterr().err
 
 
-def test_hivemind_that_cannot_be_installed_is_a_row_that_says_so_after_one_try(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-
-    def cannot(name: str, wanted: Sequence[str]) -> Path:
-        tried.append(name)
-        raise Unavailable("no index")
-
-    monkeypatch.setattr(environment, "interpreter", cannot)
+def test_hivemind_that_cannot_be_installed_is_a_row_that_says_so_after_one_try(text: Path, tried: list[str]) -> None:
     rows = [training.attempt(name, training.Task(text, 30, seed, 1e-3, 60.0, TINY)) for seed in (0, 1) for name in HIVEMINDS]
     assert [row.reason for row in rows] == ["no index"] * len(rows) and tried == ["hivemind"]
 
@@ -559,19 +557,21 @@ def test_a_rate_that_diverges_ends_a_grid() -> None:
     assert not rate_sweep.is_best_at_edge(losses)
 
 
-@pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
-def test_every_method_trains_on_its_budget(method: codec.Method, text: Path) -> None:
+@pytest.fixture
+def budget(text: Path) -> codec.Budget:
     torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+    return codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+
+
+@pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
+def test_every_method_trains_on_its_budget(method: codec.Method, budget: codec.Budget) -> None:
     row = codec.measure(method, budget, [0], tuned=False)
     assert 0 < row.heldout_nats < np.log(256) + 0.5
     assert row.bytes_per_parameter <= 4
 
 
 @pytest.mark.parametrize("name", [codec.DILOCO, codec.ONE_BIT])
-def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Path) -> None:
-    torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, budget: codec.Budget) -> None:
     rates = {"keep": 0.0} if name == codec.DILOCO else {}
     rates |= {"inner_rate": 0.01, "outer_rate": 0.7, "outer_momentum": 0.5}
     methods = {method.name: method for method in codec.METHODS if method.local_steps == 15}
@@ -590,9 +590,8 @@ def test_a_pinned_process_and_all_that_it_starts_stay_on_one_core() -> None:
 
 
 @pytest.mark.long
-def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(text: Path) -> None:
-    torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 4, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(budget: codec.Budget) -> None:
+    budget = replace(budget, trainers=4)
     methods = {method.name: method for method in codec.METHODS}
     assert {f"{codec.PRESET} {name}" for name in PRESETS} < methods.keys()
     assert [codec.METHODS[i].name for i in codec.named("preset local")] == ["preset local"]
@@ -616,9 +615,7 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
     assert nats("preset local, audits sampled", rule=AggregationRule.ARC_NNM_TRIM) == 0
 
 
-def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(text: Path) -> None:
-    torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(budget: codec.Budget) -> None:
     rates = {"inner_rate": 0.01}
     adamw, muon = (codec.one_trainer(inner) for inner in InnerOptimizerKind)
     assert adamw(budget, 0, rates) == adamw(replace(budget, trainers=5), 0, rates)
@@ -996,7 +993,8 @@ def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
     assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
 
 
-def world(text: Path) -> attacks_gpt.World:
+@pytest.fixture
+def some(text: Path) -> attacks_gpt.World:
     torch.set_num_threads(1)
     spec = JobSpec(name="liars", data=bytes(32), model=TINY, rounds=4, local_steps=2, batch=2, micro_batch=2, byzantine_max=1)
     return attacks_gpt.World(replace(spec, suspension_rounds=2), text, 4, 1)
@@ -1022,8 +1020,7 @@ def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
 
 
 @pytest.mark.long
-def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
-    some = world(text)
+def test_with_full_audits_no_lie_moves_the_model(some: attacks_gpt.World) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
         outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
@@ -1033,8 +1030,7 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
         assert outcome.honest_refused == 0, attack
 
 
-def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
-    some = world(text)
+def test_without_audits_well_formed_lies_move_the_model(some: attacks_gpt.World) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     outcome = attacks_gpt.attacked(some, "search", AuditMode.OFF)
     assert outcome.accepted == some.spec.rounds
@@ -1103,8 +1099,9 @@ def test_liars_vouch_and_vote_as_they_like_and_change_nothing(n: int, votes: str
         assert len(accepted(f + 1)) == n
 
 
-def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(
+    some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
     some.spec = replace(some.spec, rounds=12, audit_rate=2.0, auditors=3, local_steps=1, suspension_rounds=2)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
@@ -1116,8 +1113,7 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: 
     assert outcome.heldout_nats == pytest.approx(clean.heldout_nats, rel=0.02)
 
 
-def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch) -> None:
     some.spec = replace(some.spec, rounds=12, local_steps=1, audit_window=3)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
     monkeypatch.setattr(attacks_gpt.sortition, "draw_auditors", lambda *_: ())
@@ -1159,8 +1155,7 @@ def test_runs_that_share_updates_give_what_each_alone_gives(text: Path, monkeypa
 
 
 @pytest.mark.long
-def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_poisoners_come_late_or_at_once_and_are_found(some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch) -> None:
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
     monkeypatch.setattr(attacks_gpt.sortition, "draw_auditors", lambda tickets, *_: tuple(tickets))
     assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in LATE] == [2] * len(LATE)
@@ -1169,8 +1164,7 @@ def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: p
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds
 
 
-def test_the_last_rounds_of_sampled_audits_take_no_lie(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_the_last_rounds_of_sampled_audits_take_no_lie(some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch) -> None:
     some.spec = replace(some.spec, rounds=6)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 1)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)

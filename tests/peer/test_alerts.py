@@ -168,8 +168,12 @@ class Telling(World):
         return self.state
 
 
-def test_who_comes_stands_and_goes_is_told() -> None:
-    world = Telling()
+@pytest.fixture
+def world() -> Telling:
+    return Telling()
+
+
+def test_who_comes_stands_and_goes_is_told(world: Telling) -> None:
     world.decide(world.admission(NEW))
     assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
     world.decide(world.tx(NEW, "member/rename", RenameMember("erin")))
@@ -186,8 +190,7 @@ def test_who_comes_stands_and_goes_is_told() -> None:
     ]
 
 
-def test_a_new_key_of_a_member_is_nobody_new() -> None:
-    world = Telling()
+def test_a_new_key_of_a_member_is_nobody_new(world: Telling) -> None:
     world.decide(world.admission(NEW))
     world.told.clear()
     world.decide(world.rotation(NEW, PEOPLE[9]), world.rotation(PEOPLE[0], PEOPLE[10]))
@@ -196,24 +199,21 @@ def test_a_new_key_of_a_member_is_nobody_new() -> None:
     assert world.told == []
 
 
-def test_jobs_that_begin_and_end_are_told() -> None:
-    world = Telling()
+def test_jobs_that_begin_and_end_are_told(world: Telling) -> None:
     job = world.start()
     assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
     world.decide(world.tx(PEOPLE[0], "job/stop", StopJob(job)))
     assert world.told[1:] == ["job language ended early, after 0 rounds"]
 
 
-def test_a_job_that_ends_without_progress_is_told_as_such() -> None:
-    world = Telling()
+def test_a_job_that_ends_without_progress_is_told_as_such(world: Telling) -> None:
     key = world.start(spec=UNAUDITED + b":99")
     for _ in range(8):
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.NORM)),))
     assert world.told[1:] == ["job unaudited ended early, after 8 rounds: its last 8 accepted nothing"]
 
 
-def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others() -> None:
-    world = Telling()
+def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others(world: Telling) -> None:
     key = world.start(spec=UNAUDITED + b":99")
     for _ in range(9):
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)),))

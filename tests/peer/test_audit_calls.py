@@ -97,8 +97,12 @@ def saying(court: Court, trainer: bytes, finding: ReplayFinding) -> Callable[[],
     return said
 
 
-async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(court: Court) -> None:
-    ask = Asked(court)
+@pytest.fixture
+def ask(court: Court) -> Asked:
+    return Asked(court)
+
+
+async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(ask: Asked) -> None:
     told = f"{short_id(B)} replayed {short_id(A)} in round 5: passed"
     told += "; the re-executed update differs by 0.0007 % of its length, up to 0.2 % pass"
     assert await ask(A) == told and ask.volunteered == [4]
@@ -109,8 +113,7 @@ async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(
 
 
 @pytest.mark.parametrize("has_volunteered", [False, True])
-async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volunteered: bool) -> None:
-    ask = Asked(court)
+async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volunteered: bool, ask: Asked) -> None:
     if has_volunteered:
         court.decide(volunteered(court, ask.me, 4))
     places = list[object]()
@@ -126,8 +129,7 @@ async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volun
         (ReplayFinding.OWN_0, "(rollout): it trained on other responses"),
     ],
 )
-async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFinding, told: str) -> None:
-    ask = Asked(court)
+async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFinding, told: str, ask: Asked) -> None:
     said = saying(court, A, finding)
     ask.each_wait = lambda: (said(), court.judge(finding, 1))  # type: ignore[func-returns-value,assignment]
     assert await ask(A) == f"{short_id(B)} challenges {short_id(A)} in round 5 {told}; {JUDGED}"
@@ -135,8 +137,7 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFindi
 
 
 @pytest.mark.parametrize("finding", [WITHHELD, ReplayFinding.MALFORMED])
-async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: ReplayFinding) -> None:
-    ask = Asked(court)
+async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: ReplayFinding, ask: Asked) -> None:
     entry = AuditLogEntry(1, court.key, 4, A, B, AuditResult.CHALLENGED, finding, 0)
     assert audit_handler._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")
 
@@ -150,8 +151,7 @@ async def test_who_was_drawn_anyway_does_not_volunteer() -> None:
     assert f"round {due.round + 1}:" in await ask(A)
 
 
-async def test_a_report_that_lapsed_is_an_error_and_may_be_asked_for_again(court: Court) -> None:
-    ask = Asked(court)
+async def test_a_report_that_lapsed_is_an_error_and_may_be_asked_for_again(court: Court, ask: Asked) -> None:
     ask.each_wait = court.round
     with pytest.raises(UserError, match=r"did not report on \w+ in round 5 in time"):
         await ask(A)
@@ -159,18 +159,16 @@ async def test_a_report_that_lapsed_is_an_error_and_may_be_asked_for_again(court
     assert "passed" in await ask(A) and len(ask.volunteered) == 2
 
 
-async def test_a_round_that_is_undone_meanwhile_is_an_error(court: Court) -> None:
+async def test_a_round_that_is_undone_meanwhile_is_an_error(court: Court, ask: Asked) -> None:
     accused(court, PEOPLE[2], D, 3)
-    ask = Asked(court)
     ask.each_wait = lambda: court.judge(MISMATCH, 1)
     with pytest.raises(UserError, match="the round was undone before this peer reported"):
         await ask(A)
 
 
 @pytest.mark.parametrize("number", [None, 6])
-async def test_who_has_not_reported_yet_waits_before_it_volunteers_again(court: Court, number: int | None) -> None:
+async def test_who_has_not_reported_yet_waits_before_it_volunteers_again(court: Court, number: int | None, ask: Asked) -> None:
     """It has reported on the trainer whom the person asks for, and not on the others of that round."""
-    ask = Asked(court)
     await ask(A)
     court.round()
     court.decide(volunteered(court, ask.me, 5))
@@ -193,8 +191,7 @@ async def test_two_people_may_ask_at_once(court: Court) -> None:
     assert court.audits.rounds[4].volunteers == (ask.me.public,) and not ask.first
 
 
-async def test_what_cannot_be_re_executed_is_said(court: Court) -> None:
-    ask = Asked(court)
+async def test_what_cannot_be_re_executed_is_said(court: Court, ask: Asked) -> None:
     for trainer, number, why in (
         (A, 99, "in round 100 is kept"),
         (A, 0, "in round 1 is kept"),
@@ -231,8 +228,7 @@ async def test_the_report_in_another_job_is_not_taken_for_one_in_this(court: Cou
     assert "mismatch" in await ask(A, 4) and court.audits.disputes and court.key != first
 
 
-async def test_a_trainer_is_found_by_its_former_key_and_when_it_changes_that_meanwhile(court: Court) -> None:
-    ask = Asked(court)
+async def test_a_trainer_is_found_by_its_former_key_and_when_it_changes_that_meanwhile(court: Court, ask: Asked) -> None:
 
     def changed() -> None:
         if A in court.people:
@@ -244,8 +240,7 @@ async def test_a_trainer_is_found_by_its_former_key_and_when_it_changes_that_mea
     assert f"{short_id(NEW.public)} in round 4: passed" in await ask(A, 3)
 
 
-async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> None:
-    ask = Asked(court)
+async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court, ask: Asked) -> None:
 
     def lost() -> None:
         court.report()

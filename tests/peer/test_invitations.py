@@ -88,8 +88,12 @@ async def test_how_long_an_invitation_lives_is_bounded(tmp_path: Path, days: int
         assert await api.invitations() == ()
 
 
-def test_what_became_of_an_invitation_follows_from_the_state() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_what_became_of_an_invitation_follows_from_the_state(world: World) -> None:
     me, stranger = Identity(bytes(32)), world.genesis.voters.keys[0]
 
     def made(signed_by: Identity, expires: int) -> IssuedInvitation:
@@ -164,8 +168,7 @@ def shown(world: World, holder: FastSigner, by: FastSigner = ME, expires: int = 
     return GuestInvitation(world.invitation(by, TOKEN, expires), TOKEN.sign(token_preimage(world.chain, holder.public)))
 
 
-def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_member_then() -> None:
-    world = World()
+def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_member_then(world: World) -> None:
     of = standings(world)
     assert of.classify(OTHER.public) is PeerClass.VOTER
     assert of.classify(NEW.public) is PeerClass.STRANGER
@@ -175,8 +178,7 @@ def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_memb
     assert of.classify(NEW.public) is PeerClass.MEMBER
 
 
-def test_one_invitation_makes_one_guest() -> None:
-    world = World()
+def test_one_invitation_makes_one_guest(world: World) -> None:
     of = standings(world)
     for holder in (NEW, THIRD):
         of.admit_guest(holder.public, shown(world, holder))
@@ -184,8 +186,7 @@ def test_one_invitation_makes_one_guest() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a member that does not vote", "revoked", "expired"])
-def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str) -> None:
-    world = World()
+def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str, world: World) -> None:
     of, by, expires = standings(world), ME, FAR_MS
     if wrong == "revoked":
         world.decide(world.tx(ME, "member/revoke", RevokeInvitation(world.invitation())))
@@ -198,8 +199,7 @@ def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str) -> None:
     assert of.classify(NEW.public) is PeerClass.STRANGER
 
 
-def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> None:
-    world = World()
+def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers(world: World) -> None:
     of = standings(world)
     with pytest.raises(RemoteProtocolError) as caught:
         of.admit_guest(THIRD.public, shown(world, NEW))
@@ -207,16 +207,14 @@ def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> Non
     assert of.classify(THIRD.public) is PeerClass.STRANGER
 
 
-def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again() -> None:
-    world = World()
+def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again(world: World) -> None:
     of = standings(world)
     of.admit_guest(NEW.public, shown(world, NEW))
     world.decide(world.tx(ME, "member/revoke", RevokeInvitation(world.invitation())))
     assert of.classify(NEW.public) is PeerClass.STRANGER
 
 
-def test_to_a_newcomer_nobody_is_a_stranger_and_a_voter_that_left_stays_a_member() -> None:
-    world = World()
+def test_to_a_newcomer_nobody_is_a_stranger_and_a_voter_that_left_stays_a_member(world: World) -> None:
     assert standings(world, NEW).classify(THIRD.public) is PeerClass.MEMBER
     of = standings(world)
     world.decide(world.tx(OTHER, "member/resign", ResignAsVoter()))

@@ -54,8 +54,12 @@ def decide_round(world: World, key: bytes, ballots: dict[bytes, Ballot]) -> None
     world.decide(closings=(world.closing(key),))
 
 
-def test_each_ballot_commits_to_a_nonce_that_the_next_decided_one_reveals() -> None:
-    world = World(4, 4)
+@pytest.fixture
+def world() -> World:
+    return World(4, 4)
+
+
+def test_each_ballot_commits_to_a_nonce_that_the_next_decided_one_reveals(world: World) -> None:
     key = world.start(spec=SAMPLED + b":9")
     before: dict[bytes, Ballot] = {}
     for number in range(3):
@@ -70,8 +74,7 @@ def test_each_ballot_commits_to_a_nonce_that_the_next_decided_one_reveals() -> N
     assert len({ballot.commitment for ballot in before.values()}) == 4
 
 
-def test_a_ballot_that_was_not_decided_leaves_the_last_decided_commitment_in_force() -> None:
-    world = World(4, 4)
+def test_a_ballot_that_was_not_decided_leaves_the_last_decided_commitment_in_force(world: World) -> None:
     key = world.start(spec=SAMPLED + b":9")
     first = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
     decide_round(world, key, first)
@@ -88,15 +91,13 @@ def test_a_ballot_that_was_not_decided_leaves_the_last_decided_commitment_in_for
     assert again.commitment not in (first[missing].commitment, ballots[missing].commitment)
 
 
-def test_a_restart_says_the_same_bytes_again() -> None:
-    world = World(4, 4)
+def test_a_restart_says_the_same_bytes_again(world: World) -> None:
     key = world.start(spec=SAMPLED)
     assert ballot_of(world, key, PEOPLE[0]) == ballot_of(world, key, PEOPLE[0])
 
 
 @pytest.mark.parametrize("spec", [LANGUAGE, UNAUDITED])
-def test_where_audits_are_not_sampled_ballots_carry_no_nonces(spec: bytes) -> None:
-    world = World(4, 4)
+def test_where_audits_are_not_sampled_ballots_carry_no_nonces(spec: bytes, world: World) -> None:
     key = world.start(spec=spec)
     rounds = AuditNonces(PEOPLE[0], world.chain)
     rounds.update_state(world.state)
@@ -132,9 +133,8 @@ REPLAYS = REPLAYS_FACTOR * VOUCH_SECONDS_START
     [(LANGUAGE, 0, REPLAYS), (SAMPLED + b":9", 0, REPLAYS), (SAMPLED + b":9", 1, CHECKS), (UNAUDITED, 0, CHECKS)],
 )
 def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for_vouches(
-    spec: bytes, number: int, seconds: float
+    spec: bytes, number: int, seconds: float, world: World
 ) -> None:
-    world = World(4, 4)
     key = world.start(spec=spec)
     for _ in range(number):
         world.decide(closings=(world.closing(key),))

@@ -336,16 +336,37 @@ def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tu
     return role, steps
 
 
+def language(world: World, folder: Path, **settings: Any) -> tuple[Trainer, Steps, JobModelStore]:
+    """The first round of a language job with these settings, at a trainer."""
+    host, spec = (
+        JobModelStore(folder / "language"),
+        JobSpec(name="t", data=bytes(32), model=MODEL, **{"initial_norm": 1e6, **settings}),
+    )
+    host.create_model(JOB, spec.encode())
+    return *opened(world, folder, host, 0), host
+
+
+async def in_second_round(world: World, folder: Path, **settings: Any) -> tuple[Proposal, Steps]:
+    """A trainer has proposed in the first round of such a job, which accepted it alone, and in the second: the first proposal."""
+    role, _, host = language(world, folder, **settings)
+    await role.propose(world.round)
+    first = world.published[-1]
+    accepted = AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))
+    world.round.model.apply_round([accepted], {}).save(host.round_directory(JOB, 1))
+    role, steps = opened(world, folder, host, 1)
+    await role.propose(world.round)
+    return first, steps
+
+
 async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     world: World, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    host, begun, stored = JobModelStore(tmp_path / "language"), list[float](), list[Mapping[str, float]]()
-    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, initial_norm=1e6).encode())
+    begun, stored = list[float](), list[Mapping[str, float]]()
 
     async def measured(figures: Mapping[str, float]) -> None:
         stored.append(figures)
 
-    role, steps = opened(world, tmp_path, host, 0)
+    role, steps, _ = language(world, tmp_path)
     role.evaluates = True
 
     async def evaluate(request: Any) -> Any:
@@ -377,15 +398,11 @@ def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_pa
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, initial_norm=1e6)
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
     for left in ("ab-7.buffer", "ab-7.buffer.inner"):
         (tmp_path / "texts" / left).touch()
     (tmp_path / "texts" / "ab.txt").touch()
-    role, steps = opened(world, tmp_path, host, 0)
-
+    role, steps, _ = language(world, tmp_path, local_steps=2, inner_state=InnerStatePolicy.KEEP)
     ask = steps.ask
 
     async def late(request: Any) -> Any:
@@ -408,19 +425,8 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     world: World, tmp_path: Path, audit: AuditMode
 ) -> None:
     keeps = audit is AuditMode.FULL
-    spec = JobSpec(
-        name="t",
-        data=bytes(32),
-        model=MODEL,
-        local_steps=3,
-        audit=audit,
-        inner_state=InnerStatePolicy.KEEP if keeps else InnerStatePolicy.RESET,
-        outer_rate=0.1,
-        initial_norm=1e6,
-    )
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, spec.encode())
-    role, steps = opened(world, tmp_path, host, 0)
+    inner_state = InnerStatePolicy.KEEP if keeps else InnerStatePolicy.RESET
+    role, steps, host = language(world, tmp_path, local_steps=3, audit=audit, inner_state=inner_state, outer_rate=0.1)
     await role.propose(world.round)
     first, blobs = world.published[-1], world.round.blobs
     assert (first.inner is not None) == keeps and first.inner_from is None
@@ -434,7 +440,7 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     await role.propose(world.round)
     second = world.published[-1]
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
-    assert not keeps or InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
+    assert not keeps or InnerState.load(blobs.path(second.inner or b""), world.round.spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
     assert all(path.suffix == loss_opening_files.SUFFIX for path in left), "nothing is left where the worker wrote"
     kept = [loss_opening_files.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
@@ -460,19 +466,9 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
 async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_stay: bool, audit: AuditMode
 ) -> None:
-    disk, host = Disk(monkeypatch), JobModelStore(tmp_path / "language")
+    disk = Disk(monkeypatch)
     kept = InnerStatePolicy.KEEP if audit is AuditMode.FULL else InnerStatePolicy.RESET
-    spec = JobSpec(
-        name="t",
-        data=bytes(32),
-        model=MODEL,
-        local_steps=3,
-        audit=audit,
-        inner_state=kept,
-        initial_norm=1e6,
-    )
-    host.create_model(JOB, spec.encode())
-    role, _ = opened(world, tmp_path, host, 0)
+    role, _, _ = language(world, tmp_path, local_steps=3, audit=audit, inner_state=kept)
 
     async def power_cut(proposal: Proposal, opening: LossOpening | None) -> None:
         disk.cut(tmp_path / "buffers", names_stay)
@@ -492,11 +488,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 
 
 async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(
-        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, initial_norm=1e6).encode()
-    )
-    role, steps = opened(world, tmp_path, host, 0)
+    role, steps, _ = language(world, tmp_path, local_steps=2, audit=AuditMode.SAMPLED)
     await role.propose(world.round)
     world.fetched.clear()
     world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, trainers_to_vouch_for=frozenset()))
@@ -509,16 +501,7 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
 async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_none_revealed(
     world: World, tmp_path: Path, decay: float
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, initial_norm=1e6).encode())
-    role, _ = opened(world, tmp_path, host, 0)
-    await role.propose(world.round)
-    first = world.published[-1]
-    world.round.model.apply_round([AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
-        host.round_directory(JOB, 1)
-    )
-    role, _ = opened(world, tmp_path, host, 1)
-    await role.propose(world.round)
+    first, _ = await in_second_round(world, tmp_path, feedback_decay=decay)
     second = world.published[-1]
     assert second.round == 1 and second.feedback == first.buffer and (first.buffer is not None) == (decay > 0)
     world.fetched.clear()
@@ -533,18 +516,7 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
 async def test_of_the_proposal_before_only_what_the_update_continues_from_is_named_and_fetched(
     world: World, tmp_path: Path, memory: FeedbackMemory, fetched: tuple[str, ...]
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(
-        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, initial_norm=1e6).encode()
-    )
-    role, _ = opened(world, tmp_path, host, 0)
-    await role.propose(world.round)
-    first = world.published[-1]
-    world.round.model.apply_round([AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
-        host.round_directory(JOB, 1)
-    )
-    role, steps = opened(world, tmp_path, host, 1)
-    await role.propose(world.round)
+    first, steps = await in_second_round(world, tmp_path, memory=memory, feedback_decay=0.8)
     world.fetched.clear()
     for said in (steps.requests[-1], await audit_request(world.round, ME.public, world.published[-1])):
         assert isinstance(said, worker_protocol.ProposeRequest | worker_protocol.AuditRequest)
@@ -556,10 +528,7 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
 async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, initial_norm=1e6)
-    host.create_model(JOB, spec.encode())
-    role, _ = opened(world, tmp_path, host, 0)
+    role, _, _ = language(world, tmp_path, local_steps=2, inner_state=InnerStatePolicy.KEEP)
     await role.propose(world.round)
     honest = world.published[-1]
     payload = world.round.blobs.read_range(honest.payload)
@@ -580,11 +549,8 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
 async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
     world: World, tmp_path: Path, attack: str, verdict: Verdict
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, initial_norm=1e9)
-    host.create_model(JOB, spec.encode())
-    role, steps = opened(world, tmp_path, host, 0)
-    old = np.linspace(-1, 1, layout_of(spec).size, dtype=np.float32)
+    role, steps, _ = language(world, tmp_path, local_steps=3, audit=AuditMode.SAMPLED, initial_norm=1e9)
+    old = np.linspace(-1, 1, layout_of(world.round.spec).size, dtype=np.float32)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs, _stale=old)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal = world.published[-1]
@@ -595,12 +561,9 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
 @pytest.mark.parametrize("attack", ["scale", "stale"])
 async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
     """Else they would be found by their size, and no test would say that anything else finds them."""
-    host, sampled = JobModelStore(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3}
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, initial_norm=1e9, **sampled)  # type: ignore[arg-type]
-    host.create_model(JOB, spec.encode())
-    role, steps = opened(world, tmp_path, host, 0)
+    role, steps, _ = language(world, tmp_path, initial_norm=1e9, audit=AuditMode.SAMPLED, local_steps=3)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
-    m = feedback_buffer.read_buffer(blobs.path(proposal.buffer), spec).dequantize()
+    m = feedback_buffer.read_buffer(blobs.path(proposal.buffer), world.round.spec).dequantize()
     assert world.round.model.encode_payload(ME.public, m) == blobs.read_range(proposal.payload)

@@ -158,8 +158,14 @@ def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Cha
     assert rounds.sign_due_messages(NOW + 1_000) == RoundEffects() and signed in rounds.own_messages()
 
 
-def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(chain: Chain, key: bytes) -> None:
-    before = rounds_of(chain)
+@pytest.fixture
+def before(chain: Chain) -> OpenRounds:
+    return rounds_of(chain)
+
+
+def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(
+    chain: Chain, key: bytes, before: OpenRounds
+) -> None:
     open_all(before, chain)
     before.publish_proposal(proposal(chain, key), NOW)
     before.record_verdict((key, 0), chain.people[0].public, ACCEPT, NOW)
@@ -174,9 +180,8 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     assert after.sign_due_messages(NOW + 2_000) == RoundEffects()
 
 
-def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes) -> None:
+def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes, before: OpenRounds) -> None:
     """A closing needs these bytes: all voters may be restarted while a trainer's disk is lost."""
-    before = rounds_of(chain)
     open_all(before, chain)
     before.publish_proposal(proposal(chain, key), NOW)
     for person in chain.people[1:3]:
@@ -718,8 +723,7 @@ def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float
 # Vouches --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Chain, key: bytes) -> None:
-    before = rounds_of(chain)
+def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Chain, key: bytes, before: OpenRounds) -> None:
     open_all(before, chain)
     trainer = trainer_of(before, chain, key)
     signed = reexecuted(before, chain, key, trainer)

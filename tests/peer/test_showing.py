@@ -34,8 +34,12 @@ def noted(uplink: AuditBacklog, seconds: int, rates: Mapping[bytes, int], awaite
         uplink.record_second(sent, awaited)
 
 
-def test_what_auditors_have_got_is_owed_no_more_and_the_rest_takes_as_long_as_the_link() -> None:
-    uplink = AuditBacklog()
+@pytest.fixture
+def uplink() -> AuditBacklog:
+    return AuditBacklog()
+
+
+def test_what_auditors_have_got_is_owed_no_more_and_the_rest_takes_as_long_as_the_link(uplink: AuditBacklog) -> None:
     noted(uplink, 1, {}, {B: FIRST, C: FIRST})
     noted(uplink, RATE_SECONDS, {B: 300, C: 300}, {B: FIRST, C: FIRST})
     assert uplink.backlog_seconds(LEAST) == pytest.approx(2 * (9_000 - 300 * RATE_SECONDS) / 600, rel=0.05)
@@ -43,8 +47,7 @@ def test_what_auditors_have_got_is_owed_no_more_and_the_rest_takes_as_long_as_th
     assert uplink.backlog_seconds(LEAST) == 0
 
 
-def test_audits_add_up_and_a_report_ends_what_was_got_for_it() -> None:
-    uplink = AuditBacklog()
+def test_audits_add_up_and_a_report_ends_what_was_got_for_it(uplink: AuditBacklog) -> None:
     noted(uplink, 1, {}, {B: BOTH})
     noted(uplink, RATE_SECONDS, {B: 600}, {B: BOTH})
     assert uplink.backlog_seconds(LEAST) == pytest.approx((18_000 - 600 * RATE_SECONDS) / 600, rel=0.05)
@@ -52,15 +55,13 @@ def test_audits_add_up_and_a_report_ends_what_was_got_for_it() -> None:
     assert uplink.backlog_seconds(LEAST) == pytest.approx((18_000 - 600 * (RATE_SECONDS + 1)) / 600, rel=0.05)
 
 
-def test_a_report_of_an_auditor_that_had_all_it_needed_leaves_the_next_audit_whole() -> None:
-    uplink = AuditBacklog()
+def test_a_report_of_an_auditor_that_had_all_it_needed_leaves_the_next_audit_whole(uplink: AuditBacklog) -> None:
     noted(uplink, RATE_SECONDS, {B: 300}, {B: BOTH})
     noted(uplink, 1, {}, {B: {"second": AUDIT}})
     assert uplink.backlog_seconds(LEAST) == pytest.approx(9_000 / 300, rel=0.05)
 
 
-def test_what_was_drawn_and_got_between_two_looks_is_not_owed() -> None:
-    uplink = AuditBacklog()
+def test_what_was_drawn_and_got_between_two_looks_is_not_owed(uplink: AuditBacklog) -> None:
     noted(uplink, 1, {}, {})
     noted(uplink, 1, {B: AUDIT}, {B: FIRST})
     assert uplink.backlog_seconds(LEAST) == 0
@@ -69,16 +70,14 @@ def test_what_was_drawn_and_got_between_two_looks_is_not_owed() -> None:
 
 
 @pytest.mark.parametrize(("rate", "owes"), [(0, False), (20, False), (300, True)])
-def test_a_liar_that_asks_for_nothing_or_slowly_holds_up_nobody(rate: int, owes: bool) -> None:
-    uplink = AuditBacklog()
+def test_a_liar_that_asks_for_nothing_or_slowly_holds_up_nobody(rate: int, owes: bool, uplink: AuditBacklog) -> None:
     noted(uplink, RATE_SECONDS, {C: 600}, {C: FIRST})
     noted(uplink, RATE_SECONDS + 1, {B: rate}, {B: {"third": 10**6}})
     assert bool(uplink.backlog_seconds(LEAST)) is owes
 
 
-def test_an_auditor_whose_audits_have_just_begun_is_waited_for_and_a_silent_one_once() -> None:
+def test_an_auditor_whose_audits_have_just_begun_is_waited_for_and_a_silent_one_once(uplink: AuditBacklog) -> None:
     """Or a trainer on a slow link would propose again before anybody has asked for anything."""
-    uplink = AuditBacklog()
     noted(uplink, 1, {}, {B: FIRST})
     assert uplink.backlog_seconds(LEAST) == pytest.approx(AUDIT / LEAST)
     noted(uplink, GRACE_SECONDS, {}, {B: FIRST})
@@ -101,14 +100,12 @@ def test_a_link_of_which_little_is_asked_is_as_fast_as_in_the_seconds_in_which_s
     assert uplink.backlog_seconds(LEAST) == pytest.approx(2), "a second for seven parts, of two in which they may have come"
 
 
-def test_what_fills_queues_at_once_says_nothing_of_a_link() -> None:
-    uplink = AuditBacklog()
+def test_what_fills_queues_at_once_says_nothing_of_a_link(uplink: AuditBacklog) -> None:
     noted(uplink, 1, {B: QUEUED_BYTES, C: QUEUED_BYTES}, {})
     assert uplink._fastest == 0 < uplink._best
 
 
-def test_a_link_that_became_slower_is_known_by_and_by() -> None:
-    uplink = AuditBacklog()
+def test_a_link_that_became_slower_is_known_by_and_by(uplink: AuditBacklog) -> None:
     noted(uplink, RATE_SECONDS, {C: 1_000}, {C: FIRST})
     before = uplink._best
     noted(uplink, 700, {}, {})

@@ -164,11 +164,15 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}
 
 
-async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+@pytest.fixture
+def seat(tmp_path: Path) -> Seat:
+    return Network(tmp_path, founders=1).seats[0]
+
+
+async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(autojump_clock: trio.testing.MockClock, seat: Seat) -> None:
     class Proven:
         progress = (100, 5)
 
-    seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
 
@@ -314,9 +318,8 @@ async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_d
         seat.store.close()
 
 
-async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Path) -> None:
+async def test_each_transfer_asks_others_first_than_the_one_before(seat: Seat) -> None:
     """So that those who say nothing, however many there are, never are all that is asked."""
-    seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
     snapshots._links = frozenset(bytes([number]) * 32 for number in range(3 * SOURCES_MAX))
@@ -351,11 +354,8 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
 
 
 @pytest.mark.parametrize(("height", "abandoned"), [(40, 0), (0, 1)])
-async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
-    tmp_path: Path, height: int, abandoned: int
-) -> None:
+async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(height: int, abandoned: int, seat: Seat) -> None:
     """The driver's thread installs to its end, whatever is cancelled. What is not installed is deleted."""
-    seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
     snapshots, scope, deleted = seat.driver.state_sync, trio.CancelScope(), [0]
 
@@ -390,9 +390,8 @@ async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_i
         await one_root(made.seats, await seat.scratch())
 
 
-async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Path) -> None:
+async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) -> None:
     """A link may break, or come and go, between what a peer says and the moment it is looked at."""
-    seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
     for number in range(100):

@@ -31,16 +31,19 @@ async def lines(log: EventLog) -> list[str]:
     return [event.text for event in await log.wait_for_events(0, 0.0)]
 
 
-async def test_silence_is_told_once_with_its_end_and_its_likely_cause(log: EventLog) -> None:
-    witness = NodeObserver(log, lambda: 0.0)
+@pytest.fixture
+def witness(log: EventLog) -> NodeObserver:
+    return NodeObserver(log, lambda: 0.0)
+
+
+async def test_silence_is_told_once_with_its_end_and_its_likely_cause(log: EventLog, witness: NodeObserver) -> None:
     for height, below in ((5, 0), (5, 7), (6, 7), (7, 7)):
         witness.report_vote_lockout(height, below)
     (line,) = await lines(log)
     assert line == "silent until height 7: signatures of ours are missing from this disk (was it restored from a backup?)"
 
 
-async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventLog) -> None:
-    witness = NodeObserver(log, lambda: 0.0)
+async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventLog, witness: NodeObserver) -> None:
     for rounds in ((), ((CHAIN, 3),), ((CHAIN, 3),), ()):
         witness.report_muted_rounds(frozenset(rounds))
     (line,) = await lines(log)
@@ -89,8 +92,7 @@ async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
     assert [event.kind for event in await log.wait_for_events(0, 0.0)] == ["proposal", "vouch", "ballot", "cut-off"]
 
 
-async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
-    witness = NodeObserver(log, lambda: 0.0)
+async def test_an_expulsion_names_what_was_signed(log: EventLog, witness: NodeObserver) -> None:
     proposals = [Proposal(CHAIN, 0, CHAIN, bytes([n]) * 32, 1, CHAIN, None) for n in range(2)]
     given_up = (Commit(CHAIN, 1, 0, CHAIN), Timeout(CHAIN, 1, 0, -1, None))
     for first, second in (proposals, given_up):
@@ -102,16 +104,14 @@ async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
     ]
 
 
-async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog) -> None:
-    witness = NodeObserver(log, lambda: 0.0)
+async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog, witness: NodeObserver) -> None:
     for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
         witness.report_state_root_split(text)
     assert [line.split(";")[0] for line in await lines(log)] == ["2 of 4 differ", "3 of 4 differ"]
     assert all("When peers do not hold the same state" in line for line in await lines(log)), "and what to do"
 
 
-async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> None:
-    witness = NodeObserver(log, lambda: 0.0)
+async def test_another_history_is_told_once_and_is_no_halt(log: EventLog, witness: NodeObserver) -> None:
     for rivalry in (None, "block 12 is certified", "block 12 is certified"):
         witness.report_fork(fork_text(SimpleNamespace(fork_proof=rivalry)))
     (line,) = await lines(log)

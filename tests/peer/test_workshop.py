@@ -234,8 +234,12 @@ async def one_round(folder: Path, role: Judge) -> AsyncIterator[OneRound]:
         chain.close()
 
 
-async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is_called(tmp_path: Path) -> None:
-    role = Judge()
+@pytest.fixture
+def role() -> Judge:
+    return Judge()
+
+
+async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is_called(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         others = made.chain.people[1:]
         for person in others:
@@ -251,8 +255,7 @@ async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is
         assert len(role.checked) == 3 and len(role.reexecuted) == 1
 
 
-async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         signed = made.proposal(made.at(1))
         await made.hear(signed)
@@ -274,8 +277,7 @@ async def test_a_voter_that_is_called_rejects_a_proposal_that_fails_its_checks_w
         assert made.verdicts(Vouch) == {made.at(0).public: Verdict.REPLAY}
 
 
-async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         trainer = made.at(0)
         await made.hear(made.proposal(trainer))
@@ -300,8 +302,7 @@ async def test_a_voter_whose_re_execution_fails_is_unsure(tmp_path: Path) -> Non
         assert warning.text == "re-executing in round 1 failed: no memory"
 
 
-async def test_a_re_execution_ends_with_its_round(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_re_execution_ends_with_its_round(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         await made.hear(made.proposal(made.at(0)))
         made.shop.close_round((made.key, 0))
@@ -312,8 +313,7 @@ async def test_a_re_execution_ends_with_its_round(tmp_path: Path) -> None:
         assert made.said == [] and len(role.reexecuted) == 1
 
 
-async def test_a_re_execution_begins_again_after_a_renewal(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_re_execution_begins_again_after_a_renewal(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         trainer = made.at(0)
         await made.hear(made.proposal(trainer))

@@ -18,7 +18,6 @@ from curation.ledger.transaction_types import AddTaskPage
 from curation.tasks.answers import Answer
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from ledger.jobs import ModelReference
-from peer import features
 from peer.daemon import restart_policy
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
@@ -106,11 +105,6 @@ class Desk(WorldDesk):
             raise UserError(refused)
         self.said.append(content)
         self.world.decide(self.world.tx(VOTER, kind, content))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 @pytest.fixture

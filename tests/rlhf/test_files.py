@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from peer import features
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.data.jsonl import MISFITS_NAMED_MAX, InvalidLines, read_records
@@ -27,11 +26,6 @@ from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 USER = "User: {}\nAssistant: "
 HELLO = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 def lines(*rows: Any) -> io.BytesIO:

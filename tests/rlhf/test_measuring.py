@@ -11,7 +11,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer import features
 from peer.daemon.restart_policy import restart_on_fault
 from protocol.errors import UserError
 from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
@@ -58,11 +57,6 @@ class Desk(WorldDesk):
         self.world.decide(self.world.tx(person, kind, content))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
-
-
 async def run(desk: Desk, *more: Desk) -> None:
     """All that these peers have to do."""
     async with trio.open_nursery() as nursery:
@@ -79,8 +73,12 @@ def trained(world: Tuned) -> tuple[bytes, str]:
     return key, reward.hex()
 
 
-async def test_voters_measure_a_reward_model_and_the_policy_begins(tmp_path: Path, autojump_clock: MockClock) -> None:
-    world = Tuned(tmp_path)
+@pytest.fixture
+def world(tmp_path: Path) -> Tuned:
+    return Tuned(tmp_path)
+
+
+async def test_voters_measure_a_reward_model_and_the_policy_begins(autojump_clock: MockClock, world: Tuned) -> None:
     key, reward = trained(world)
     first, second = Desk(world), Desk(world, PEOPLE[2].public)
     await run(first)
@@ -90,8 +88,7 @@ async def test_voters_measure_a_reward_model_and_the_policy_begins(tmp_path: Pat
     assert tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs
 
 
-async def test_a_report_that_was_not_decided_is_made_again(tmp_path: Path, autojump_clock: MockClock) -> None:
-    world = Tuned(tmp_path)
+async def test_a_report_that_was_not_decided_is_made_again(autojump_clock: MockClock, world: Tuned) -> None:
     key, _ = trained(world)
     desk = Desk(world)
     desk.refused = 2
@@ -100,8 +97,7 @@ async def test_a_report_that_was_not_decided_is_made_again(tmp_path: Path, autoj
 
 
 @pytest.mark.parametrize("fault", [UserError("the worker is out of memory"), OSError("the disk is full")])
-async def test_a_measurement_that_failed_is_tried_again(tmp_path: Path, fault: Exception, autojump_clock: MockClock) -> None:
-    world = Tuned(tmp_path)
+async def test_a_measurement_that_failed_is_tried_again(fault: Exception, autojump_clock: MockClock, world: Tuned) -> None:
     key, _ = trained(world)
     desk = Desk(world)
     desk.faults = [fault]
@@ -113,8 +109,7 @@ async def test_a_measurement_that_failed_is_tried_again(tmp_path: Path, fault: E
 
 
 @pytest.mark.parametrize("who", ["no worker", "no voter"])
-async def test_other_peers_report_nothing(tmp_path: Path, who: str, autojump_clock: MockClock) -> None:
-    world = Tuned(tmp_path)
+async def test_other_peers_report_nothing(who: str, autojump_clock: MockClock, world: Tuned) -> None:
     world.decide(world.admission(NOVICE))
     key, reward = trained(world)
     desk = Desk(world, NOVICE.public) if who == "no voter" else Desk(world, problem="this peer has no worker")
@@ -122,8 +117,7 @@ async def test_other_peers_report_nothing(tmp_path: Path, who: str, autojump_clo
     assert not world.plan(key).reports and ((reward, True) in desk.measured) is (who == "no worker")
 
 
-async def test_each_finished_job_is_measured_once(tmp_path: Path, autojump_clock: MockClock) -> None:
-    world = Tuned(tmp_path)
+async def test_each_finished_job_is_measured_once(autojump_clock: MockClock, world: Tuned) -> None:
     key = world.planned()
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     desk = Desk(world)
@@ -154,8 +148,9 @@ class Worker:
         self.store.save_measurements(*place, {"held_out_accuracy": 136 / 192, "held_out_pairs": 96.0, "evaluation_seconds": 1.0})
 
 
-async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is_measured_again(tmp_path: Path) -> None:
-    world = Tuned(tmp_path)
+async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is_measured_again(
+    tmp_path: Path, world: Tuned
+) -> None:
     _, reward = trained(world)
     store = LedgerStore(tmp_path / "ledger.db", world.chain)
     worker = Worker(store, failures=2)

@@ -6,11 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from ledger.core.module import BlockContext
 from ledger.jobs import ClosedRound
-from peer import features
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Signed
 from protocol.messages import Proposal
@@ -29,11 +26,6 @@ class Objectives:
 
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is started")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ledger.jobs import JobHold, JobLaunch, JobPhase, JobsModule, StartJob, StopJob, job_id
-from peer import features
 from protocol import codec
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.rlhf_module import RlhfModule
@@ -20,11 +19,6 @@ from tests.ledger.world import PEOPLE
 from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, OWN, POLICY, REWARD, Tuned
 
 MARKS = {JobPhase.RUNNING: "", JobPhase.PAUSED: "=", JobPhase.FINISHED: "."}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 @pytest.fixture
@@ -100,9 +94,13 @@ def test_a_pause_that_stops_less_is_found_out(world: Tuned, monkeypatch: pytest.
     assert paused(world) != GOES
 
 
-def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_others(world: Tuned) -> None:
+@pytest.fixture
+def key(world: Tuned) -> bytes:
+    return world.planned()
+
+
+def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_others(world: Tuned, key: bytes) -> None:
     other = world.start(OTHER, replace(BASE, name="other", rounds=2).encode())
-    key = world.planned()
     reward = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key))
     world.close(other)
@@ -122,8 +120,7 @@ def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_oth
 
 
 @pytest.mark.parametrize("how", ["rlhf/cancel", "job/stop"])
-def test_a_paused_plan_can_be_ended(world: Tuned, how: str) -> None:
-    key = world.planned()
+def test_a_paused_plan_can_be_ended(world: Tuned, how: str, key: bytes) -> None:
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     assert world.job(job).phase is JobPhase.PAUSED
@@ -132,9 +129,8 @@ def test_a_paused_plan_can_be_ended(world: Tuned, how: str) -> None:
     assert "no such plan" in (world.problem(say(world, ResumePlan, key)) or "")
 
 
-def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, key: bytes) -> None:
     monkeypatch.setattr(tuning_plans, "PAUSED_HEIGHTS_MAX", 3)
-    key = world.planned()
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     for phase in (tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.CANCELLED):
@@ -158,9 +154,10 @@ def test_nobody_keeps_a_place_by_pausing_and_resuming(world: Tuned, monkeypatch:
     assert blocks >= 8, "half of them count"
 
 
-def test_a_quorum_of_the_voters_ends_a_plan_that_has_no_job_yet(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quorum_of_the_voters_ends_a_plan_that_has_no_job_yet(
+    world: Tuned, monkeypatch: pytest.MonkeyPatch, key: bytes
+) -> None:
     monkeypatch.setattr(tuning_plans, "plan_requests", without_launching)
-    key = world.planned()
     for voter, phase in zip(
         PEOPLE[1:4],
         (tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.CANCELLED),
@@ -178,8 +175,7 @@ def test_who_wants_a_plan_to_end_still_does_with_another_key(world: Tuned) -> No
     assert world.plan(key).stop_requests == (newer.public,)
 
 
-def test_what_an_expelled_author_has_paused_ends(world: Tuned) -> None:
-    key = world.planned()
+def test_what_an_expelled_author_has_paused_ends(world: Tuned, key: bytes) -> None:
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     assert world.job(job).phase is JobPhase.PAUSED

@@ -16,7 +16,6 @@ from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, Module, StateChange, StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, JobPhase, JobsState, ModelReference, StartJob, StopJob, job_id
 from ledger.ledger_state import CurrentState, LedgerRules, core_modules, newest_module_versions
-from peer import features
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
@@ -98,11 +97,6 @@ class Tuned(World):
         return problem
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Tuned:
     return Tuned(tmp_path)
@@ -176,9 +170,13 @@ def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liar
     assert world.job(tuning_plans.stage_job_id(key, 1)).rounds == rounds
 
 
-def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
+@pytest.fixture
+def key(world: Tuned) -> bytes:
+    return world.planned()
+
+
+def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned, key: bytes) -> None:
     other = world.start(OTHER, replace(BASE, name="other").encode())
-    key = world.planned()
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     assert [waiting.job for waiting in world.state.jobs.queue] == [reward] and not world.plan(key).current.spec
     world.close(other)
@@ -194,8 +192,7 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
 
 @pytest.mark.parametrize("how", ["job/stop", "rlhf/cancel"])
 @pytest.mark.parametrize("stage", [0, 1])
-def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) -> None:
-    key = world.planned()
+def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str, key: bytes) -> None:
     if stage == 1:
         world.close(tuning_plans.stage_job_id(key, 0))
         world.decide()
@@ -206,8 +203,7 @@ def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) 
     assert len(world.state.jobs.jobs) == 2 + stage and not world.state.jobs.queue
 
 
-def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned) -> None:
-    key = world.planned()
+def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned, key: bytes) -> None:
     world.close(tuning_plans.stage_job_id(key, 0))
     world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(key)))
     world.decide()
@@ -217,9 +213,8 @@ def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tun
     )
 
 
-def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monkeypatch: pytest.MonkeyPatch, key: bytes) -> None:
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
-    key = world.planned()
     reward = tuning_plans.stage_job_id(key, 0)
     world.close(reward)
     for _ in range(3):
@@ -284,8 +279,7 @@ def test_a_plan_that_could_never_end_well_is_refused_before_it_begins(world: Tun
     assert why in (world.problem(world.tx(AUTHOR, "rlhf/start", said(world))) or "")
 
 
-def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
-    key = world.planned()
+def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned, key: bytes) -> None:
     world.decide(world.admission(NOVICE))
     assert "goes on" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
     assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
@@ -316,11 +310,10 @@ def refusal(world: Tuned, key: bytes) -> str:
 
 @pytest.mark.parametrize("refused", [4, 5])
 def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
-    world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int
+    world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int, key: bytes
 ) -> None:
     """Nobody but its author can cancel a plan that has no job yet, and it holds a place and two models."""
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
-    key = world.planned()
     world.close(tuning_plans.stage_job_id(key, 0))
     with monkeypatch.context() as full:
         full.setattr(jobs, "BASES_MAX", 1)  # the policy needs two
@@ -339,8 +332,7 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int) -> None:
-    key = world.planned()
+def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int, key: bytes) -> None:
     if stage == 1:
         world.close(tuning_plans.stage_job_id(key, 0))
         world.decide()
@@ -372,8 +364,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
     assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
 
-def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned) -> None:
-    key = world.planned()
+def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned, key: bytes) -> None:
     reward = tuning_plans.stage_job_id(key, 0)
     world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, Verdict.REPLAY)),))
     world.close(reward)

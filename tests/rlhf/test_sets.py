@@ -18,7 +18,6 @@ from curation.tasks.task_pages import task_id
 from ledger.jobs import job_id
 from ledger.ledger_state import LedgerState
 from ledger.members import ResignAsVoter
-from peer import features
 from protocol import codec
 from protocol.identity import Signed
 from rlhf.ledger import preference_set_attestation, tuning_plans
@@ -102,11 +101,6 @@ class Compared(Tuned, Room):
             page = self.curation.pages.get_record(self.project_key + bytes(4))
             assert page is not None
             self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, page.digest, bytes([number]) * 32, 100))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 @pytest.fixture

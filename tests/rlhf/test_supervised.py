@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.blob_digest import blob_digest
@@ -45,11 +44,6 @@ OF = {
     "instruct": replace(SPEC, objective="instruct", objective_settings=codec.encode(InstructTerms())),
     "dpo": replace(SPEC, objective="dpo", objective_settings=codec.encode(DpoTerms(beta=0.5))),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 def some_examples(count: int = 60) -> list[InstructionExample]:

@@ -39,9 +39,13 @@ async def log(site: Site, token: str) -> list[tuple[str, str, str]]:
     return [(entry["action"], entry["about"], entry["result"]) for entry in entries]
 
 
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
 @pytest.mark.real("sockets")
-async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_for_cycles(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_for_cycles(room: Room) -> None:
     async with room.serving() as (daemon, site):
         token, view = await operator(daemon), await room.project(daemon)
         gc.collect()
@@ -57,12 +61,11 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
 
 
 @pytest.mark.real("sockets")
-async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_failed_stands_in_the_log_as_what_nobody_knows(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async def fails(founding: ProjectAuthor, project: bytes, phase: ProjectPhase) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr(ProjectAuthor, "set_phase", fails)
-    room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         token, view = await operator(daemon), await room.project(daemon)
         assert (await said(site.ask, "POST", f"/api/v1/projects/{view.project}/pause", {}, token)).code == "internal"
@@ -111,8 +114,7 @@ async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Pa
 
 
 @pytest.mark.real("sockets")
-async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(room: Room) -> None:
     ann, bob = Person("ann"), Person("bob")
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
@@ -168,10 +170,7 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.real("sockets")
-async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = Room(tmp_path)
+async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async with room.serving() as (daemon, site):
         first, second = await operator(daemon), await operator(daemon)
         project = (await founded(site, first))["project"]
@@ -336,9 +335,8 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
 
 @pytest.mark.real("sockets")
 async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, room: Room
 ) -> None:
-    room = Room(tmp_path)
     monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
     async with room.serving() as (daemon, site):
         token = await operator(daemon)

@@ -85,8 +85,12 @@ def until(stream: HTTPResponse, kind: str) -> Event:
     return found
 
 
-async def test_whoever_listens_sees_the_state_and_then_what_changes(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+async def test_whoever_listens_sees_the_state_and_then_what_changes(room: Room) -> None:
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2)
         (ann,) = await enrolled(site, "ann")
@@ -106,8 +110,7 @@ async def test_whoever_listens_sees_the_state_and_then_what_changes(tmp_path: Pa
                 assert settled["settled"] == 1 and settled["height"] > stats["height"]
 
 
-async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_whoever_comes_again_goes_on_where_it_stopped(room: Room) -> None:
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2)
         api: Any = daemon.api
@@ -129,8 +132,7 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> N
                 assert kinds == ["block", "project", "settled"], "the newest state"
 
 
-async def test_live_events_come_to_those_who_ask_and_say_what_changed(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_live_events_come_to_those_who_ask_and_say_what_changed(room: Room) -> None:
     async with room.serving() as (daemon, site):
         async with listening(site, "?live=1") as stream, listening(site) as another:
             _, _, first = await said(until, stream, "live")
@@ -203,8 +205,7 @@ async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, mon
         assert (await said(site.get, "/api/v1/live")).body["alerts"] == []
 
 
-async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_a_block_comes_as_it_was_hashed_and_signed(room: Room) -> None:
     async with room.serving() as (daemon, site):
         await room.project(daemon)
         height = (await said(site.stats))["height"]
@@ -322,8 +323,7 @@ async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkey
     stream.close()
 
 
-async def test_health_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(tmp_path)
+async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
         await enrolled(site, "ann")
