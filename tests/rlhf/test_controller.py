@@ -1,4 +1,4 @@
-"""β follows from decided figures alone, by the same bits everywhere; what is watched while a policy moves gives one warning."""
+"""Figures of rounds: what the state keeps of them, how β follows from them by the same bits everywhere, and what warns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ledger.jobs import JobsState
+from ledger.core.module import BlockContext
+from ledger.jobs import ClosedRound, JobsState
 from ledger.network_governance import NetworkState
-from peer import features
 from protocol import codec
+from protocol.identity import Ed25519Verifier, Signed
+from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rlhf.ledger.event_lines import policy_event_lines
-from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives.kl_controller import (
     BETA_MAX,
     BETA_MIN,
@@ -44,7 +46,7 @@ from rlhf.pytorch import ppo
 from rlhf.rpc import PolicyMetricsView
 from tests.rlhf.test_ppo import JOB, OWN, SPEC, World
 from tests.training.replicated.support import buffer, round_of
-from training.job_spec import AuditMode
+from training.job_spec import AuditMode, JobSpec
 from training.replicated.model_state import PARAMETERS
 from training.replicated.replicated_model import ReplicatedModel
 
@@ -262,14 +264,12 @@ def test_a_round_is_told_in_one_line() -> None:
 
 
 def test_blocked_responses_are_told_where_there_are_any() -> None:
-    features.register_features()
     found = round_medians(0, [RolloutDeclaration(bytes(32), 50, 0, 0, 0, 0, 0, blocked) for blocked in (4, 0, 8)])
     assert found.blocked == 4
     assert metrics_view(b"job", SPEC.encode(), found).summary_line.endswith("distinct-2 0.000, 25% blocked")
 
 
 def test_each_round_is_news_and_a_warning_is_so_once() -> None:
-    features.register_features()
     job = SimpleNamespace(spec=SPEC.encode(), name="ppo")
 
     def state(known: PolicyHistory | None, version: int = 1) -> Any:
@@ -287,3 +287,45 @@ def test_each_round_is_news_and_a_warning_is_so_once() -> None:
     assert not list(policy_event_lines(state(known[2]), state(known[2]))) and not list(
         policy_event_lines(state(None, 0), state(known[2]))
     )
+
+
+FIRST_JOB, OTHER = bytes([1]) * 32, bytes([2]) * 32
+
+
+class Objectives:
+    def terms_of_spec(self, spec: bytes) -> Any:
+        return SimpleNamespace(objective=JobSpec.decode(spec).objective)
+
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
+        raise AssertionError("no job is started")
+
+
+def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:
+    declared = [codec.encode(RolloutDeclaration(bytes(32), *each, distinct=each[0], correlation=-each[1])) for each in figures]
+    bodies = [
+        codec.encode(Proposal(job, number, bytes(32), bytes(32), 1, bytes(32), None, declaration=each)) for each in declared
+    ]
+    return ClosedRound(job, number, None, tuple(Signed(body, bytes(32), bytes(64)) for body in bodies), ())  # type: ignore[arg-type]
+
+
+def after(state: RlhfState, jobs: dict[bytes, bytes], *facts: Any) -> RlhfState:
+    known = SimpleNamespace(jobs={key: SimpleNamespace(spec=spec) for key, spec in jobs.items()})
+    view: Any = SimpleNamespace(module_state=lambda kind: known)
+    context = BlockContext(bytes(32), 1, 0, Ed25519Verifier(), {}, facts)
+    changed: RlhfState = RlhfModule(Objectives()).end_block(state, view, context).state
+    return changed
+
+
+def test_the_medians_of_the_accepted_stay_until_the_next_round_or_until_the_job_is_forgotten() -> None:
+    jobs = {FIRST_JOB: SPEC.encode(), OTHER: replace(SPEC, objective="language", objective_settings=b"").encode()}
+    first = after(
+        RlhfState(), jobs, closed(FIRST_JOB, 0, (10, 1, -5, 7), (30, 2, 9, 1), (20, 9, 0, 2)), closed(OTHER, 0, (1, 1, 1, 1))
+    )
+    assert first == RlhfState({FIRST_JOB: PolicyHistory((RoundMedians(0, 3, 20, 2, 0, 2, 20, -2),))})
+    assert after(first, jobs, closed(FIRST_JOB, 1)) == first, "a round that accepts nothing says nothing"
+    second = after(first, jobs, closed(FIRST_JOB, 1, (10, 0, 4, 8), (30, 2, 6, 6)))
+    assert second == RlhfState(
+        {FIRST_JOB: PolicyHistory((*first.jobs[FIRST_JOB].rounds, RoundMedians(1, 2, 10, 0, 4, 6, 10, -2)))}
+    ), "of two the lower one"
+    assert after(second, {OTHER: jobs[OTHER]}) == RlhfState()
+    assert codec.decode(RlhfState, codec.encode(second)) == second

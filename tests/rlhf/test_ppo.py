@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.messages import Proposal
@@ -317,7 +316,6 @@ class OneToken:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> OneToken:
-    features.register_features()
     return OneToken(tmp_path_factory.mktemp("epsilon"))
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from peer import features
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.api.supervised_jobs import find_newline_token
 from rlhf.data import rollouts
@@ -146,7 +145,6 @@ MANY = RolloutLimits(responses=rollout_passes.SAMPLED_AT_ONCE + 6, tokens_max=9,
 
 
 def test_responses_of_many_lengths_are_what_each_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    features.register_features()
     monkeypatch.setattr(rollout_passes, "NUMBERS_AT_ONCE", 600)  # a few of them at a time, and of some the noise in parts
     model, random = GPT(FEW), torch.Generator().manual_seed(0)
     with torch.no_grad():
