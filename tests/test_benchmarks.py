@@ -173,8 +173,7 @@ def test_a_missed_bound_is_the_exit_status(
 ) -> None:
     """No verdict of one preset may hide that of another."""
     monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 2.45)
-    command = ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")]
-    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "argv", ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")])
     assert attacks.main() == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("held", "MISSED"))]
     assert {line.split()[0] for line in lines} == {"held", "MISSED"}
@@ -308,8 +307,12 @@ def test_an_update_that_is_free_makes_a_proposal(tmp_path: Path, monkeypatch: py
     spec, job, trainer = JobSpec(name="free", model=TINY), bytes(32), bytes([1]) * 32
     ReplicatedModel.initial(job, spec).save(tmp_path / "model")
     monkeypatch.setattr(free, "known", lambda: np.ones(layout_of(spec).size, dtype=np.float32))
-    request = ProposeRequest(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer"))
-    assert make_proposal(request, free.update).last_loss == 0
+    assert (
+        make_proposal(
+            ProposeRequest(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer")), free.update
+        ).last_loss
+        == 0
+    )
 
 
 def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
@@ -514,8 +517,7 @@ def test_a_row_that_fails_leaves_the_others(text: Path, monkeypatch: pytest.Monk
 
 def test_the_demo_is_asked_for_with_its_own_flags(tmp_path: Path) -> None:
     given = ["--trainers", "4", "--preset", "per-step", "--data", "text", "--rounds", "9", "--set", "batch=4", "model.width=32"]
-    options = demo.build_parser().parse_args([*given, "--json", "figures"])
-    asked = build_parser().parse_args(demo.arguments(options, 7, tmp_path))
+    asked = build_parser().parse_args(demo.arguments(demo.build_parser().parse_args([*given, "--json", "figures"]), 7, tmp_path))
     assert (asked.trainers, asked.preset, asked.data, asked.rounds) == (4, "per-step", "text", 9)
     assert (asked.set, asked.seed, asked.baseline) == (["batch=4", "model.width=32"], 7, True)
 
@@ -582,8 +584,7 @@ def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, budget: 
 def test_a_pinned_process_and_all_that_it_starts_stay_on_one_core() -> None:
     core = min(os.sched_getaffinity(0))
     look = "import os, subprocess, sys; input(); print(subprocess.check_output([sys.executable, '-c', ASK]).decode())"
-    ask = "import os; print(sorted(os.sched_getaffinity(0)))"
-    command = [sys.executable, "-c", look.replace("ASK", repr(ask))]
+    command = [sys.executable, "-c", look.replace("ASK", repr("import os; print(sorted(os.sched_getaffinity(0)))"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         processes.pin(process.pid, core)
         assert process.communicate(b"\n")[0].split() == f"[{core}]".encode().split()

@@ -82,8 +82,9 @@ def test_images_are_built_from_all_rooms_and_all_packages_but_two() -> None:
     assert {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= wanted
     [script] = re.findall(r'python -c "(import tomllib.*?)" ', DOCKERFILE.replace("\\\n", ""))
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    asked = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["web"]
-    left_out = set(asked) - set(done.stdout.splitlines())
+    left_out = set(PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["web"]) - set(
+        done.stdout.splitlines()
+    )
     assert {re.split("[=>]", text)[0] for text in left_out} == {"torch", "matplotlib"}
 
 

@@ -505,8 +505,7 @@ def protocol() -> str:
 def test_every_message_record_and_transaction_is_documented_field_by_field(protocol: str, title: str, table: list[str]) -> None:
     section = re.split(rf"^{re.escape(title)}$", protocol, flags=re.MULTILINE)
     assert len(section) == 2, f"{title} is not in docs/protocol/ exactly once"
-    section_text = re.split(r"^#+ ", section[1], flags=re.MULTILINE)[0]
-    documented = [line for line in section_text.splitlines() if line.startswith("|")]
+    documented = [line for line in re.split(r"^#+ ", section[1], flags=re.MULTILINE)[0].splitlines() if line.startswith("|")]
     assert documented == [line for line in table if line.startswith("|")]
 
 

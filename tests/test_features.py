@@ -468,13 +468,13 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             assert (await worker.ask(audit)).verdict is Verdict.OWN_0, "steps of invented counts are not even re-executed"
             counts.tofile(file)
             other = tmp_path / "other"
-            header = ReplicatedModel.open(Path(model)).header(b"t" * 32)
-            doubled = feedback_buffer.make_buffer(update * np.float32(2), header, LETTERS)
+            doubled = feedback_buffer.make_buffer(
+                update * np.float32(2), ReplicatedModel.open(Path(model)).header(b"t" * 32), LETTERS
+            )
             assert doubled is not None
             other.write_bytes(doubled.encode())
             assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
-            measured = await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
-            assert 0 < measured.figures["distance_from_all"] < 2
+            assert 0 < (await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))).figures["distance_from_all"] < 2
             nursery.cancel_scope.cancel()
 
 
@@ -521,8 +521,11 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await worker.ask(opening)
             assert await worker.ask(CountParameters(bytes(32))) == ParametersCounted(SQUARES.model.parameters)
             await worker.ask(worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer))
-            audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
-            assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
+            assert (
+                await worker.ask(
+                    worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
+                )
+            ).verdict is Verdict.ACCEPT
             update = layout_of(SQUARES).tensor_views(feedback_buffer.read_buffer(Path(buffer), SQUARES).dequantize())
             assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
             # The worker of a program without the line, asked by one with it.
@@ -586,8 +589,12 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
             assert driver.state.module_state(NotesState).written == {me: 2}
             while driver.state.certified_roots[driver.state.height - 1] != driver.state.state_root:
                 await driver.block_applied.wait()
-            asking = ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
-            assert await trio.to_thread.run_sync(cli.main, asking) == 0
+            assert (
+                await trio.to_thread.run_sync(
+                    cli.main, ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
+                )
+                == 0
+            )
             proven_at = driver.state.height - 1
     said_there = capsys.readouterr().out
     assert "the row after height" in said_there and f"peer verify {tmp_path / 'row.proof'}" in said_there

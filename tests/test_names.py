@@ -179,6 +179,11 @@ def test_the_contracts_notice(fault: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_text((file.read_text() if file.exists() else '"""New."""\n') + f"\n\n{line}\n")
-    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-    found = run_process(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    found = run_process(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert found.returncode == 1 and "1 broken" in found.stdout, found.stdout + found.stderr

@@ -29,8 +29,9 @@ async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: P
     monkeypatch.setattr(pace, "NORMAL_ROUNDS", 2)
     monkeypatch.setattr(kill, "DOWN_ROUNDS", kill.LATER + 1)
     report = tmp_path / "kill.json"
-    options = argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
-    await kill.run(options)
+    await kill.run(
+        argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
+    )
     found = json.loads(report.read_text())
     # Times are the scenario's own command's affair: a machine that runs tests is busy.
     assert [failure for failure in found["failures"] if " took " not in failure and " take " not in failure] == []

@@ -56,8 +56,7 @@ def test_preferences_of_reviews(tmp_path: Path) -> None:
 def test_a_judge_prefers_what_reads_kinder(tmp_path: Path) -> None:
     samples = [("good good", "bad bad"), ("good film", "good film"), ("bad", "good")]
     file = tmp_path / "samples.jsonl"
-    lines = [json.dumps({"prompt": "", "policy": ours, "reference": theirs}) for ours, theirs in samples]
-    file.write_text("\n".join(lines))
+    file.write_text("\n".join([json.dumps({"prompt": "", "policy": ours, "reference": theirs}) for ours, theirs in samples]))
     judge = np.zeros(word_count_baseline.FEATURES)
     judge[list(word_count_baseline.hash_features("good"))] = 1.0
     assert rlhf_text.judged(judge, file) == {"preferred": 0.5, "distinct_2": 1.0, "reference_distinct_2": 1.0}

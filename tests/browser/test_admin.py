@@ -168,8 +168,16 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
 async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         token, items = await operator(daemon), ["red", "green", "blue"]
-        tasks = [{"text": f"text {number}", "items": items} for number in range(3)]
-        project = (await founded(site, token, kind="ranking", options=[], votes=1, tasks=tasks))["project"]
+        project = (
+            await founded(
+                site,
+                token,
+                kind="ranking",
+                options=[],
+                votes=1,
+                tasks=[{"text": f"text {number}", "items": items} for number in range(3)],
+            )
+        )["project"]
         for number in range(4):  # whom nobody can help: after four skips the author decides
             (person,) = await enrolled(site, f"person {number}")
             (lease,) = [task for task in await assigned(site, person, 8) if task["text"] == "text 1"]
@@ -211,8 +219,9 @@ async def test_what_the_author_chooses_stays_while_the_list_is_read_again_and_a_
 ) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         token = await operator(daemon)
-        tasks = [{"text": f"text {number}"} for number in range(2)]
-        one = await founded(site, token, name="one", many=True, votes=2, tasks=tasks)
+        one = await founded(
+            site, token, name="one", many=True, votes=2, tasks=[{"text": f"text {number}"} for number in range(2)]
+        )
         other = await founded(site, token, name="other", votes=2)
         ann, bob = await enrolled(site, "ann", "bob")
         first, second = [task for task in await assigned(site, ann, 8) if task["project"] == one["project"]]

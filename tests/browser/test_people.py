@@ -50,8 +50,9 @@ async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and
         file = tmp_path / "moods.jsonl"
         file.write_text("".join(json.dumps({"text": f"{1 + number % 2}, says {number}"}) + "\n" for number in range(TASKS)))
         author = cast(CurationRpc, service_of(third.seat))
-        asked = ImportRequest(str(file), "moods", "", "label", ("glad", "sad"), False, 2, 1, "", False)
-        project = (await author.import_tasks(asked)).project
+        project = (
+            await author.import_tasks(ImportRequest(str(file), "moods", "", "label", ("glad", "sad"), False, 2, 1, "", False))
+        ).project
 
         async def bob() -> None:
             await label(bobs, await bobs.join(address(second.site), "bob", "sesame"), TASKS)

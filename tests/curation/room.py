@@ -114,8 +114,9 @@ class Room(World):
         return EnrolmentEntry(who.public, name, False, self.signed(who, EnrolStatement(name, peer.public, False)))
 
     def wish(self, who: FastSigner, count: int = 1, peer: FastSigner = PEER, expires_ms: int = FAR_MS) -> LeaseRequest:
-        signature = self.signed(who, SessionStatement(peer.public, NONCE, expires_ms))
-        return LeaseRequest(who.public, NONCE, expires_ms, signature, count)
+        return LeaseRequest(
+            who.public, NONCE, expires_ms, self.signed(who, SessionStatement(peer.public, NONCE, expires_ms)), count
+        )
 
     def commit(self, who: FastSigner, assignment: bytes, answer: Answer) -> AnswerCommitment:
         digest = answer_commitment(assignment, salt(who.public), answer)

@@ -340,8 +340,10 @@ def test_gold_is_the_label_also_where_its_author_reviewed(room: Room) -> None:
 def test_a_batch_acts_once_on_a_state_and_anew_on_any_other() -> None:
     room, (ann,) = Room(), annotators(1)
     room.project(ONE, tasks=2)
-    batch = StatementBatch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))
-    signed, before = room.tx(PEER, "curation/statements", batch), room.state
+    signed, before = (
+        room.tx(PEER, "curation/statements", StatementBatch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))),
+        room.state,
+    )
     first, second = (room.rules.apply_transaction(before, signed).module_state(CurationState) for _ in range(2))
     assert first is second and first.annotators_count == 1
     again = room.rules.apply_transaction(before.with_modules(curation=first), signed).module_state(CurationState)

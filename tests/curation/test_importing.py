@@ -161,8 +161,13 @@ def test_choices_of_label_studio_are_texts_and_never_positions() -> None:
 
 def test_stars_of_label_studio_are_read_both_ways() -> None:
     def stars(options: Sequence[str], gold_from: str = "label") -> ParsedTasks:
-        given = studio([{"from_name": "r", "type": "rating", "value": {"rating": 2}}])
-        return read("a.json", given, options, kind=QuestionKind.RATING, gold_from=gold_from)
+        return read(
+            "a.json",
+            studio([{"from_name": "r", "type": "rating", "value": {"rating": 2}}]),
+            options,
+            kind=QuestionKind.RATING,
+            gold_from=gold_from,
+        )
 
     assert golds(stars("123")) == golds(stars(("bad", "good"))) == [(2,)]
     with pytest.raises(UserError, match="label 2 has 2 readings: the option '2' by its text, or the option '1' by the number"):
@@ -172,11 +177,15 @@ def test_stars_of_label_studio_are_read_both_ways() -> None:
 
 def test_other_answers_of_label_studio() -> None:
     side = [{"from_name": "p", "type": "pairwise", "value": {"selected": "right"}}]
-    pair = read("a.json", studio(side, items=["x", "y"]), (), kind=QuestionKind.PAIR, gold_from="label")
-    assert golds(pair) == [(1,)]
+    assert golds(read("a.json", studio(side, items=["x", "y"]), (), kind=QuestionKind.PAIR, gold_from="label")) == [(1,)]
     order = [{"from_name": "p", "type": "ranker", "value": {"ranker": {"rank": ["c", "a", "b"]}}}]
-    listed = [{"id": one, "title": one} for one in "abc"]
-    ranking = read("a.json", studio(order, items=["x", "y", "z"], list=listed), (), kind=QuestionKind.RANKING, gold_from="label")
+    ranking = read(
+        "a.json",
+        studio(order, items=["x", "y", "z"], list=[{"id": one, "title": one} for one in "abc"]),
+        (),
+        kind=QuestionKind.RANKING,
+        gold_from="label",
+    )
     assert golds(ranking) == [(2, 0, 1)]
 
 
@@ -219,8 +228,12 @@ def test_a_field_with_another_use_is_no_label() -> None:
 
 
 def test_pairs_of_preferences_are_read() -> None:
-    rows = lines({"prompt": "q", "chosen": "x", "rejected": "y"}, {"prompt": "q", "chosen": "u", "rejected": "v", "p": 0.5})
-    file = read("a.jsonl", rows, (), kind=QuestionKind.PAIR)
+    file = read(
+        "a.jsonl",
+        lines({"prompt": "q", "chosen": "x", "rejected": "y"}, {"prompt": "q", "chosen": "u", "rejected": "v", "p": 0.5}),
+        (),
+        kind=QuestionKind.PAIR,
+    )
     assert [tuple(one.task.items) for one in file.tasks] == [("x", "y"), ("u", "v")]
     assert (texts(file), suggestions(file)) == (["q", "q"], [(0,), None])
     table = read("a.csv", "prompt,chosen,rejected,p\nq,x,y,1.0\nq,u,v,0.5\n", (), kind=QuestionKind.PAIR)

@@ -37,8 +37,13 @@ def test_two_strangers_who_agree_are_enough_and_one_is_not() -> None:
 
 @given(st.integers(2, 6), st.data())
 def test_the_posterior_is_the_product_of_likelihoods(classes: int, data: st.DataObject) -> None:
-    row = st.one_of(st.just(()), st.tuples(*[st.integers(0, 40)] * classes**2))
-    votes = data.draw(st.lists(st.tuples(row, st.integers(0, classes - 1)), min_size=1, max_size=7))
+    votes = data.draw(
+        st.lists(
+            st.tuples(st.one_of(st.just(()), st.tuples(*[st.integers(0, 40)] * classes**2)), st.integers(0, classes - 1)),
+            min_size=1,
+            max_size=7,
+        )
+    )
     weights = [
         prod(Fraction(*vote_likelihood(counts, classes, label, vote)) for counts, vote in votes) for label in range(classes)
     ]

@@ -95,8 +95,9 @@ def test_one_vote_may_be_committed_and_opened_in_one_batch(room: Room) -> None:
 def test_a_seal_stands_until_its_commitment_is_opened_or_forfeited(room: Room) -> None:
     room.project(SEVERAL, tasks=1)
     (ann,), (bob,) = room.leased(ANN, BOB)
-    commits = [replace(room.commit(who, lease, (1,)), seals=(b"one", b"")) for who, lease in ((ANN, ann), (BOB, bob))]
-    room.batch(OTHER, commits=commits)
+    room.batch(
+        OTHER, commits=[replace(room.commit(who, lease, (1,)), seals=(b"one", b"")) for who, lease in ((ANN, ann), (BOB, bob))]
+    )
     assert all((row.seals, row.peer) == ((b"one", b""), OTHER.public) for row in map(room.assignment, (ann, bob)))
     room.batch(openings=[room.opening(ANN, ann, (1,))])
     assert (room.assignment(ann).seals, room.assignment(bob).seals) == ((), (b"one", b""))
@@ -373,8 +374,10 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
     room.later(ENROLMENT_MS, batches=1)
     new = PEOPLE[6]
     rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
-    batch = StatementBatch(enrolments=(room.enrolment(CAT, peer=new),))
-    room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/statements", batch))
+    room.decide(
+        room.tx(PEER, "member/rotate", rotate),
+        room.tx(new, "curation/statements", StatementBatch(enrolments=(room.enrolment(CAT, peer=new),))),
+    )
     assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
     assert (room.curation.shares.get_record(PEER.public), room.curation.shares.get_record(new.public)) == (
         None,
@@ -401,8 +404,7 @@ def test_a_place_expires_after_its_peer_had_new_keys(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
     old = PEER
     for new in PEOPLE[6:8]:
-        rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, old.public)))
-        room.decide(room.tx(old, "member/rotate", rotate))
+        room.decide(room.tx(old, "member/rotate", RotateKey(new.public, new.sign(rotation_preimage(room.chain, old.public)))))
         old = new
     room.later(ENROLMENT_MS)
     room.batch(OTHER)
@@ -670,8 +672,7 @@ def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
     fresh = (begun + 1) % 3
     before = room.curation.pages.get_record(page_key(project, 0))
     room.say(AUTHOR, "curation/redact", redaction(room, project, fresh))
-    after = room.curation.pages.get_record(page_key(project, 0))
-    assert before and after == replace(before, digest=b"n" * 32, bytes=99)
+    assert before and room.curation.pages.get_record(page_key(project, 0)) == replace(before, digest=b"n" * 32, bytes=99)
     room.say(AUTHOR, "curation/redact", redaction(room, project, begun, b"m" * 32))
     assert (
         room.assignment(ann).state is AssignmentState.EXPIRED and room.person(ANN).leases == () and room.row(project).begun == 0

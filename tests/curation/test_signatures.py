@@ -155,8 +155,7 @@ def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link() -> None:
 
 def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() -> None:
     pack, room = _pack(), Room()
-    false = _batch(pack, replace(room.enrolment(BOB), signature=NOISE))
-    body = codec.encode(BlockBody((), (), (false,)))
+    body = codec.encode(BlockBody((), (), (_batch(pack, replace(room.enrolment(BOB), signature=NOISE)),)))
     ledger = pack[0].node.ledger
     problem = ledger.why_body_refused(ledger.state.height + 1, body, PEOPLE[2].public)
     assert problem is not None and "bad-signature" in problem
@@ -266,8 +265,7 @@ def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room)
 
 def test_closings_and_evidence_are_verified_ahead() -> None:
     world = World()
-    closing = world.closing(world.start())
-    assert _left_after_verification(world, BlockBody((closing,), (world.double(PEOPLE[3]),), ())) == 0
+    assert _left_after_verification(world, BlockBody((world.closing(world.start()),), (world.double(PEOPLE[3]),), ())) == 0
 
 
 def test_closings_and_evidence_are_verified_ahead_of_a_false_transaction() -> None:

@@ -100,8 +100,9 @@ class Shell:
             decided := self.journal.get_decision(self._applying.height + 1)
         ) is not None and decided.height <= self.applies_up_to:
             transition = self.node.rules.apply_block(self._applying, decided.decode())
-            roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
-            self._applying = transition.finish_state(roots)
+            self._applying = transition.finish_state(
+                {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
+            )
             self.pack.queue.append((self.me, AppliedBlock(decided, transition, self._applying)))
 
     def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:

@@ -235,8 +235,9 @@ def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it()
     dora, world = FOUNDERS[3], World()
     before, after = world.state, world.decide(world.tx(dora, "member/rename", RenameMember("dora")))
     unnamed = replace(before.members.members[dora.public], name=NAMES[3])
-    members = replace(before.members, members=before.members.members | {dora.public: unnamed})
-    (told,) = block_events(before.with_modules(members=members), after)
+    (told,) = block_events(
+        before.with_modules(members=replace(before.members, members=before.members.members | {dora.public: unnamed})), after
+    )
     assert told.text == f"{NAMES[3]} is called dora"
     assert member_names(after.members).replace_ids(told.text) == told.text, "nobody reads that dora is called dora"
 

@@ -284,8 +284,9 @@ def redecided(folder: Path, height: int, change: object) -> None:
 
 def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:
     def two(decision: Decision) -> Decision:
-        kept = dict(list(decision.certificate.signatures.items())[:2])
-        return Decision(decision.block, Certificate(decision.certificate.vote, kept))
+        return Decision(
+            decision.block, Certificate(decision.certificate.vote, dict(list(decision.certificate.signatures.items())[:2]))
+        )
 
     redecided(copy, 3, two)
     forge_manifest(copy)
@@ -324,8 +325,7 @@ def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole
     block = encode_block(other_parent(decode_block(original.block), change))
     voters = VoterSet(chain.ledger.state.members.voters)
     assert block_digest(block) != block_digest(original.block)
-    commit = Commit(voters.hash, 2, 0, block_digest(block))
-    decision = Decision(block, certificate_of(chain.id, commit, chain.people))
+    decision = Decision(block, certificate_of(chain.id, Commit(voters.hash, 2, 0, block_digest(block)), chain.people))
     (copy / block_path(2)).write_bytes(codec.encode(decision))
     forge_manifest(copy)
     with pytest.raises(UserError, match=rf"{block_path(2)}: {complaint}"):

@@ -138,8 +138,9 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFindi
 
 @pytest.mark.parametrize("finding", [WITHHELD, ReplayFinding.MALFORMED])
 async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: ReplayFinding, ask: Asked) -> None:
-    entry = AuditLogEntry(1, court.key, 4, A, B, AuditResult.CHALLENGED, finding, 0)
-    assert audit_handler._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")
+    assert audit_handler._told(AuditLogEntry(1, court.key, 4, A, B, AuditResult.CHALLENGED, finding, 0), ask.state).endswith(
+        f"({finding.label}); {JUDGED}"
+    )
 
 
 async def test_who_was_drawn_anyway_does_not_volunteer() -> None:

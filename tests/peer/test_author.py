@@ -81,8 +81,12 @@ class Log:
             body = codec.encode(BlockBody((), (), tuple(transactions)))
             self.world.decide_body(body)
             height, zero = self.state.height, bytes(32)
-            block = Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)
-            self.blocks[height] = DecidedBlock(height, zero, encode_block(block), Certificate(b"-", {}))
+            self.blocks[height] = DecidedBlock(
+                height,
+                zero,
+                encode_block(Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)),
+                Certificate(b"-", {}),
+            )
             self.ledger.mempool.height = height
             self.ledger.mempool.prune_transactions(self.rules, self.state)
         self._wake()

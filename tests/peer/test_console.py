@@ -352,8 +352,9 @@ async def test_ways_to_draw_that_exclude_each_other_are_refused_in_one_line(
 async def test_a_chat_takes_its_turns_along_until_it_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite"
-    printed, status, api = await said(monkeypatch, capsys, "\n".join(lines) + "\n")
+    printed, status, api = await said(
+        monkeypatch, capsys, "\n".join((r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite")) + "\n"
+    )
     assert status == 0 and "invitation-string" in printed, "the chat ends, and the prompt goes on"
     how = SamplingOptions()
     first = "Q: one\nA:"

@@ -48,8 +48,9 @@ def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
     monkeypatch.setattr("curation.demo.simulated_annotators.ACCURACY_MIN", 1.0)
     monkeypatch.setattr("curation.demo.simulated_annotators.ACCURACY_MAX", 1.0)
     file = tmp_path / "r.json"
-    arguments = ["demo", "--annotate", "--crowd", "3", "--web-port", "0", "--report", str(tmp_path / "run"), "--json", str(file)]
-    status = cli.main(arguments)
+    status = cli.main(
+        ["demo", "--annotate", "--crowd", "3", "--web-port", "0", "--report", str(tmp_path / "run"), "--json", str(file)]
+    )
     said = capsys.readouterr().out
     assert status == 0, said
     found = json.loads(file.read_text())["annotate"]

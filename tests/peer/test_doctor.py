@@ -182,8 +182,10 @@ def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataD
     directory.identity_key.chmod(0o644)
     words = ("doctor", "--data-dir", str(directory.path), "--listen", "127.0.0.1:0", "--role", "voter")
     status, out, _ = command(*words, "--json")
-    found = [DoctorFinding(**one) for one in json.loads(out)]
-    assert status == EXIT_STATUS[FindingLevel.FAULT] == 4 and "0644" in fault_of("key", found).text
+    assert (
+        status == EXIT_STATUS[FindingLevel.FAULT] == 4
+        and "0644" in fault_of("key", [DoctorFinding(**one) for one in json.loads(out)]).text
+    )
     status, out, _ = command(*words)
     assert status == 4 and "chmod 600" in out
     assert command("doctor", "--config", str(directory.path / "none.toml"))[0] == 4
@@ -319,8 +321,7 @@ async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() 
 
 
 def test_what_others_say_of_reaching_this_peer_is_told() -> None:
-    levels = {said: [found.level for found in reachability_checks.check_reachability(said)] for said in ReachabilityState}
-    assert levels == {
+    assert {said: [found.level for found in reachability_checks.check_reachability(said)] for said in ReachabilityState} == {
         ReachabilityState.DIRECT: [FindingLevel.OK],
         ReachabilityState.RELAYED: [FindingLevel.WARNING],
         ReachabilityState.UNKNOWN: [],

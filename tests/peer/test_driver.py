@@ -118,8 +118,7 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
             await _has_voted(made.seats[1])
             assert {seat.driver.state.height for seat in made.seats} == {height}
             made.mesh.heal_partition()
-        newest = max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0]
-        await one_root(made.seats, newest)
+        await one_root(made.seats, max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0])
 
 
 # What roles and payloads may do ------------------------------------------------------------------------------------------
@@ -300,8 +299,9 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
         root = judge.driver.state.jobs.jobs[job].model_root
         for ballot in (Ballot(job, 0, root, ()), Ballot(job, 0, bytes(32), ())):
             signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
-            relay = GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))
-            stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
+            stranger.network.send(
+                judge.public, codec.encode(GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))), Priority.VOTE
+            )
         await poll(lambda: set(judge.driver.node.refusal_counts) == {"not-a-member", "wrong-round"})
         held[0].released = True
         await one_root(made.seats, job)
@@ -330,8 +330,9 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         voters = driver.replica._chain.voters(driver.replica.height)
         assert voters is not None
         forged = sign_message(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
-        vote = Vote(Signed(forged.body, voter.public, forged.signature))
-        stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
+        stranger.network.send(
+            voter.public, codec.encode(Vote(Signed(forged.body, voter.public, forged.signature))), Priority.VOTE
+        )
         await poll(lambda: voter.network.refusal_counts().get("bad-signature") == 1)
         assert not any(event.kind == "warning" for event in await voter.events.wait_for_events(0, 0.0)), (
             "it counts, and fills no screen"

@@ -134,8 +134,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def offered(bash: Path, *typed: str) -> set[str]:
     """Behind these words, of which the last one is being typed."""
     line = f'source "$0"; COMP_WORDS=("$@"); COMP_CWORD={len(typed) - 1}; _peer; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    ran = subprocess.run(["bash", "-c", line, bash, *typed], capture_output=True, text=True, check=True)
-    return set(ran.stdout.split())
+    return set(subprocess.run(["bash", "-c", line, bash, *typed], capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.mark.real("processes")

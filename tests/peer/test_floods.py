@@ -92,8 +92,7 @@ def _noise(number: int, size: int = LARGE) -> bytes:
 def _relays(pack: Pack, signer: FastSigner, kind: str, count: int, size: int = LARGE) -> None:
     """As they come over a link: each in bytes of its own."""
     for number in range(count):
-        transaction = Transaction(1, 9, kind, _noise(number, size))
-        data = codec.encode(GossipEnvelope(sign_message(signer, pack.world.chain, transaction)))
+        data = codec.encode(GossipEnvelope(sign_message(signer, pack.world.chain, Transaction(1, 9, kind, _noise(number, size)))))
         pack[0].turn(DataReceived(signer.public, data))
 
 
@@ -143,8 +142,11 @@ def test_messages_for_later_heights_are_bounded_in_bytes_for_each_peer() -> None
 def test_proposals_for_later_heights_are_counted_with_their_headers() -> None:
     future = FutureHeightMessages()
     for number in range(3_000):
-        proposed = ProposeEnvelope(Signed(b"1", bytes(32), bytes(64)), _noise(number, HEADER_BYTES_MAX), b"", None)
-        future.add_message(number.to_bytes(32), 5, proposed)
+        future.add_message(
+            number.to_bytes(32),
+            5,
+            ProposeEnvelope(Signed(b"1", bytes(32), bytes(64)), _noise(number, HEADER_BYTES_MAX), b"", None),
+        )
     held = sum(len(codec.encode(kept)) for _, kept, _ in future._proposals.values())
     assert PROPOSALS_BYTES_MAX // 2 < held <= PROPOSALS_BYTES_MAX
 
@@ -169,8 +171,10 @@ async def test_parts_of_snapshots_that_nobody_asked_for_wait_within_a_bound_in_b
     async with network(tmp_path, founders=1) as made:
         snapshots = made.seats[0].driver.state_sync
         for number in range(100):
-            part = SnapshotPart(1, SnapshotContent.BLOCK, b"", number, _noise(number, SNAPSHOT_PART_BYTES_MAX))
-            snapshots.receive_message(STRANGER.public, codec.encode(part))
+            snapshots.receive_message(
+                STRANGER.public,
+                codec.encode(SnapshotPart(1, SnapshotContent.BLOCK, b"", number, _noise(number, SNAPSHOT_PART_BYTES_MAX))),
+            )
             assert snapshots._inbox_bytes <= INBOX_BYTES_MAX
         await poll(lambda: snapshots._inbox_bytes == 0)
 
@@ -199,8 +203,7 @@ SECONDS_MAX = 60
 
 def _enrolments(seat: Seat, count: int) -> list[EnrolmentEntry]:
     people = [Identity(bytes([1, *number.to_bytes(31)])) for number in range(count)]
-    said = codec.encode(EnrolStatement("ann", seat.public, False))
-    signed = signing_preimage(EnrolStatement.TAG, seat.driver.chain_id, said)
+    signed = signing_preimage(EnrolStatement.TAG, seat.driver.chain_id, codec.encode(EnrolStatement("ann", seat.public, False)))
     return [EnrolmentEntry(person.public, "ann", False, person.sign(signed)) for person in people]
 
 
@@ -338,8 +341,7 @@ def early(tmp_path: Path) -> Iterator[FutureRoundMessages]:
     """A peer's early messages in a network of VOTERS_MAX voters and many other members."""
     chain = Chain(tmp_path / "chain")
     state = chain.ledger.state
-    member = Member("somebody", (), 1, None, 0)
-    people = dict(sorted(dict.fromkeys((*VOTERS, *OTHERS), member).items()))
+    people = dict(sorted(dict.fromkeys((*VOTERS, *OTHERS), Member("somebody", (), 1, None, 0)).items()))
     members = replace(state.members, members=people, voters=VOTERS, previous=VOTERS, upcoming=VOTERS)
     made = FutureRoundMessages(Identity(bytes(32)).public)
     made.drop_old_messages(state.with_modules(members=members))

@@ -158,8 +158,12 @@ async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tm
 
 @pytest.mark.parametrize("address", ["a b:1", "peer.lab:0"])
 def test_an_invitation_to_dial_what_is_no_address_is_refused(address: str) -> None:
-    genesis = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())}, MODULES)
-    made = make_invitation(Identity(bytes(32)), genesis, 1, (address,))
+    made = make_invitation(
+        Identity(bytes(32)),
+        Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())}, MODULES),
+        1,
+        (address,),
+    )
     with pytest.raises(UserError, match=address):
         parse_invitation(invitation_text(made))
 
@@ -368,5 +372,9 @@ def present_of(members: MembersState) -> dict[str, str]:
 
 def test_an_id_of_nobody_is_no_name_either() -> None:
     me = PEOPLE[0].public
-    members = MembersState({me: Member(peer_id(PEOPLE[5].public), (), 0, None, 0)}, (me,), (me,), (me,))
-    assert short_id(me) in PeerNames(present_of(members))[peer_id(me)]
+    assert (
+        short_id(me)
+        in PeerNames(present_of(MembersState({me: Member(peer_id(PEOPLE[5].public), (), 0, None, 0)}, (me,), (me,), (me,))))[
+            peer_id(me)
+        ]
+    )

@@ -112,8 +112,7 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
         await seat.until(certified(await seat.scratch()))
         kinds = [event.kind for event in await seat.driver.events.wait_for_events(0, 0.0)]
     assert {"decided", "proposal", "ballot", "applied"} < set(kinds), "people at the prompt see all of it"
-    told = [record.getMessage() for record in caplog.records if record.name == "peer"]
-    assert told == ["round 1: accepted founder"]
+    assert [record.getMessage() for record in caplog.records if record.name == "peer"] == ["round 1: accepted founder"]
 
 
 async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:

@@ -15,8 +15,22 @@ from training.job_spec import AuditMode, JobSpec
 
 def job_of(machines: int, voters: int, is_audited: bool = True) -> Job:
     trainers, voting = KEYS[:machines], KEYS[:voters]
-    auditors = tuple(key for key in voting if key in trainers)
-    return Job(b"spec", "job", KEYS[0], 1, 9, JobPhase.RUNNING, 0, 1, ROOT, is_audited, voting, auditors, trainers, trainers)
+    return Job(
+        b"spec",
+        "job",
+        KEYS[0],
+        1,
+        9,
+        JobPhase.RUNNING,
+        0,
+        1,
+        ROOT,
+        is_audited,
+        voting,
+        tuple(key for key in voting if key in trainers),
+        trainers,
+        trainers,
+    )
 
 
 FULL = replace(LANGUAGE, audit=AuditMode.FULL)

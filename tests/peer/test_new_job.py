@@ -212,8 +212,7 @@ MODEL = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24
 
 
 def own(seed: int = 0) -> Float32Array:
-    size = layout_of(JobSpec(name="own", data=bytes(32), model=MODEL)).size
-    return np.random.default_rng(seed).normal(size=size).astype("<f4")
+    return np.random.default_rng(seed).normal(size=layout_of(JobSpec(name="own", data=bytes(32), model=MODEL)).size).astype("<f4")
 
 
 async def started(seat: Seat, start: bytes) -> bytes:

@@ -777,8 +777,9 @@ def trainer(pack: Pack) -> FastSigner:
     newcomer = PEOPLE[5]
     pack[0].say(pack.world.admission(newcomer))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    roles = Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",))))
-    pack[0].say(sign_message(newcomer, pack.world.chain, roles))
+    pack[0].say(
+        sign_message(newcomer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",)))))
+    )
     pack.until(lambda shell: newcomer.public in shell.node.state.members.members)
     pack.until(lambda shell: shell.node.state.members.members[newcomer.public].roles == ("trainer",))
     return newcomer
@@ -787,8 +788,7 @@ def trainer(pack: Pack) -> FastSigner:
 def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_knows(pack: Pack, trainer: FastSigner) -> None:
     shell = pack.add(trainer)
     pack.until(lambda shell: shell.node.state.height >= 2)
-    job = start_job(pack)
-    first, second = (codec.decode_message(signed.body, (Proposal,)) for signed in proposals(pack, job, trainer))
+    first, second = (codec.decode_message(signed.body, (Proposal,)) for signed in proposals(pack, start_job(pack), trainer))
     shell.turn(StepAction(lambda: shell.node.rounds.publish_proposal(first, pack.now)))
     pack.settle()
     forget(shell)

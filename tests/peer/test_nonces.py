@@ -81,8 +81,7 @@ def test_a_ballot_that_was_not_decided_leaves_the_last_decided_commitment_in_for
     missing = PEOPLE[3].public
     ballots = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
     world.nonces = lambda key, voter: (ballots[voter].reveal, ballots[voter].commitment)  # type: ignore[method-assign]
-    everybody = dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)
-    world.vote(key, everybody, voters=tuple(person.public for person in PEOPLE[:3]))
+    world.vote(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT), voters=tuple(person.public for person in PEOPLE[:3]))
     closing = world.ledger.rounds[key].certificate()
     assert closing is not None
     world.decide(closings=(closing,))
@@ -187,8 +186,7 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
     loss = sealing_of(court, auditor).seal_loss(replace(due, proposal=said), LOSS)
     opening = sealing_of(court, trainer).make_opening(court.key, due.round, LOSS)
     assert is_valid_opening(said.loss, opening) and loss is not None
-    found = unseal_loss(loss, court.key, due.round, trainer.public, auditor.public, opening.secret)
-    assert not is_wrong_loss(found, LOSS)
+    assert not is_wrong_loss(unseal_loss(loss, court.key, due.round, trainer.public, auditor.public, opening.secret), LOSS)
     assert sealing_of(court, auditor).seal_loss(replace(due, proposal=replace(said, loss=None)), 0) is None
 
 

@@ -146,8 +146,7 @@ def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatc
     monkeypatch.setattr(PayloadPruner, "_accepted", accepted)
     job = SimpleNamespace(round=40, phase=JobPhase.RUNNING, trainers=(b"",), spec=replace(SCRATCH, suspension_rounds=1).encode())
     state: Any = SimpleNamespace(jobs=SimpleNamespace(jobs={running: job}), audits=SimpleNamespace(jobs={}), height=50)
-    blobs = SimpleNamespace(size=lambda digest: 1, drop_blobs=dropped.extend)
-    driver: Any = SimpleNamespace(blobs=blobs, payload_bytes=1)
+    driver: Any = SimpleNamespace(blobs=SimpleNamespace(size=lambda digest: 1, drop_blobs=dropped.extend), payload_bytes=1)
     PayloadPruner(driver)._delete(running, job, state)  # type: ignore[arg-type]
     assert again not in dropped and len(dropped) == 40 - KEPT - 1
 

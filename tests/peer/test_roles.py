@@ -143,8 +143,9 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
     accepted = AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))
     model, directory = world.round.model.apply_round([accepted], {}), world.host.round_directory(JOB, 1)
     model.save(directory)
-    terms = replace(world.round.terms, round=1, model_root=model.root)
-    world.round = replace(world.round, terms=terms, model=model, model_directory=directory)
+    world.round = replace(
+        world.round, terms=replace(world.round.terms, round=1, model_root=model.root), model=model, model_directory=directory
+    )
     second = await world.proposed()
     assert second.feedback == first.buffer and second.payload_bytes < first.payload_bytes / 3
     assert await world.verdict(second) is await world.vouch(second) is Verdict.ACCEPT and first.payload in world.fetched
@@ -327,8 +328,9 @@ class Steps:
 def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tuple[Trainer, Steps]:
     spec = JobSpec.decode(host.open_model(JOB, number).spec.encode())
     terms = replace(world.round.terms, round=number, model_root=host.open_model(JOB, number).root)
-    directory = host.round_directory(JOB, number)
-    world.round = replace(world.round, spec=spec, model=host.open_model(JOB, number), model_directory=directory, terms=terms)
+    world.round = replace(
+        world.round, spec=spec, model=host.open_model(JOB, number), model_directory=host.round_directory(JOB, number), terms=terms
+    )
     steps = Steps()
     (tmp_path / "texts").mkdir(exist_ok=True)
     role = Trainer(steps, tmp_path / "texts", local_data=None)  # type: ignore[arg-type]

@@ -64,8 +64,7 @@ def rounds(chain: Chain, key: bytes) -> OpenRounds:
 
 
 def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Proposal:
-    root = chain.ledger.state.jobs.jobs[key].model_root
-    return Proposal(key, round, root, bytes([variant]) * 32, 1, bytes(32), None)
+    return Proposal(key, round, chain.ledger.state.jobs.jobs[key].model_root, bytes([variant]) * 32, 1, bytes(32), None)
 
 
 def hear(
@@ -75,8 +74,9 @@ def hear(
 
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
-    root = chain.ledger.state.jobs.jobs[key].model_root
-    return Ballot(key, 0, root, (Judgement(signed.signer, signed_body_digest(signed), verdict),))
+    return Ballot(
+        key, 0, chain.ledger.state.jobs.jobs[key].model_root, (Judgement(signed.signer, signed_body_digest(signed), verdict),)
+    )
 
 
 def vouch_on(key: bytes, *proposals: Signed, verdict: Verdict = ACCEPT, round: int = 0) -> Vouch:
@@ -169,8 +169,7 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(
     open_all(before, chain)
     before.publish_proposal(proposal(chain, key), NOW)
     before.record_verdict((key, 0), chain.people[0].public, ACCEPT, NOW)
-    said = before.sign_due_messages(NOW + 1_000)
-    records = [record for record in said.records if isinstance(record, OwnRoundStatement)]
+    records = [record for record in before.sign_due_messages(NOW + 1_000).records if isinstance(record, OwnRoundStatement)]
     spoken = {"proposal": before.own_messages()[0], **{record.tag: record.signed for record in records}}
     after = rounds_of(chain)
     again = open_all(after, chain, spoken=spoken)
@@ -260,8 +259,9 @@ def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused
 def with_members(state: LedgerState, *others: Identity) -> LedgerState:
     """After somebody invited these, who do not vote."""
     member = Member("newcomer", (), 1, None, 0)
-    members = {**state.members.members, **{other.public: member for other in others}}
-    return state.with_modules(members=replace(state.members, members=members))
+    return state.with_modules(
+        members=replace(state.members, members={**state.members.members, **{other.public: member for other in others}})
+    )
 
 
 def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_ourselves(chain: Chain, key: bytes) -> None:
@@ -274,8 +274,7 @@ def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_our
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
     for number in range(50):
         assert hear(rounds, chain, chain.people[0], CutOff(bytes([number]) * 32, 0, ())) is None
-    forgotten = Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ())
-    assert hear(rounds, chain, chain.people[0], forgotten) is None
+    assert hear(rounds, chain, chain.people[0], Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ())) is None
     open_all(rounds, chain)
     assert set(rounds.books[key].proposals) == {chain.people[2].public}
     assert set(rounds.books[key].ballots) == {chain.people[0].public} and rounds.muted == {(key, 0)}
@@ -418,8 +417,7 @@ def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(
     open_all(rounds, chain)
     assert chain.ledger.state.jobs.jobs[key].phase is JobPhase.FINISHED
     for number in range(100):
-        late = Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)
-        assert hear(rounds, chain, chain.people[0], late) is None
+        assert hear(rounds, chain, chain.people[0], Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)) is None
     assert len(rounds._early) == 0
 
 
@@ -478,8 +476,9 @@ def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_
 
 def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     keys = frozenset(person.public for person in chain.people)
-    root = chain.ledger.state.jobs.jobs[key].model_root
-    assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys, keys)
+    assert rounds.books[key].terms == RoundTerms(
+        key, 0, chain.ledger.state.jobs.jobs[key].model_root, keys, keys, keys, keys, keys
+    )
     assert rounds.books[key].me == chain.people[0].public
     assert OpenRounds(Identity(bytes(32)), chain.id, {}).apply_state(chain.ledger.state)[0] == [(key, 0)]
 
@@ -523,8 +522,12 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
         hear(rounds, chain, person, ballot_on(chain, key, own))
     hear(rounds, chain, people[2], CutOff(key, 0, ()))
     hear(rounds, chain, people[1], CutOff(key, 0, ()))
-    voters = tuple(sorted(person.public for person in (people[0], people[2], people[3], Identity(bytes(31) + b"n"))))
-    said = renew(rounds, chain, key, voters=voters)
+    said = renew(
+        rounds,
+        chain,
+        key,
+        voters=tuple(sorted(person.public for person in (people[0], people[2], people[3], Identity(bytes(31) + b"n")))),
+    )
     book = rounds.books[key]
     assert set(book.ballots) == {people[2].public, people[3].public} and set(book.cut_offs) == {people[2].public}
     assert book.proposals == {people[0].public: own} and book.verdicts == {people[0].public: ACCEPT}
@@ -831,8 +834,7 @@ def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_o
     signed = rounds.books[key].proposals[people[3].public]
     for person in people[1:3]:
         hear(rounds, chain, person, vouch_on(key, signed))
-    stay = tuple(sorted(person.public for person in (people[0], people[1], people[3])))
-    said = renew(rounds, chain, key, reexecutors=stay)
+    said = renew(rounds, chain, key, reexecutors=tuple(sorted(person.public for person in (people[0], people[1], people[3]))))
     vouches = rounds.books[key].vouching.vouches
     assert vouches.accepting_voters(people[3].public, signed_body_digest(signed)) == [people[1].public]
     assert (said.sends, said.records, said.evidence) == ([], [], [])
@@ -919,8 +921,7 @@ def test_what_is_accepted_is_forgotten(chain: Chain) -> None:
     for number, rejected in enumerate((1, 1, 1, 0, 1, 1, 1)):
         mine.apply_state(chain.ledger.state)
         job = chain.ledger.state.jobs.jobs[key]
-        links = dict.fromkeys(job.trainers, NOW + number - 0.5)
-        mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
+        mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, dict.fromkeys(job.trainers, NOW + number - 0.5))
         waited.append(job.trainers[-1] in mine.books[key].timers.returning)
         chain.play(key, rejected=rejected)
     assert waited == [False, False, True, False, False, False, True]  # not only in round 8

@@ -51,8 +51,9 @@ class Site:
     async def project(self, folder: Path, votes: int, tasks: str = TASKS) -> str:
         file = folder / f"{votes}.jsonl"
         file.write_text(tasks)
-        request = ImportRequest(str(file), "", "", "label", ("glad", "sad"), False, votes, 1, "", False)
-        return (await self.api.import_tasks(request)).project
+        return (
+            await self.api.import_tasks(ImportRequest(str(file), "", "", "label", ("glad", "sad"), False, votes, 1, "", False))
+        ).project
 
 
 class Annotator:
@@ -64,14 +65,18 @@ class Annotator:
         return bytes(self.secret.verify_key).hex()
 
     def sign(self, tag: str, *fields: Any) -> str:
-        signed = b"folkmoot/2/" + tag.encode() + b"\0" + self.chain + msgpack.packb([tag, *fields])
-        return self.secret.sign(signed).signature.hex()
+        return self.secret.sign(
+            b"folkmoot/2/" + tag.encode() + b"\0" + self.chain + msgpack.packb([tag, *fields])
+        ).signature.hex()
 
     async def sign_up(self) -> Reply:
         _, network = await self.site.ask("GET", "/api/v1/network")
         self.chain, self.peer = bytes.fromhex(network["chain_id"]), bytes.fromhex(network["peer_key"])
-        body = {"key": self.key, "name": self.name, "signature": self.sign("enrol", self.name, self.peer, False)}
-        return await self.site.ask("POST", "/api/v1/annotators", body)
+        return await self.site.ask(
+            "POST",
+            "/api/v1/annotators",
+            {"key": self.key, "name": self.name, "signature": self.sign("enrol", self.name, self.peer, False)},
+        )
 
     async def begin(self) -> None:
         assert await self.sign_up() == (201, {"annotator": self.key})
@@ -91,15 +96,23 @@ class Annotator:
     async def submit(self, assignment: str, answer: list[int], salt: bytes = bytes(16)) -> Reply:
         said = hashlib.sha256(b"folkmoot/answer\0" + bytes.fromhex(assignment) + salt + msgpack.packb(answer)).digest()
         signature = self.sign("annotation", bytes.fromhex(assignment), said)
-        body = {"assignment": assignment, "answer": answer, "salt": salt.hex(), "signature": signature}
-        return await self.site.ask("POST", "/api/submit", body, self.token)
+        return await self.site.ask(
+            "POST",
+            "/api/submit",
+            {"assignment": assignment, "answer": answer, "salt": salt.hex(), "signature": signature},
+            self.token,
+        )
 
 
 @pytest.fixture
 async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Site]:
     directory = tmp_path / "peer"
-    said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(directory)]
-    assert await trio.to_thread.run_sync(cli.main, said) == 0
+    assert (
+        await trio.to_thread.run_sync(
+            cli.main, ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(directory)]
+        )
+        == 0
+    )
     values = {"data_directory": directory, "role": "annotator", "sign_up": "open", "web_listen": "127.0.0.1:0"}
     async with running_daemon(load_settings(values, {"HOME": str(tmp_path)}).config) as daemon:
         while not (told := [event.text for event in await daemon.api.events(0, 0.1) if event.kind == "serve"]):

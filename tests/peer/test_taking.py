@@ -233,9 +233,19 @@ def tuned(objective: str, **more: object) -> ExportableModel:
     """A model of an objective that adds vectors."""
     spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
     size = layout_of(spec).size
-    parameters = np.arange(size, dtype=np.float32) / size
     return ExportableModel(
-        "lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, rejected=0, absent=0
+        "lab",
+        "c" * 64,
+        bytes(32),
+        spec,
+        3,
+        bytes(32),
+        np.arange(size, dtype=np.float32) / size,
+        None,
+        "a test",
+        accepted=0,
+        rejected=0,
+        absent=0,
     )
 
 
@@ -276,8 +286,7 @@ def based(tmp_path: Path) -> Iterator[Chain]:
 
 def started(based: Chain, seed: int) -> tuple[bytes, bytes]:
     """A job that waits, and what it starts from."""
-    values = np.random.default_rng(seed).normal(size=layout_of(LANGUAGE).size).astype("<f4")
-    start = based.blobs.add_bytes(values.tobytes())
+    start = based.blobs.add_bytes(np.random.default_rng(seed).normal(size=layout_of(LANGUAGE).size).astype("<f4").tobytes())
     return based.start(replace(LANGUAGE, name=f"own {seed}", initial_model=start)), start
 
 

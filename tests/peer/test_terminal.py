@@ -214,8 +214,11 @@ def standard_input(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes]
 
 def invitation() -> str:
     founder = Identity(bytes(32))
-    genesis = Genesis("lab", 1, bytes(16), {founder.public: Founder("anna", ())}, founding_modules())
-    return invitation_text(make_invitation(founder, genesis, 7, ("127.0.0.1:1",)))
+    return invitation_text(
+        make_invitation(
+            founder, Genesis("lab", 1, bytes(16), {founder.public: Founder("anna", ())}, founding_modules()), 7, ("127.0.0.1:1",)
+        )
+    )
 
 
 @pytest.mark.real("processes, and their standard input")

@@ -33,8 +33,9 @@ class Auditor:
         self.looked = now
         self.running &= {audit_key(item) for item in due}
         items = {audit_key(item): item for item in sorted(due, key=lambda item: (not item.is_dispute, item.since))}
-        idle_keys = {audit_key(item) for item in idle}
-        begins = self.turns.schedule_audits(items, idle_keys, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS)
+        begins = self.turns.schedule_audits(
+            items, {audit_key(item) for item in idle}, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS
+        )
         self.running |= begins
         return {key: self.turns.take_waited_seconds(key) for key in begins}
 

@@ -55,8 +55,9 @@ def shown(what: Any, width: int) -> str:
 
 def job() -> Any:
     (view,) = fake_api.JOBS
-    accepted = dict.fromkeys(KEYS[:6], 60)
-    return replace(view, name="everything that was ever said", round=80, accepted=accepted, rejected={KEYS[6]: REASONS})
+    return replace(
+        view, name="everything that was ever said", round=80, accepted=dict.fromkeys(KEYS[:6], 60), rejected={KEYS[6]: REASONS}
+    )
 
 
 def peers() -> list[Any]:
@@ -267,8 +268,7 @@ async def test_each_peer_counts_the_re_executions_that_it_has_begun(tmp_path: Pa
         (view,) = await service_of(made.seats[0]).rounds(1)
         (voter,) = view.vouchers[peer_id(made.seats[0].public)]
         for seat in made.seats:
-            counted = seat.store.measurements(job).get(0, {}).get(REPLAYS)
-            assert counted == (1.0 if peer_id(seat.public) == voter else None)
+            assert seat.store.measurements(job).get(0, {}).get(REPLAYS) == (1.0 if peer_id(seat.public) == voter else None)
 
 
 def test_the_demo_reports_re_executions_of_each_machine_and_round() -> None:
@@ -284,8 +284,10 @@ async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> N
         for seat in seats:
             await poll(lambda seat=seat: bool(seat.driver.rounds.books[job].vouching.signed))
             (votes,) = await service_of(seat).votes(0)
-            voter = reexecutor_order(seat.driver.rounds.books[job].terms, trainer)[0]
-            assert (votes.height, votes.vouches) == (None, {peer_id(voter): {peer_id(trainer): "accept"}})
+            assert (votes.height, votes.vouches) == (
+                None,
+                {peer_id(reexecutor_order(seat.driver.rounds.books[job].terms, trainer)[0]): {peer_id(trainer): "accept"}},
+            )
 
 
 def test_rounds_name_the_voters_that_vouch_for_each_accepted_update() -> None:

@@ -103,8 +103,13 @@ class Target:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("wire")
     keys = [Identity.generate() for _ in range(4)]
-    founders = {key.public: Founder("founder", ()) for key in sorted(keys, key=lambda key: key.public)}
-    genesis = Genesis("wire", 1_000, bytes(16), founders, MODULES)
+    genesis = Genesis(
+        "wire",
+        1_000,
+        bytes(16),
+        {key.public: Founder("founder", ()) for key in sorted(keys, key=lambda key: key.public)},
+        MODULES,
+    )
     for number, key in enumerate(keys[:3]):
         directory = DataDirectory.create(folder / str(number))
         directory.write_identity(key)
@@ -349,8 +354,7 @@ async def open_round(target: Target, hostile: Hostile) -> JobView:
     """A scratch job of the attacker's own: its round stays open until the attacker proposes."""
     height = (await target.client.status()).height
     nonce = 1 + sum(job.name == "hostile" for job in await target.client.jobs())
-    start = StartJob(replace(SCRATCH, name="hostile").encode())
-    transaction = Transaction(nonce, height + 100, "job/start", codec.encode(start))
+    transaction = Transaction(nonce, height + 100, "job/start", codec.encode(StartJob(replace(SCRATCH, name="hostile").encode())))
     job = job_id(target.founder.public, transaction).hex()
     await hostile.say(codec.encode(relay(target, transaction)))
     with patience():
@@ -396,8 +400,7 @@ async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(tar
         for message in [*old, *old, ahead, Status(2**40, 2**40)]:
             await hostile.say(codec.encode(message))
         await target.decides()
-        links = {view.peer: view.link for view in await target.client.peers()}
-        assert links[peer_id(target.founder.public)] is not None
+        assert {view.peer: view.link for view in await target.client.peers()}[peer_id(target.founder.public)] is not None
 
 
 @pytest.mark.real("sockets")

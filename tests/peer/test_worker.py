@@ -373,8 +373,10 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
     ended = run_process([sys.executable, "-c", script], input=b"", capture_output=True, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = worker_protocol.parse_header(output[:8])
-    messages = worker_protocol.messages_from_worker(worker_protocol.REQUESTS)
-    assert isinstance(worker_protocol.parse_body(output[8 : 8 + length], messages), worker_protocol.WorkerInfo)
+    assert isinstance(
+        worker_protocol.parse_body(output[8 : 8 + length], worker_protocol.messages_from_worker(worker_protocol.REQUESTS)),
+        worker_protocol.WorkerInfo,
+    )
     assert b"stray" in errors and b"stray" not in output
 
 

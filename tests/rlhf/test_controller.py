@@ -159,8 +159,9 @@ def test_an_update_and_its_replay_go_by_the_beta_of_the_round(tmp_path: Path, mo
     """A policy that has left its reference: then β changes the rewards."""
     world = World(tmp_path, STEERED.validated())
     moved = world.model.parameters + buffer(world.model.layout, "moved")
-    state = replace(world.model.state, steering=codec.encode(KlControllerState(TENTH)))
-    world.model = ReplicatedModel.from_vectors(state, {**world.model.vectors, PARAMETERS: moved})
+    world.model = ReplicatedModel.from_vectors(
+        replace(world.model.state, steering=codec.encode(KlControllerState(TENTH))), {**world.model.vectors, PARAMETERS: moved}
+    )
     world.model.save(tmp_path / "model")
     honest = world.propose()
     assert world.audited(honest).verdict is Verdict.ACCEPT
@@ -175,8 +176,7 @@ RESPONSES = 10
 
 
 def test_distinct_2_counts_pairs_within_responses() -> None:
-    responses = [np.array(response) for response in ([1, 2, 1, 2], [2, 1], [5])]
-    assert distinct_2(responses, 256) == 500_000, "12 21 12, 21"
+    assert distinct_2([np.array(response) for response in ([1, 2, 1, 2], [2, 1], [5])], 256) == 500_000, "12 21 12, 21"
     assert distinct_2([np.array([7])], 256) == 1_000_000
     assert distinct_2([np.array([1, 12]), np.array([11, 2])], 100) == 1_000_000, "two pairs, though their digits are the same"
 

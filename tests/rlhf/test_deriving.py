@@ -43,8 +43,9 @@ class Paged(Compared):
     """Its project has a real page."""
 
     def page(self, project: bytes, tasks: int, author: Any = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
-        entries = (PageEntry(bytes([n]) * 16, AnnotationTask(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks))
-        self.first = codec.encode(TaskPageBlob(tuple(entries)))
+        self.first = codec.encode(
+            TaskPageBlob(tuple(PageEntry(bytes([n]) * 16, AnnotationTask(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks)))
+        )
         root = page_merkle_root(codec.decode(TaskPageBlob, self.first))
         self.say(
             author, "curation/add-page", AddTaskPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks)
@@ -53,8 +54,7 @@ class Paged(Compared):
     def redact_in_page(self, number: int) -> bytes:
         """The page as it is then."""
         made, old = redact_entry(codec.decode(TaskPageBlob, self.first), number), hashlib.sha256(self.first).digest()
-        digest = hashlib.sha256(made).digest()
-        self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, digest, len(made)))
+        self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, hashlib.sha256(made).digest(), len(made)))
         return made
 
     def pairs(self, without: int | None = None) -> list[PreferencePair]:
@@ -280,8 +280,11 @@ def text_of(desk: Desk) -> Path:
 
 def held(desk: Desk, named: bytes) -> list[bool]:
     """Of a set: its manifest, its shard, its text."""
-    shard = b"".join(encode_records(desk.world.pairs()))
-    return [named in desk.blobs, hashlib.sha256(shard).digest() in desk.blobs, text_of(desk).exists()]
+    return [
+        named in desk.blobs,
+        hashlib.sha256(b"".join(encode_records(desk.world.pairs()))).digest() in desk.blobs,
+        text_of(desk).exists(),
+    ]
 
 
 def decided_and_redacted(world: Paged, desk: Desk) -> None:

@@ -185,8 +185,7 @@ def test_what_an_expelled_author_has_paused_ends(world: Tuned, key: bytes) -> No
 
 
 def test_a_job_that_a_rule_rewards_is_a_plan_that_is_paused_like_others(world: Tuned) -> None:
-    rule = replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels")))
-    key = world.planned(StartPlan(world.on(rule)))
+    key = world.planned(StartPlan(world.on(replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels"))))))
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     assert world.job(job).phase is JobPhase.PAUSED
@@ -210,8 +209,9 @@ def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
     for phase in (JobPhase.RUNNING, JobPhase.PAUSED):
         court = Court(rate=0.5)
         court.round()
-        jobs = {court.key: replace(court.job(court.key), phase=phase)}
-        court.ledger.applied.current = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
+        court.ledger.applied.current = court.state.with_modules(
+            jobs=replace(court.state.jobs, jobs={court.key: replace(court.job(court.key), phase=phase)})
+        )
         court.say(*court.due()[0])
         kept.append({trainer: len(drawn.pending_auditors) for trainer, drawn in court.audits.rounds[1].proposals.items()})
     assert kept[0] == kept[1] and 0 in kept[0].values()

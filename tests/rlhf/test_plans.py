@@ -162,8 +162,13 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
 def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liars: int, rounds: int) -> None:
     """Four accepted proposals: of them two may be false where audits are sampled, and one of those is in the middle."""
     world.samples = replace(SAMPLES, k1=16 * 2 * MILLIONTHS)
-    own = codec.encode(replace(OWN, kl_stop=2.0))
-    key = world.planned(world.begin(policy=replace(POLICY, objective_settings=own, audit=AuditMode(audit), byzantine_max=liars)))
+    key = world.planned(
+        world.begin(
+            policy=replace(
+                POLICY, objective_settings=codec.encode(replace(OWN, kl_stop=2.0)), audit=AuditMode(audit), byzantine_max=liars
+            )
+        )
+    )
     world.close(tuning_plans.stage_job_id(key, 0))
     world.decide()
     world.close(tuning_plans.stage_job_id(key, 1))

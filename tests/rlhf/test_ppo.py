@@ -73,17 +73,17 @@ class World:
 
     def propose(self, declared: worker_protocol.DeclarationFiles | None = None) -> worker_protocol.ProposeReply:
         out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
-        request = worker_protocol.ProposeRequest(
-            JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared
+        done = self.jobs.handle_request(
+            worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared)
         )
-        done = self.jobs.handle_request(request)
         assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
     def declared(self, done: worker_protocol.ProposeReply) -> worker_protocol.DeclarationFiles:
-        files = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
-        return worker_protocol.DeclarationFiles(done.declaration, files)
+        return worker_protocol.DeclarationFiles(
+            done.declaration, {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
+        )
 
     def audited(self, done: worker_protocol.ProposeReply, jobs: WorkerRequestHandler | None = None) -> worker_protocol.AuditReply:
         files = {"payload": str(self.folder / "payload"), "buffer": None}
@@ -150,8 +150,7 @@ def test_invented_responses_are_named_by_full_audits(
     full: World, lie: Callable[..., Any], done: worker_protocol.ProposeReply
 ) -> None:
     """Their update follows from them: nothing else is false."""
-    found = full.audited(full.propose(full.say(lie(full, done), done)))
-    assert verdict_label(found.verdict, PPO.reason_labels) == "rollout"
+    assert verdict_label(full.audited(full.propose(full.say(lie(full, done), done))).verdict, PPO.reason_labels) == "rollout"
 
 
 @pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation", "blocked"])
@@ -220,8 +219,7 @@ def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path
     done = world.propose()
     assert world.audited(done).verdict is Verdict.ACCEPT
     said = codec.decode(RolloutDeclaration, done.declaration)
-    bounds = PPO.rollout_limits(world.spec, own)
-    found = rollouts.decode_rollouts((tmp_path / "declared" / said.blob.hex()).read_bytes(), bounds)
+    found = rollouts.decode_rollouts((tmp_path / "declared" / said.blob.hex()).read_bytes(), PPO.rollout_limits(world.spec, own))
     ended = [response for response in found if response[-1] == BYTES]
     assert len(ended) == len(found) - said.unfinished > 0, "an untrained model says it as often as any token"
     assert not any(BYTES in response[:-1] for response in found)
@@ -261,8 +259,9 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     reference, parameters = logp(first), first
     with tempfile.TemporaryDirectory() as folder:
         for number in range(3):
-            declaration = engine.make_declaration(parameters, JOB, number, TRAINER, Path(folder))
-            by = engine.derive_step_data(parameters, JOB, number, TRAINER, declaration)
+            by = engine.derive_step_data(
+                parameters, JOB, number, TRAINER, engine.make_declaration(parameters, JOB, number, TRAINER, Path(folder))
+            )
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
     assert toy_policies.gap_closed(logp(parameters), reference, rewards) > 0.85
@@ -294,8 +293,12 @@ class OneToken:
         with torch.no_grad():
             features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
             logits = self.engine.model.logits(features)  # the prompt is token 0, so they are alike
-        noise = rollouts.gumbel_noise(rollouts.RolloutId(JOB, 0, TRAINER), ((row, 0) for row in range(RESPONSES)), 256)
-        best = (logits + torch.from_numpy(noise)).topk(2, dim=1)
+        best = (
+            logits
+            + torch.from_numpy(
+                rollouts.gumbel_noise(rollouts.RolloutId(JOB, 0, TRAINER), ((row, 0) for row in range(RESPONSES)), 256)
+            )
+        ).topk(2, dim=1)
         assert [int(response[0]) for response in self.responses] == best.indices[:, 0].tolist()
         return best.values[:, 0] - best.values[:, 1], best.indices[:, 1]
 

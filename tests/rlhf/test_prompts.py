@@ -144,8 +144,9 @@ class World:
         read = ReplicatedModel.initial(READ, REWARD)
         read.save(self.folder / "read")
         digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
-        own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), blocklist=digest)
-        self.spec = replace(SPEC, objective_settings=codec.encode(own)).validated()
+        self.spec = replace(
+            SPEC, objective_settings=codec.encode(replace(OWN, reward_model=ModelReference(READ, 1, read.root), blocklist=digest))
+        ).validated()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
     def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> WorkerRequestHandler:
@@ -304,8 +305,11 @@ def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPat
 def said(learned: tuple[Engine, Float32Array], prompt: str, beams: int = 0, stop: tuple[str, ...] = ()) -> str:
     engine, parameters = learned
     how = SamplingOptions(max_tokens=40, temperature=0.0, beams=beams, stop=stop)
-    pieces = engine.generate_text(parameters, prompt.encode(), how, stop=LINES.resolved_objective.stop_token(LINES))
-    text = TextGeneration(pieces, StopSequenceDecoder(stop), 0)
+    text = TextGeneration(
+        engine.generate_text(parameters, prompt.encode(), how, stop=LINES.resolved_objective.stop_token(LINES)),
+        StopSequenceDecoder(stop),
+        0,
+    )
     return "".join(iter(lambda: text.make_slice(0.0) if not text.is_over else None, None))  # type: ignore[arg-type]
 
 
@@ -325,8 +329,7 @@ def test_a_newline_ends_an_answer_where_somebody_asks(learned: tuple[Engine, Flo
 def test_the_exported_model_says_with_which_token_it_ends(
     learned: tuple[Engine, Float32Array], tmp_path: Path, format: str
 ) -> None:
-    found = ExportableModel("lab", "", JOB, LINES, 2, bytes(32), learned[1], None, "a test")
-    exported(found, tmp_path / "out", format)
+    exported(ExportableModel("lab", "", JOB, LINES, 2, bytes(32), learned[1], None, "a test"), tmp_path / "out", format)
     if format == "gguf":
         return
     end = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]

@@ -171,8 +171,13 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
         model = ReplicatedModel.from_vectors(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
         model.save(tmp_path / name)
         read = ModelReference(JOB, 3, model.root)
-        own = PpoSettings(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
-        spec = replace(SPEC, objective="ppo", objective_settings=codec.encode(own))
+        spec = replace(
+            SPEC,
+            objective="ppo",
+            objective_settings=codec.encode(
+                PpoSettings(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
+            ),
+        )
         assert spec.problem() is None and spec.resolved_objective.required_model(spec) == read
         return spec
 
@@ -223,8 +228,9 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
     engine.load_parameters(parameters)
     for pair, both in zip(some_pairs(3), told, strict=True):
         for response, found in zip((pair.first, pair.second), both, strict=True):
-            ids = torch.tensor([list((pair.prompt + response).encode())])
-            said = engine.model.features(ids)[0] @ engine.model.heads[SCORE_HEAD]
+            said = (
+                engine.model.features(torch.tensor([list((pair.prompt + response).encode())]))[0] @ engine.model.heads[SCORE_HEAD]
+            )
             assert found == pytest.approx((said.mean() if spec is MEAN else said[-1]).item(), abs=1e-5)
     with pytest.raises(UserError, match=f"{tmp_path} is a folder: name a file"):
         next(score_pairs.score_pairs(tmp_path, tmp_path / "pairs.jsonl", None))

@@ -124,8 +124,7 @@ def test_each_epoch_takes_each_response_once_in_an_order_of_its_own() -> None:
 
 
 def test_prompts_are_windows_of_the_whole_text() -> None:
-    starts = prompt_numbers(PLACE, 0, 10_000, len(TextWindows(np.arange(20, dtype=np.uint8), 16)))
-    assert set(starts) == {0, 1, 2, 3, 4}
+    assert set(prompt_numbers(PLACE, 0, 10_000, len(TextWindows(np.arange(20, dtype=np.uint8), 16)))) == {0, 1, 2, 3, 4}
 
 
 def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:

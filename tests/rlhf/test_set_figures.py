@@ -36,8 +36,10 @@ def pair(number: int, prompt: str, first: str, second: str, p: int = 1000) -> Pr
     ],
 )
 def test_odd_pairs_are_counted(others: list[tuple[str, str, str, int]], identical: int, contradictory: int) -> None:
-    pairs = [pair(number, *said) for number, said in enumerate([("q", "a", "b", 1000), *others])]
-    assert odd_pairs(pairs) == {IDENTICAL: identical, CONTRADICTORY: contradictory}
+    assert odd_pairs([pair(number, *said) for number, said in enumerate([("q", "a", "b", 1000), *others])]) == {
+        IDENTICAL: identical,
+        CONTRADICTORY: contradictory,
+    }
 
 
 def test_the_word_count_model_learns_from_what_is_trained_and_is_measured_on_what_is_held_out() -> None:

@@ -56,8 +56,11 @@ class Compared(Tuned, Room):
         return World.decide_body(self, body, self.now - self.state.time_ms)
 
     def beginning(self, source: PreferenceSetSource | None = None, author: Any = AUTHOR) -> Signed:
-        spec = self.on(replace(REWARD, data=NAMED))
-        return self.tx(author, "rlhf/start", StartPlan(spec, self.on(POLICY), source or self.source, ignores_accuracy=True))
+        return self.tx(
+            author,
+            "rlhf/start",
+            StartPlan(self.on(replace(REWARD, data=NAMED)), self.on(POLICY), source or self.source, ignores_accuracy=True),
+        )
 
     def begun(self) -> Compared:
         signed = self.beginning()
@@ -163,8 +166,9 @@ def test_what_can_give_no_set_is_refused_at_once(world: Compared) -> None:
 
 def test_a_network_without_projects_has_no_sets_of_them(tmp_path: Path) -> None:
     world = Tuned(tmp_path)
-    said = replace(world.begin(), source=PreferenceSetSource(bytes(32), 1))
-    assert "does not run the module curation" in (world.problem(world.tx(AUTHOR, "rlhf/start", said)) or "")
+    assert "does not run the module curation" in (
+        world.problem(world.tx(AUTHOR, "rlhf/start", replace(world.begin(), source=PreferenceSetSource(bytes(32), 1)))) or ""
+    )
 
 
 def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:

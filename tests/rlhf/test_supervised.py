@@ -190,8 +190,11 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
     records = (
         [InstructionExample(pair.id, pair.prompt or "x", pair.first) for pair in pairs] if objective == "instruct" else pairs
     )
-    members = {bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
-    state = SimpleNamespace(members=SimpleNamespace(members=members))
+    state = SimpleNamespace(
+        members=SimpleNamespace(
+            members={bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
+        )
+    )
     peer: Any = SimpleNamespace(state=state, blobs=SimpleNamespace(add_bytes=blob_digest))
     tokenize = tokenized_pairs.tokenize_pairs if objective == "reward" else tokenize_responses
     tokens: Any = tokenize(spec, records, ByteTokenizer())

@@ -27,8 +27,7 @@ class Room:
 
     def __init__(self, folder: Path, network: str = "lab") -> None:
         self.folder, self.directory = folder, folder / "peer"
-        said = ["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
-        assert cli.main(said) == 0
+        assert cli.main(["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]) == 0
 
     @asynccontextmanager
     async def serving(self, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[Daemon, Site]]:

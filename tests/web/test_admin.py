@@ -86,13 +86,20 @@ async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Pa
         assert reply.status == 201 and "token" not in reply.body and token not in str(reply.headers)
         own = browser(site, reply)
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", own)).status == 200
-        session = own["Cookie"].partition("=")[2]
-        assert (await signed_in(site, session)).code == "unauthorized", "a session begins no other one"
+        assert (await signed_in(site, own["Cookie"].partition("=")[2])).code == "unauthorized", "a session begins no other one"
         again = browser(site, await signed_in(site, token, {"Cookie": own["Cookie"]}))
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", own)).code == "unauthorized", "a new one at each sign-in"
         for changed in ({"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}):
-            headers = {name: value for name, value in (again | changed).items() if value}
-            assert (await said(site.ask, "POST", f"{ADMIN}/invite", None, "", headers)).code == "forbidden", changed
+            assert (
+                await said(
+                    site.ask,
+                    "POST",
+                    f"{ADMIN}/invite",
+                    None,
+                    "",
+                    {name: value for name, value in (again | changed).items() if value},
+                )
+            ).code == "forbidden", changed
         assert (await said(site.ask, "POST", f"{ADMIN}/sign-out", None, "", again)).status == 200
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", again)).code == "unauthorized"
         last = browser(site, await signed_in(site, token))
@@ -151,8 +158,13 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         token = await operator(daemon)
 
         async def train(**more: Any) -> Reply:
-            body = {"name": "proverbs", "rounds": 300, "overrides": {"byzantine_max": "0"}} | more
-            return await said(site.ask, "POST", f"{ADMIN}/jobs", body, token)
+            return await said(
+                site.ask,
+                "POST",
+                f"{ADMIN}/jobs",
+                {"name": "proverbs", "rounds": 300, "overrides": {"byzantine_max": "0"}} | more,
+                token,
+            )
 
         assert (await train(data="/etc/passwd")).code == "malformed", "no path from a request to the disk"
         assert (await train(overrides={"nonsense": "1"})).code == "refused"
@@ -174,8 +186,11 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(monk
     async with room.serving() as (daemon, site):
         first, second = await operator(daemon), await operator(daemon)
         project = (await founded(site, first))["project"]
-        own = browser(site, await signed_in(site, second))
-        assert (await said(site.ask, "POST", f"/api/v1/projects/{project}/pause", None, "", own)).status == 200
+        assert (
+            await said(
+                site.ask, "POST", f"/api/v1/projects/{project}/pause", None, "", browser(site, await signed_in(site, second))
+            )
+        ).status == 200
     async with room.serving() as (_, site):
         entries = (await said(site.get, f"{ADMIN}/log", first)).body["entries"]
         assert [(entry["action"], entry["result"]) for entry in entries] == [
@@ -189,8 +204,7 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(monk
         monkeypatch.setattr("curation.service.operators.operator_log.ENTRIES_MAX", 2)
         await said(site.ask, "POST", f"/api/v1/projects/{project}/open", None, first)
         assert [action for action, *_ in await log(site, first)] == ["open", "pause"]
-        older = (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"]
-        assert older == []
+        assert (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"] == []
 
 
 @pytest.mark.real("sockets")
@@ -341,8 +355,9 @@ async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)
-        path = f"/api/v1/projects/{project}/tasks?format=jsonl"
-        assert (await said(site.ask, "POST", path, b'{"text": "one"}\n' * 90_000, token)).status == 202
+        assert (
+            await said(site.ask, "POST", f"/api/v1/projects/{project}/tasks?format=jsonl", b'{"text": "one"}\n' * 90_000, token)
+        ).status == 202
         while not await tasks_of(site, token, project):
             pass
     async with room.serving() as (_, site):
@@ -351,8 +366,9 @@ async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
 
 
 async def empty(site: Site, token: str) -> str:
-    body = {"name": "moods", "kind": "label", "options": ["glad", "sad"]}
-    made = (await said(site.ask, "POST", "/api/v1/projects", body, token)).body
+    made = (
+        await said(site.ask, "POST", "/api/v1/projects", {"name": "moods", "kind": "label", "options": ["glad", "sad"]}, token)
+    ).body
     assert (made["tasks"], made["is_mine"], made["options"]) == (0, True, ["glad", "sad"])
     project: str = made["project"]
     return project
@@ -430,7 +446,8 @@ async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_pa
 
 def test_texts_and_items_in_their_order_are_the_same_tasks_whatever_their_labels() -> None:
     plain = [TaskWithGold(AnnotationTask("a", ("x", "y")), None), TaskWithGold(AnnotationTask("b"), None)]
-    labelled = [TaskWithGold(AnnotationTask("a", ("x", "y"), (1,)), None), TaskWithGold(AnnotationTask("b"), (0,))]
-    assert digest_tasks(plain) == digest_tasks(labelled)
+    assert digest_tasks(plain) == digest_tasks(
+        [TaskWithGold(AnnotationTask("a", ("x", "y"), (1,)), None), TaskWithGold(AnnotationTask("b"), (0,))]
+    )
     others = [plain[::-1], plain[:1], [*plain, plain[1]], [TaskWithGold(AnnotationTask("a", ("y", "x")), None), plain[1]]]
     assert digest_tasks(plain) not in map(digest_tasks, others)

@@ -108,8 +108,15 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
         assignment, unknown = task["assignment"], "00" * 32
 
         async def submitted(by: Person = ann, token: str | None = None, **changes: Any) -> tuple[int, str]:
-            body = ann.statement(site, assignment, (1,), SALT) | changes
-            return problem(await said(site.ask, "POST", "/api/submit", body, by.token(site) if token is None else token))
+            return problem(
+                await said(
+                    site.ask,
+                    "POST",
+                    "/api/submit",
+                    ann.statement(site, assignment, (1,), SALT) | changes,
+                    by.token(site) if token is None else token,
+                )
+            )
 
         assert await submitted(token="") == (401, "unauthorized")
         assert await submitted(token="no such token") == (401, "unauthorized")
@@ -146,8 +153,9 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
         challenge = (await said(stranger.challenge, site)).body
         assert problem(await said(stranger.begin, site, **challenge)) == (403, "forbidden"), "not enrolled"
         assert problem(await said(Person("x" * 33).enrol, site)) == (422, "misfit")
-        signed = {"key": stranger.key.hex(), "name": "eve", "signature": "00" * 64}
-        assert problem(await said(site.ask, "POST", "/api/v1/annotators", signed)) == (422, "bad-signature")
+        assert problem(
+            await said(site.ask, "POST", "/api/v1/annotators", {"key": stranger.key.hex(), "name": "eve", "signature": "00" * 64})
+        ) == (422, "bad-signature")
 
 
 async def test_a_peer_for_invited_people_asks_for_an_invitation(room: Room) -> None:
@@ -391,8 +399,7 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         assert problem(await said(ann.release, site, released)) == (410, "gone")
         assert problem(await said(ann.tasks, site, 1, "00" * 32)) == (404, "not-found")
         assert problem(await said(ann.tasks, site, 1, "moods")) == (400, "malformed")
-        closed = await said(site.ask, "POST", f"/api/v1/projects/{chosen}/close", {}, await operator(daemon))
-        assert closed.status == 200
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{chosen}/close", {}, await operator(daemon))).status == 200
         refused = await said(ann.tasks, site, 1, chosen)
         assert problem(refused) == (404, "not-found") and chosen in refused.body["detail"]
         assert {task["project"] for task in await assigned(site, ann, 8)} == {other}
@@ -449,8 +456,7 @@ async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypat
         await room.project(daemon, tasks=1)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
-        rows = daemon.driver.state.module_state(CurationState).assignments
-        before = rows.get_record(bytes.fromhex(task["assignment"]))
+        before = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(task["assignment"]))
         monkeypatch.setattr(statement_batcher, "BATCH_LINGER_SECONDS", 1.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(said, ann.release, site, task["assignment"])

@@ -69,8 +69,9 @@ async def test_defence_a_session_is_new_at_each_sign_in(tmp_path: Path) -> None:
 async def test_defence_a_foreign_page_changes_nothing_with_the_cookie(tmp_path: Path, changed: dict[str, str]) -> None:
     async with Room(tmp_path).serving() as (_, site):
         own = browser(site, await signed(site, "up"))
-        headers = {name: value for name, value in (own | changed).items() if value}
-        assert (await said(site.ask, "POST", PATH, None, "", headers)).code == "forbidden"
+        assert (
+            await said(site.ask, "POST", PATH, None, "", {name: value for name, value in (own | changed).items() if value})
+        ).code == "forbidden"
         assert (await said(site.ask, "GET", "/api/v1/session", None, "", own)).status == 200
         assert (await said(site.ask, "POST", PATH, None, "", own)).status == 200
 
@@ -191,8 +192,9 @@ def refusals(route: Route, tokens: Mapping[ClientClass, str]) -> Iterator[Refusa
         cookie, ours = f"{route.client.cookie_name}={token}", {"X-Folkmoot": "1", "Origin": "http://localhost"}
         for changed in ({"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
             headers = {"Host": "localhost", "Cookie": cookie, **ours, **changed}
-            sent = {name: value for name, value in headers.items() if value}
-            yield Refusal(body, "", sent, ((403, "forbidden"),), is_file=route.upload)
+            yield Refusal(
+                body, "", {name: value for name, value in headers.items() if value}, ((403, "forbidden"),), is_file=route.upload
+            )
 
 
 def complete_body(route: Route) -> dict[str, Any] | None:

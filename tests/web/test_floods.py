@@ -181,8 +181,7 @@ async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.Log
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         api: CurationRpc = daemon.api  # type: ignore[assignment]
-        view = await room.project(daemon, tasks=200)
-        known = await said(http.known_at, site, view.project, await api.create_web_token())
+        known = await said(http.known_at, site, (await room.project(daemon, tasks=200)).project, await api.create_web_token())
         seen = await http.hammer(known, SECONDS, seed=1)
         if seen.requests <= 50:  # a busy machine
             seen = await http.hammer(known, 10 * SECONDS, seed=1)

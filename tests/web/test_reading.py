@@ -195,8 +195,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
         ann, bob = await enrolled(site, "ann", "bob")
         watched, silent = (task["assignment"] for task in await assigned(site, ann, 2, 2))
-        other = await said(bob.token, site)
-        foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, other)
+        foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, await said(bob.token, site))
         assert (foreign.status, foreign.body) == (200, {"assignments": []})
         with monkeypatch.context() as patch:
             patch.setattr(AnnotatorApi, "_is_me", lambda self, peer: False)
@@ -250,6 +249,5 @@ async def test_a_lease_whose_answer_is_on_its_way_is_not_released(tmp_path: Path
 
             nursery.start_soon(answer)
             assert await said(keeps.wait, patience_seconds())
-            beat = {"assignments": [task["assignment"]]}
-            assert (await said(site.ask, "POST", "/api/v1/heartbeat", beat, token)).status == 200
+            assert (await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [task["assignment"]]}, token)).status == 200
         assert released == []

@@ -260,8 +260,16 @@ async def test_guidelines_come_with_the_task_and_a_suggestion_after_the_answer(t
 async def test_exports_and_agreement(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
-        tasks = [{"text": "q", "items": [f"a{number}", "b"]} for number in range(10)]
-        project = (await founded(site, token, kind="pair", options=[], votes=2, tasks=tasks))["project"]
+        project = (
+            await founded(
+                site,
+                token,
+                kind="pair",
+                options=[],
+                votes=2,
+                tasks=[{"text": "q", "items": [f"a{number}", "b"]} for number in range(10)],
+            )
+        )["project"]
         ann, bob = await enrolled(site, "ann", "bob")
 
         async def answers(person: Person, task: dict[str, Any]) -> None:

@@ -102,8 +102,11 @@ async def two_with_one_task(folder: Path, first: Server, second: Server) -> list
 
 
 def drawn(server: Server, assignment: str) -> list[bytes]:
-    members = server.seat.driver.state.module_state(MembersState)
-    return list(seal_recipients(serving_peers(members), bytes.fromhex(assignment), server.seat.public))
+    return list(
+        seal_recipients(
+            serving_peers(server.seat.driver.state.module_state(MembersState)), bytes.fromhex(assignment), server.seat.public
+        )
+    )
 
 
 @pytest.mark.real("sockets")
@@ -155,8 +158,9 @@ async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
 
 
 def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> LeaseRequest:
-    session = SessionStatement(seat.public, bytes(16), 1)
-    signature = person.sign(signing_preimage(SessionStatement.TAG, seat.driver.chain_id, codec.encode(session)))
+    signature = person.sign(
+        signing_preimage(SessionStatement.TAG, seat.driver.chain_id, codec.encode(SessionStatement(seat.public, bytes(16), 1)))
+    )
     return LeaseRequest(person.public, bytes(16), 1, signature, LEASES_MAX, without)
 
 

@@ -42,8 +42,9 @@ async def told(daemon: Daemon) -> str:
 
 def asked(address: str, method: str, path: str, body: Any = None, cookie: str = "") -> tuple[int, Message]:
     """Status and headers."""
-    context = ssl.create_default_context(cafile=CERTIFICATE)
-    connection = http.client.HTTPSConnection(address, timeout=patience_seconds(), context=context)
+    connection = http.client.HTTPSConnection(
+        address, timeout=patience_seconds(), context=ssl.create_default_context(cafile=CERTIFICATE)
+    )
     with closing(connection), in_time():
         connection.request(method, path, json.dumps(body) if body else None, {"Cookie": cookie} if cookie else {})
         reply = connection.getresponse()

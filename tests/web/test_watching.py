@@ -212,8 +212,13 @@ async def test_a_block_comes_as_it_was_hashed_and_signed(room: Room) -> None:
         body = (await said(site.get, f"/api/v1/blocks/{height}")).body
         certificate = codec.decode(Certificate, bytes.fromhex(body["certificate"]), 1 << 16)
         voters = VoterSet(codec.decode(tuple[Key, ...], bytes.fromhex(body["voters"]), 1 << 16))
-        chain_id = bytes.fromhex((await said(site.get, "/api/v1/network")).body["chain_id"])
-        vote = verify_certificate(certificate, Commit, voters, chain_id, Ed25519Verifier())
+        vote = verify_certificate(
+            certificate,
+            Commit,
+            voters,
+            bytes.fromhex((await said(site.get, "/api/v1/network")).body["chain_id"]),
+            Ed25519Verifier(),
+        )
         header = bytes.fromhex(body["header"])
         assert (vote.height, vote.block) == (height, header_digest(header)) == (body["height"], vote.block)
         assert decode_header(header).voters == voters.hash
