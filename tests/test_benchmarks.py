@@ -404,8 +404,7 @@ def test_what_a_bound_compares_takes_turns_and_a_turn_that_failed_is_the_seed_th
         measured.append(name)
         return training.Row(name, float(len(measured)), 1.0, 2.0, 1, reason="hung" if len(measured) == failing else "")
 
-    names = ("gloo", "single", "ours-h1")
-    monkeypatch.setattr(training, "MEASURED", {name: partial(row, name) for name in names})
+    monkeypatch.setattr(training, "MEASURED", {name: partial(row, name) for name in ("gloo", "single", "ours-h1")})
     file = tmp_path / "figures.json"
     monkeypatch.setattr(sys, "argv", ["training", "--seeds", "4", "--turns", "3", "--json", str(file)])
     failing = 0

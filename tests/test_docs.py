@@ -16,7 +16,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -521,8 +521,11 @@ def test_every_folder_of_the_product_is_documented() -> None:
     assert with_folders(page) == page
 
 
-def test_every_bound_of_curation_is_documented(protocol: str) -> None:
-    assert not [row for row in curation_limit_rows() if row not in protocol.splitlines()]
+@pytest.mark.parametrize("rows", [curation_limit_rows, kind_rows, transition_rows])
+def test_every_bound_of_curation_transaction_and_transition_of_an_audit_is_documented(
+    protocol: str, rows: Callable[[], list[str]]
+) -> None:
+    assert not [row for row in rows() if row not in protocol.splitlines()]
 
 
 def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: str) -> None:
@@ -533,14 +536,6 @@ def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: s
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
     assert not [row for row in routes.markdown_table(ROUTES) if row not in protocol.splitlines()]
     assert set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol)) == {(route.method, route.path) for route in ROUTES}
-
-
-def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:
-    assert not [row for row in kind_rows() if row not in protocol.splitlines()]
-
-
-def test_every_transition_of_an_audit_is_documented(protocol: str) -> None:
-    assert not [row for row in transition_rows() if row not in protocol.splitlines()]
 
 
 def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) -> None:

@@ -23,8 +23,9 @@ BUTTON = (
 )
 
 
-async def press_button(page: Browser, text: str, times: int = 1) -> None:
-    await page.until(f"{BUTTON.format(text)} && ({f'{BUTTON.format(text)}.click(), ' * times} true)")
+async def press_button(page: Browser, *texts: str, times: int = 1) -> None:
+    for text in texts:
+        await page.until(f"{BUTTON.format(text)} && ({f'{BUTTON.format(text)}.click(), ' * times} true)")
 
 
 async def told(page: Browser, text: str) -> None:
@@ -61,8 +62,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.until("document.querySelector('.told').textContent.includes('not all of it') && !location.hash")
         await sign_in(page, site, token)
         assert token not in await page.script("return location.href + JSON.stringify(localStorage) + document.cookie")
-        await press_button(page, "Projects")
-        await press_button(page, "New project")
+        await press_button(page, "Projects", "New project")
         await types_into(page, "name", "moods")
         await types_into(page, "options", "glad\nsad")
         await types_into(page, "file", str(bad))
@@ -107,8 +107,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.until("document.querySelector('dialog[open]')")
         await press_button(page, "No")
         await page.until("!document.querySelector('dialog[open]')")
-        await press_button(page, "close")
-        await press_button(page, "Close it")
+        await press_button(page, "close", "Close it")
         await page.until("document.querySelector('#projects [data-row] td:nth-child(3)').textContent === 'closed'")
         assert (await said(site.stats))["projects"] == []
         assert [error for error in await page.errors() if "401" not in error] == []
@@ -133,13 +132,11 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
             await types_into(page, "search", name)
             await page.press(Keys.ENTER)
             await page.until(f"String({names}) === arguments[0]", name)
-        await press_button(page, "refuse")
-        await press_button(page, "Refuse")
+        await press_button(page, "refuse", "Refuse")
         await told(page, "ann gets no more tasks here.")
         await press_button(page, "allow")
         await told(page, "ann gets tasks here.")
-        await press_button(page, "Jobs")
-        await press_button(page, "New job")
+        await press_button(page, "Jobs", "New job")
         await types_into(page, "name", "proverbs")
         await types_into(page, "overrides", "model.width 64")
         await press_button(page, "Start it")
@@ -150,8 +147,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await types_into(page, "overrides", "byzantine_max=0")
         await press_button(page, "Start it")
         await page.until("document.querySelector('#jobs [data-row]')?.textContent.includes('proverbs')")
-        await press_button(page, "cancel")
-        await press_button(page, "Cancel the job")
+        await press_button(page, "cancel", "Cancel the job")
         await told(page, "job 'proverbs' is ended")
         await press_button(page, "Log")
         actions = "[...document.querySelectorAll('#log td:nth-child(3)')].map((cell) => cell.textContent)"
@@ -268,8 +264,7 @@ async def test_axe_finds_nothing_on_the_pages_of_operators(tmp_path: Path) -> No
                 await page.open(f"{address(site)}/admin#{tab}")
                 await page.until(f"!document.querySelector('[data-tab={tab}]').hidden")
                 assert await axe.found(page) == [], tab
-            for button in ("Projects", "New project", "close"):
-                await press_button(page, button)
+            await press_button(page, "Projects", "New project", "close")
             await page.until("document.querySelector('dialog[open]')")
             assert await axe.found(page) == []
         await page.until("document.querySelector('.away')")

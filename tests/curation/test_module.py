@@ -796,7 +796,6 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
 
     assert "another member's project" in refused(first, who=PEER)
     assert "no such page, or it has no gold" in refused(first, of=plain) and "no such page" in refused(first, page=1)
-    never = "that was not the right answer of task 1 when its page was added"
     for false in (
         replace(first, answer=(0,)),
         replace(first, salt=bytes(16)),
@@ -804,7 +803,7 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
         replace(second, index=1),
         replace(first, answer=(0,), proof=second.proof),
     ):
-        assert refused(false) == never
+        assert refused(false) == "that was not the right answer of task 1 when its page was added"
     assert "of task 3" in refused(first, replace(first, index=3)) and "of task 200" in refused(replace(first, index=200))
     assert "[7] is no answer: one of 0..1" in refused(misfit)
     assert "task 1 is said already" in refused(first, first)

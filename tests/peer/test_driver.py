@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
 from storage.disk_blob_store import DiskBlobStore
 from tests.peer.chain import LANGUAGE
-from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
+from tests.peer.network import SECONDS_MAX, accepted, certified, network, one_root, poll
 from tests.waiting import patience
 from training.round_context import OpenRoundContext
 from training.worker_protocol import WorkerFailed
@@ -55,11 +56,6 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
             assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
         await one_root(seats, next(iter(seats[0].driver.state.jobs.jobs)))
-
-
-async def _has_voted(seat: Seat) -> None:
-    """Until this voter has signed something about an undecided block: it would decide if two sufficed."""
-    await poll(lambda: bool(seat.store.read_restart_state().votes))
 
 
 async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path: Path) -> None:
@@ -115,7 +111,8 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
         made.mesh.partition(keys[:2], keys[2:])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.seats[0].scratch)
-            await _has_voted(made.seats[1])
+            # Until this voter has signed something about an undecided block: it would decide if two sufficed.
+            await poll(lambda: bool(made.seats[1].store.read_restart_state().votes))
             assert {seat.driver.state.height for seat in made.seats} == {height}
             made.mesh.heal_partition()
         await one_root(made.seats, max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0])
@@ -125,28 +122,22 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
 
 
 class Withheld:
-    """A blob store that serves nothing to others until it is told to."""
+    """A blob store that serves nothing to others until the event is set."""
 
-    def __init__(self, blobs: DiskBlobStore) -> None:
-        self._blobs = blobs
-        self.released = False
+    def __init__(self, released: trio.Event, blobs: DiskBlobStore) -> None:
+        self._released, self._blobs = released, blobs
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._blobs, name)
 
     def piece_size(self, digest: bytes) -> int | None:
-        return self._blobs.piece_size(digest) if self.released else None
+        return self._blobs.piece_size(digest) if self._released.is_set() else None
 
 
 async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it_comes(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        held: list[Withheld] = []
-
-        def withhold(blobs: DiskBlobStore) -> Withheld:
-            held.append(Withheld(blobs))
-            return held[0]
-
-        author = await made.start(made.seats[0], serve=withhold)
+        released = trio.Event()
+        author = await made.start(made.seats[0], serve=partial(Withheld, released))
         others = [await made.start(seat) for seat in made.seats[1:]]
         job = await author.scratch()
         for seat in others:
@@ -154,20 +145,20 @@ async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it
             with patience():
                 await seat.author.submit("member/register", RegisterRoles(("trainer",)))
         assert [seat.driver.state.jobs.jobs[job].round for seat in others] == [0, 0, 0]
-        held[0].released = True
+        released.set()
         await one_root(made.seats, job)
         assert accepted(others[0], job) == {author.public: 1}
 
 
 async def test_an_old_proposal_that_is_read_back_from_the_disk_is_no_event(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        author = await made.start(made.seats[0], serve=Withheld)
+        author = await made.start(made.seats[0], serve=partial(Withheld, trio.Event()))
         others = [await made.start(seat) for seat in made.seats[1:]]
         job = await author.scratch()
         for seat in (author, *others):
             await seat.event("proposal", "proposes")
         await author.stop()
-        await made.start(author, serve=Withheld)
+        await made.start(author, serve=partial(Withheld, trio.Event()))
         await poll(lambda: author.public in author.driver.rounds.books[job].proposals)
         assert [event.text for event in await author.events.wait_for_events(0, 0.0) if event.kind == "proposal"] == []
 
@@ -284,13 +275,8 @@ def _height(vote: Signed) -> int:
 
 async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
-        held: list[Withheld] = []
-
-        def withhold(blobs: DiskBlobStore) -> Withheld:
-            held.append(Withheld(blobs))
-            return held[0]
-
-        author = await made.start(made.seats[0], serve=withhold)
+        released = trio.Event()
+        author = await made.start(made.seats[0], serve=partial(Withheld, released))
         for seat in made.seats[1:]:
             await made.start(seat)
         stranger, judge = made.seats[-1], made.seats[1]
@@ -303,7 +289,7 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
                 judge.public, codec.encode(GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))), Priority.VOTE
             )
         await poll(lambda: set(judge.driver.node.refusal_counts) == {"not-a-member", "wrong-round"})
-        held[0].released = True
+        released.set()
         await one_root(made.seats, job)
 
 

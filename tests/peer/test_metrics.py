@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,33 +320,47 @@ def test_the_only_voter_is_never_behind() -> None:
 # Waiting although others are linked ----------------------------------------------------------------------------------
 
 
-def test_without_work_nothing_is_waited_for() -> None:
-    assert why_stalled(node(), frozenset(KEYS), 0.0, 1e6) == ""
-
-
-def test_work_without_a_decision_is_waited_for_after_a_while() -> None:
-    assert why_stalled(node(), frozenset(KEYS[1:3]), STALLED_SECONDS - 1, 0.0) == ""
-    words = "waiting for a decision: height 11 has not come for 30 s (3 of 4 voters are here)"
-    assert why_stalled(node(), frozenset(KEYS[1:3]), STALLED_SECONDS, 0.0) == words
-
-
-def test_a_peer_without_a_vote_needs_one_voter_only() -> None:
-    assert why_stalled(node(me=STRANGER), frozenset(), 0.0, 0.0) == "waiting for the voters: none of 4 is here"
-    assert why_stalled(node(me=STRANGER), frozenset(KEYS[:1]), 0.0, 0.0) == ""
-
-
-def test_a_round_whose_times_are_up_waits_for_ballots() -> None:
-    stalled = node(books={JOB: book()})
-    assert why_stalled(stalled, frozenset(KEYS), 0.0, 20.0 + STALLED_SECONDS - 1) == ""
-    words = "waiting for the ballots of round 4 of 'text', open for 50 s: 2 of 3 needed are here"
-    assert why_stalled(stalled, frozenset(KEYS), 0.0, 20.0 + STALLED_SECONDS) == words
-
-
-def test_a_round_in_which_somebody_may_still_compute_waits_for_nobody() -> None:
-    training = node(books={JOB: book(proposals=0)})
-    assert why_stalled(training, frozenset(KEYS[1:2]), 0.0, 1e6) == ""
-    words = "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is here"
-    assert why_stalled(training, frozenset(KEYS[3:]), 0.0, 60.0) == words
+@pytest.mark.parametrize(
+    ("waits", "linked", "since", "now", "words"),
+    [
+        pytest.param(node(), KEYS, 0.0, 1e6, "", id="without work nothing is waited for"),
+        pytest.param(node(), KEYS[1:3], STALLED_SECONDS - 1, 0.0, "", id="work without a decision is not yet waited for"),
+        pytest.param(
+            node(),
+            KEYS[1:3],
+            STALLED_SECONDS,
+            0.0,
+            "waiting for a decision: height 11 has not come for 30 s (3 of 4 voters are here)",
+            id="work without a decision is waited for after a while",
+        ),
+        pytest.param(
+            node(me=STRANGER), (), 0.0, 0.0, "waiting for the voters: none of 4 is here", id="a peer without a vote needs a voter"
+        ),
+        pytest.param(node(me=STRANGER), KEYS[:1], 0.0, 0.0, "", id="a peer without a vote needs one voter only"),
+        pytest.param(node(books={JOB: book()}), KEYS, 0.0, 20.0 + STALLED_SECONDS - 1, "", id="times of a round are nearly up"),
+        pytest.param(
+            node(books={JOB: book()}),
+            KEYS,
+            0.0,
+            20.0 + STALLED_SECONDS,
+            "waiting for the ballots of round 4 of 'text', open for 50 s: 2 of 3 needed are here",
+            id="a round whose times are up waits for ballots",
+        ),
+        pytest.param(
+            node(books={JOB: book(proposals=0)}), KEYS[1:2], 0.0, 1e6, "", id="somebody may still compute: nobody is waited for"
+        ),
+        pytest.param(
+            node(books={JOB: book(proposals=0)}),
+            KEYS[3:],
+            0.0,
+            60.0,
+            "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is here",
+            id="no trainer is here",
+        ),
+    ],
+)
+def test_why_a_peer_is_stalled(waits: Any, linked: Sequence[bytes], since: float, now: float, words: str) -> None:
+    assert why_stalled(waits, frozenset(linked), since, now) == words
 
 
 async def test_the_time_of_waiting_begins_with_the_work_and_ends_with_a_decision() -> None:

@@ -251,9 +251,8 @@ def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused
     assert hear(rounds, chain, chain.people[1], old) is None
     open_all(rounds, chain)
     assert rounds.books[key].proposals == {}
-    stranger = Identity(bytes(31) + b"s")
     with pytest.raises(RemoteProtocolError, match="not-a-trainer"):
-        hear(rounds, chain, stranger, proposal(chain, key, round=1))
+        hear(rounds, chain, Identity(bytes(31) + b"s"), proposal(chain, key, round=1))
 
 
 def with_members(state: LedgerState, *others: Identity) -> LedgerState:

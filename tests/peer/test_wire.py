@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,11 +123,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield Target(made, addresses, genesis, keys[3])
 
 
-async def closed_for(target: Target, reason: str, hostile: Hostile, before: int) -> None:
-    """The connection is ended, and the reason counted and shown."""
-    await hostile.closed()
-    await poll(lambda: target.counts_more(reason, before))
-    assert await target.refused(reason) == before + 1
+@asynccontextmanager
+async def ended_for(target: Target, reason: str, connected: AbstractAsyncContextManager[Hostile]) -> AsyncIterator[Hostile]:
+    """What is done on this connection ends it, and the reason is counted once more, and shown."""
+    before = await target.refused(reason)
+    async with connected as hostile:
+        yield hostile
+        await hostile.closed()
+        await poll(lambda: target.counts_more(reason, before))
+        assert await target.refused(reason) == before + 1
 
 
 # Connections -------------------------------------------------------------------------------------------------------------
@@ -142,46 +147,38 @@ def flipped(data: bytes, position: int) -> bytes:
     [(0, "not-folkmoot"), (MAGIC_BYTES + 1, "wrong-version"), (MAGIC_BYTES + 2, "wrong-chain")],
 )
 async def test_a_preamble_with_one_wrong_bit_is_refused(target: Target, position: int, reason: str) -> None:
-    before = await target.refused(reason)
-    async with connection(target.address, target.chain_id) as hostile:
+    async with ended_for(target, reason, connection(target.address, target.chain_id)) as hostile:
         await hostile.write(flipped(hostile.session.data_to_send(), position))
-        await closed_for(target, reason, hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_another_chain_is_refused(target: Target) -> None:
-    before = await target.refused("wrong-chain")
-    async with connection(target.address, bytes(32)) as hostile:
+    async with ended_for(target, "wrong-chain", connection(target.address, bytes(32))) as hostile:
         await hostile.write(hostile.session.data_to_send())
-        await closed_for(target, "wrong-chain", hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None:
-    before = await target.refused("handshake")
-    async with connection(target.address, target.chain_id) as hostile:
+    async with ended_for(target, "handshake", connection(target.address, target.chain_id)) as hostile:
         await hostile.write(hostile.session.data_to_send())
         with patience():
             while hostile.session.peer is None:
                 hostile.session.receive(await hostile.stream.receive_some(1 << 16))
         await hostile.write(flipped(hostile.session.data_to_send(), 20))
-        await closed_for(target, "handshake", hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -> None:
-    before = await target.refused("bad-signature")
-    async with connection(target.address, target.chain_id, Masquerade(target.founder.public)) as hostile:
+    async with ended_for(
+        target, "bad-signature", connection(target.address, target.chain_id, Masquerade(target.founder.public))
+    ) as hostile:
         await hostile.shake_hands()
-        await closed_for(target, "bad-signature", hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_garbage_instead_of_a_handshake_is_refused(target: Target) -> None:
-    before = await target.refused("not-folkmoot")
-    async with connection(target.address, target.chain_id) as hostile:
+    async with ended_for(target, "not-folkmoot", connection(target.address, target.chain_id)) as hostile:
         await hostile.write(b"GET / HTTP/1.1\r\n\r\n")
-        await closed_for(target, "not-folkmoot", hostile, before)
 
 
 # Frames ------------------------------------------------------------------------------------------------------------------
@@ -217,10 +214,8 @@ async def bad_record(hostile: Hostile) -> None:
     ],
 )
 async def test_a_bad_frame_ends_the_connection(target: Target, attack: Callable[[Hostile], Any], reason: str) -> None:
-    before = await target.refused(reason)
-    async with link(target.address, target.chain_id) as hostile:
+    async with ended_for(target, reason, link(target.address, target.chain_id)) as hostile:
         await attack(hostile)
-        await closed_for(target, reason, hostile, before)
 
 
 # Messages ----------------------------------------------------------------------------------------------------------------
@@ -320,19 +315,15 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
 async def test_a_bad_message_ends_the_connection(
     target: Target, name: str, reason: str, make: Callable[[Target, int], Any]
 ) -> None:
-    before = await target.refused(reason)
-    async with link(target.address, target.chain_id) as hostile:
+    async with ended_for(target, reason, link(target.address, target.chain_id)) as hostile:
         message = make(target, (await target.client.status()).height + 1)
         await hostile.say(message if isinstance(message, bytes) else codec.encode(message))
-        await closed_for(target, reason, hostile, before)
 
 
 @pytest.mark.real("sockets")
 async def test_garbage_on_the_transports_own_channel_ends_the_connection(target: Target) -> None:
-    before = await target.refused("unknown-message")
-    async with link(target.address, target.chain_id) as hostile:
+    async with ended_for(target, "unknown-message", link(target.address, target.chain_id)) as hostile:
         await hostile.say(b"\xc1", Channel.LINK)
-        await closed_for(target, "unknown-message", hostile, before)
 
 
 @pytest.mark.real("processes")
@@ -341,10 +332,8 @@ async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) ->
     async with link(target.address, target.chain_id, identity) as hostile:
         await hostile.say(b"\xc1")
         await hostile.closed()
-    before = await target.refused("banned")
-    async with connection(target.address, target.chain_id, identity) as hostile:
+    async with ended_for(target, "banned", connection(target.address, target.chain_id, identity)) as hostile:
         await hostile.shake_hands()
-        await closed_for(target, "banned", hostile, before)
 
 
 # What depends on how far a peer has applied: counted, not punished ---------------------------------------------------------

@@ -83,10 +83,12 @@ class Tuned(World):
     def plan(self, key: bytes) -> TuningPlan:
         return self.state.module_state(RlhfState).plans[key]
 
-    def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT) -> None:
-        """All rounds that are left of a job."""
+    def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT, blocks: int = 0) -> None:
+        """All rounds that are left of a job, and so many blocks behind them."""
         while self.job(key).phase is JobPhase.RUNNING:
             self.decide(closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
+        for _ in range(blocks):
+            self.decide()
 
     def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
         """Why a voter's report on the reward model of a plan is refused; otherwise it is decided."""
@@ -150,8 +152,7 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
     """A plan, too, and the job is a whole one: others may start from its model."""
     world.samples = replace(SAMPLES, k1=round(16 * nats * MILLIONTHS))
     key = world.planned(world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, kl_stop=2.0)))))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
     world.close(tuning_plans.stage_job_id(key, 1))
     job = world.job(tuning_plans.stage_job_id(key, 1))
     assert (job.phase, job.round, job.rounds) == (JobPhase.FINISHED, rounds, rounds)
@@ -169,8 +170,7 @@ def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liar
             )
         )
     )
-    world.close(tuning_plans.stage_job_id(key, 0))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
     world.close(tuning_plans.stage_job_id(key, 1))
     assert world.job(tuning_plans.stage_job_id(key, 1)).rounds == rounds
 
@@ -187,8 +187,7 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned, key: bytes) 
     world.close(other)
     third = world.tx(OTHER, "job/start", StartJob(replace(BASE, name="third").encode()))
     world.decide(third)
-    world.close(reward)
-    world.decide()
+    world.close(reward, blocks=1)
     assert [waiting.job for waiting in world.state.jobs.queue] == [policy]
     world.close(job_id(OTHER.public, world.rules.open_transaction(third)))
     world.close(policy)
@@ -199,8 +198,7 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned, key: bytes) 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str, key: bytes) -> None:
     if stage == 1:
-        world.close(tuning_plans.stage_job_id(key, 0))
-        world.decide()
+        world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
     job = tuning_plans.stage_job_id(key, stage)
     world.decide(world.tx(AUTHOR, how, StopJob(job) if how == "job/stop" else CancelPlan(key)))
     assert world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED and world.job(job).phase is JobPhase.FINISHED
@@ -225,8 +223,7 @@ def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monk
     for _ in range(3):
         assert {world.base, reward} <= world.state.jobs.jobs.keys()
         world.decide()
-    world.close(tuning_plans.stage_job_id(key, 1))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(key, 1), blocks=1)
     assert not world.state.jobs.jobs
 
 
@@ -239,8 +236,7 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 3)
     key = world.planned(world.begin(policy=replace(POLICY, audit=AuditMode.SAMPLED)))
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
-    world.close(reward)
-    world.decide()
+    world.close(reward, blocks=1)
     world.close(policy)
     for _ in range(3):
         assert world.job(policy).phase is JobPhase.SETTLING and world.plan(key).phase is tuning_plans.PlanPhase.RUNNING
@@ -256,9 +252,7 @@ def test_a_plan_may_train_a_reward_model_whose_score_is_a_mean(world: Tuned) -> 
     reward = replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
     key = world.planned(world.begin(reward))
     for stage in range(2):
-        world.close(tuning_plans.stage_job_id(key, stage))
-        world.decide()
-        world.decide()
+        world.close(tuning_plans.stage_job_id(key, stage), blocks=2)
     assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
 
 
@@ -339,10 +333,8 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int, key: bytes) -> None:
     if stage == 1:
-        world.close(tuning_plans.stage_job_id(key, 0))
-        world.decide()
-    world.close(tuning_plans.stage_job_id(key, stage), Verdict.REPLAY)
-    world.decide()
+        world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
+    world.close(tuning_plans.stage_job_id(key, stage), Verdict.REPLAY, blocks=1)
     plan = world.plan(key)
     assert plan.phase is tuning_plans.PlanPhase.FAILED and plan.failure is not None
     assert plan.failure.height == world.job(tuning_plans.stage_job_id(key, stage)).opened_height
@@ -372,8 +364,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
 def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned, key: bytes) -> None:
     reward = tuning_plans.stage_job_id(key, 0)
     world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, Verdict.REPLAY)),))
-    world.close(reward)
-    world.decide()
+    world.close(reward, blocks=1)
     assert tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs and world.plan(key).failure is None
 
 
@@ -384,9 +375,7 @@ def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tune
 def measured(world: Tuned) -> bytes:
     """A plan whose reward model is trained, and not measured."""
     key = world.planned(world.begin(ignores_accuracy=False))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    for _ in range(3):
-        world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=3)
     assert (
         tuning_plans.stage_job_id(key, 1) not in world.state.jobs.jobs and world.plan(key).phase is tuning_plans.PlanPhase.RUNNING
     )
@@ -444,9 +433,7 @@ def test_no_report_is_taken_before_the_model_is_trained_nor_of_a_plan_that_goes_
 def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, waits: int) -> None:
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
     key = world.planned(world.begin(ignores_accuracy=False))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    for _ in range(waits - 1):
-        world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=waits - 1)
     assert world.plan(key).phase is (tuning_plans.PlanPhase.RUNNING if waits == 4 else tuning_plans.PlanPhase.CANCELLED)
 
 

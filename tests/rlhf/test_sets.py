@@ -146,8 +146,7 @@ def test_a_set_is_decided_with_its_project_and_its_height(world: Compared) -> No
     assert world.claim == PreferenceSetClaim(world.source, NAMED, 0, True)
     state = world.state.module_state(RlhfState)
     assert codec.decode(RlhfState, codec.encode(state)) == state
-    world.close(tuning_plans.stage_job_id(world.key, 0))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(world.key, 0), blocks=1)
     assert tuning_plans.stage_job_id(world.key, 1) in world.state.jobs.jobs, "the policy begins as in any plan"
 
 
@@ -263,8 +262,7 @@ def test_no_redaction_of_a_job_s_set_is_forgotten_however_many_plans_begin(
     monkeypatch.setattr(preference_set_attestation, "SETS_KEPT_MAX", 0)
     world.begun().told(NAMED, NAMED, NAMED)
     for stage in range(2):
-        world.close(tuning_plans.stage_job_id(world.key, stage))
-        world.decide()
+        world.close(tuning_plans.stage_job_id(world.key, stage), blocks=1)
     assert world.now_plan.phase is tuning_plans.PlanPhase.FINISHED
     world.redact(0)
     assert world.sets[NAMED].redacted == 1 and not is_exported(world.state, NAMED)
