@@ -31,7 +31,7 @@ from rlhf.services import preference_dataset_builder, preference_derivation
 from rlhf.services.preference_dataset_builder import PreferenceDatasetBuilder
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
-from tests.rlhf.desk import WorldDesk
+from tests.rlhf.seat import WorldDesk
 from tests.rlhf.test_plans import OWN, POLICY
 from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
 from training.corpus import text_path

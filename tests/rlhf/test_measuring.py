@@ -21,7 +21,7 @@ from rlhf.rpc import StageView
 from rlhf.services.final_model_evaluator import FinalModelEvaluator
 from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
-from tests.rlhf.desk import WorldDesk
+from tests.rlhf.seat import WorldDesk
 from tests.rlhf.test_plans import NOVICE, Tuned
 from training.worker_protocol import WorkerFailed
 

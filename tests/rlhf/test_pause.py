@@ -99,8 +99,9 @@ def key(world: Tuned) -> bytes:
     return world.planned()
 
 
-def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_others(world: Tuned, key: bytes) -> None:
+def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_others(world: Tuned) -> None:
     other = world.start(OTHER, replace(BASE, name="other", rounds=2).encode())
+    key = world.planned()
     reward = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key))
     world.close(other, blocks=1)
@@ -153,10 +154,9 @@ def test_nobody_keeps_a_place_by_pausing_and_resuming(world: Tuned, monkeypatch:
     assert blocks >= 8, "half of them count"
 
 
-def test_a_quorum_of_the_voters_ends_a_plan_that_has_no_job_yet(
-    world: Tuned, monkeypatch: pytest.MonkeyPatch, key: bytes
-) -> None:
+def test_a_quorum_of_the_voters_ends_a_plan_that_has_no_job_yet(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning_plans, "plan_requests", without_launching)
+    key = world.planned()
     for voter, phase in zip(
         PEOPLE[1:4],
         (tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.CANCELLED),

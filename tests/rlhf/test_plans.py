@@ -180,8 +180,9 @@ def key(world: Tuned) -> bytes:
     return world.planned()
 
 
-def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned, key: bytes) -> None:
+def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
     other = world.start(OTHER, replace(BASE, name="other").encode())
+    key = world.planned()
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     assert [waiting.job for waiting in world.state.jobs.queue] == [reward] and not world.plan(key).current.spec
     world.close(other)

@@ -23,7 +23,7 @@ from rlhf.objectives import job_presets, rule_rewards, toy_policies
 from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, VALUE_HEAD, PpoSettings, RolloutDeclaration
 from rlhf.objectives.rule_rewards import RULES
 from rlhf.pytorch.losses import log_probabilities
-from tests.rlhf.slices import whole
+from tests.rlhf.seat import whole
 from training import worker_protocol
 from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText

@@ -32,8 +32,7 @@ from rlhf.objectives.ppo import MODEL_REWARD, PPO, VALUE_HEAD, PpoSettings, Prom
 from rlhf.objectives.response_reader import open_responses
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rlhf.pytorch import rollout_passes
-from tests.rlhf.seat import write
-from tests.rlhf.slices import whole
+from tests.rlhf.seat import whole, write
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Engine

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import trio
+from aiohttp import ClientSession, web
 
 from consensus.block import decode_header, header_digest
 from consensus.voter_set import VoterSet, verify_certificate
@@ -34,8 +36,7 @@ from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from web import asyncio_bridge
 from web.event_stream import EventStreams
-
-pytestmark = pytest.mark.real("sockets")
+from web.routes import EventFeed
 
 Event = tuple[str, str, Any]  # id, kind, data
 
@@ -90,6 +91,7 @@ def room(tmp_path: Path) -> Room:
     return Room(tmp_path)
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_listens_sees_the_state_and_then_what_changes(room: Room) -> None:
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2)
@@ -110,6 +112,7 @@ async def test_whoever_listens_sees_the_state_and_then_what_changes(room: Room) 
                 assert settled["settled"] == 1 and settled["height"] > stats["height"]
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_comes_again_goes_on_where_it_stopped(room: Room) -> None:
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2)
@@ -132,6 +135,7 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(room: Room) -> None:
                 assert kinds == ["block", "project", "settled"], "the newest state"
 
 
+@pytest.mark.real("sockets")
 async def test_live_events_come_to_those_who_ask_and_say_what_changed(room: Room) -> None:
     async with room.serving() as (daemon, site):
         async with listening(site, "?live=1") as stream, listening(site) as another:
@@ -153,6 +157,7 @@ async def test_live_events_come_to_those_who_ask_and_say_what_changed(room: Room
         assert (await said(site.get, "/api/v1/events?live=2")).code == "malformed"
 
 
+@pytest.mark.real("sockets")
 async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = 0, LiveFeed._look
 
@@ -171,6 +176,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         assert looks <= 10, "one for each that came alone, and what the first ones saw change: a peer that starts tells much"
 
 
+@pytest.mark.real("sockets")
 async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving() as (daemon, _):
         desk: Any = SimpleNamespace(api=daemon.api, height=1, state=daemon.api, time_ms=0)
@@ -198,6 +204,7 @@ async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: p
         assert told == 2, "the event that came is looked at again"
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "DISK_WARNING_BYTES", 1 << 60)
     async with Room(tmp_path).serving() as (daemon, site):
@@ -205,6 +212,7 @@ async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, mon
         assert (await said(site.get, "/api/v1/live")).body["alerts"] == []
 
 
+@pytest.mark.real("sockets")
 async def test_a_block_comes_as_it_was_hashed_and_signed(room: Room) -> None:
     async with room.serving() as (daemon, site):
         await room.project(daemon)
@@ -228,6 +236,7 @@ async def test_a_block_comes_as_it_was_hashed_and_signed(room: Room) -> None:
         assert (await said(site.get, "/api/v1/blocks/0")).code == "malformed"
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room, running, most, read = Room(tmp_path), 0, 0, BlockRpcHandler._block
 
@@ -253,6 +262,7 @@ async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path
         assert ([reply.status for reply in replies], most) == (12 * [200], 1)
 
 
+@pytest.mark.real("sockets")
 async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
     monkeypatch.setattr("web.event_stream.KEEPALIVE_SECONDS", 0.1)
@@ -271,6 +281,7 @@ async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: P
         assert status == 200
 
 
+@pytest.mark.real("sockets")
 async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
     async with Room(tmp_path).serving() as (_, site):
@@ -287,6 +298,7 @@ async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monke
             stream.close()
 
 
+@pytest.mark.real("sockets")
 async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENER_QUEUE_MAX", 2)
     monkeypatch.setattr("web.event_stream._Event.text", f"data: {'x' * (1 << 22)}\n\n")  # one alone is more than sockets hold
@@ -316,6 +328,7 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
             assert 0 < await said(drained) < 10 << 22, "the peer has closed the connection"
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio_bridge, "SHUTDOWN_SECONDS", 30.0)  # after which streams are cut off
     async with trio.open_nursery() as nursery:
@@ -328,6 +341,7 @@ async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkey
     stream.close()
 
 
+@pytest.mark.real("sockets")
 async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
@@ -351,3 +365,61 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch, room: Room) -
         while (ill := await said(site.get, "/healthz")).status == 200:  # noqa: ASYNC110
             await trio.sleep(0.05)  # the peer looks at itself once a second
         assert (ill.status, ill.code) == (503, "unhealthy") and "another machine" in ill.body["detail"]
+
+
+def look(height: int) -> dict[str, Any]:
+    return {"height": height}
+
+
+class Looks:
+    """A feed whose looks end when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
+
+    async def wait_for_look(self, last: dict[str, Any]) -> dict[str, Any]:
+        answer = asyncio.get_running_loop().create_future()
+        await self.asked.put(answer)
+        found: dict[str, Any] = await answer
+        return found
+
+
+@pytest.mark.real("aiohttp's event loop")
+def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
+    async def listen() -> None:
+        looks = Looks()
+
+        async def call(do: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+            return await do(*arguments)
+
+        feed = EventFeed(looks.wait_for_look, "height", lambda before, now: iter([("block", now)]))
+        listening = EventStreams([feed], call, {})
+        app = web.Application()
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            return await listening.stream_events(request, False)
+
+        app.router.add_get("/", stream)
+        app.on_shutdown.append(listening.close_streams)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        try:
+            async with ClientSession() as session, asyncio.timeout(90):
+                ann, ben = (asyncio.create_task(session.get(f"http://{host}:{port}/")) for _ in range(2))
+                first, second = await looks.asked.get(), await looks.asked.get()
+                first.set_result(look(1))
+                follows = await looks.asked.get()  # one of them listens now
+                second.set_result(look(2))
+                await asyncio.wait((ann, ben))
+                follows.set_result(look(2))
+                for reply in (await ann, await ben):
+                    heard = b""
+                    while b'"height": 2' not in heard:
+                        heard += await reply.content.readline()
+                    reply.close()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(listen())
