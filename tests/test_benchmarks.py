@@ -628,8 +628,10 @@ def test_rates_are_tuned_on_a_finer_line_once_the_others_are_known(text: Path) -
     def run(budget: codec.Budget, seed: int, tuned: codec.Tuned) -> tuple[float, float]:
         return sum(math.log(tuned[name] / best) ** 2 for name, best in (("inner_rate", 2.8), ("outer_rate", 11.0))), 1.0
 
-    method = codec.Method("off the grid", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)})
-    tuning = codec.tune(method, codec.Budget(text, 30, 2, ()))
+    tuning = codec.tune(
+        codec.Method("off the grid", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)}),
+        codec.Budget(text, 30, 2, ()),
+    )
     assert tuning.best == {"inner_rate": 2.83, "outer_rate": 11.3} and not tuning.edges
 
 
@@ -930,8 +932,9 @@ def test_manipulated_means_are_those_of_what_is_not_compressed_yet() -> None:
 def test_a_trigger_is_so_far_from_the_mean_of_the_honest(share: float) -> None:
     honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
     known = known_of(honest, lambda vector: 0.0)
-    poison = VECTORS[f"trigger-{share:g}"](known) - known.mean
-    assert np.allclose(poison, honest[0] * share * known.norm / np.linalg.norm(honest[0]), atol=1e-5)
+    assert np.allclose(
+        VECTORS[f"trigger-{share:g}"](known) - known.mean, honest[0] * share * known.norm / np.linalg.norm(honest[0]), atol=1e-5
+    )
 
 
 def test_a_flip_of_rare_tokens_moves_their_rows_alone_by_the_norm_of_an_honest_update() -> None:
@@ -1006,8 +1009,11 @@ def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
     header = payloads.PayloadHeader(bytes(range(32)), 3, bytes(range(1, 33)), bytes(range(2, 34)), 1, 2, 1)
     m = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
     honest = payloads.encode_payload(header, m, layout)
-    other = payloads.encode_payload(replace(header, trainer=bytes(32)), m, layout)
-    forged = PAYLOADS[name](Said(honest, None, other, layout, np.random.default_rng(0)))
+    forged = PAYLOADS[name](
+        Said(
+            honest, None, payloads.encode_payload(replace(header, trainer=bytes(32)), m, layout), layout, np.random.default_rng(0)
+        )
+    )
     assert forged != honest
     if name in ("forged-scales", "forged-exponent"):
         assert (

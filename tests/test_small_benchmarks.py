@@ -96,8 +96,15 @@ def test_every_bound_of_a_round_is_held_and_missed() -> None:
     assert said(row(13, 4_200_000, 1.1, 1.0), *good[1:])[0] == "MISSED"
     assert said(good[0], row(*large, 11.0, 210.0), *good[2:])[1:3] == ["MISSED", "MISSED"]
     greedy = replace(good[2], peak_extra_megabytes=30.0)
-    heavy = replace(largest, total_seconds=9.0, anonymous_megabytes=201.0)
-    assert said(*good[:2], greedy, replace(good[3], total_seconds=0.07), heavy)[3:] == ["MISSED"] * 4
+    assert (
+        said(
+            *good[:2],
+            greedy,
+            replace(good[3], total_seconds=0.07),
+            replace(largest, total_seconds=9.0, anonymous_megabytes=201.0),
+        )[3:]
+        == ["MISSED"] * 4
+    )
 
 
 def test_a_small_network_is_filled_and_takes_batches_as_a_large_one(tmp_path: Path) -> None:
@@ -117,8 +124,9 @@ def test_what_is_missed_is_said() -> None:
     held = Figures(10_000, 1_000_000, 100_000, 400.0, 100.0, 3.0, batches, daemon)
     assert not any(line.startswith(MISSED) for line in verdicts(held))
     slow, lost = replace(batches, batch_ms=[206.0]), replace(batches, acted=511)
-    worse = replace(daemon, closed_mb=400.1, close_seconds=5.1, paid=daemon.paid - 1)
-    lines = list(verdicts(replace(held, batches=slow, daemon=worse)))
+    lines = list(
+        verdicts(replace(held, batches=slow, daemon=replace(daemon, closed_mb=400.1, close_seconds=5.1, paid=daemon.paid - 1)))
+    )
     assert [line.startswith(MISSED) for line in lines] == [True, True, True, True, True, False]
     assert list(verdicts(replace(held, batches=lost)))[-1].startswith(MISSED)
 

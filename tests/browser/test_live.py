@@ -146,8 +146,12 @@ async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_to
             assert delays and max(delays) < 1_000 * SEEN_SECONDS_MAX, delays
             assert await page.until("document.querySelector('[data-live=labels]')?.textContent") == "0"
             without = ["chart", "round", "rounds", "samples"]
-            hidden = "return arguments[0].filter((id) => document.getElementById(id).closest('section').hidden)"
-            assert await page.script(hidden, without) == without, "there is nothing to show in them"
+            assert (
+                await page.script(
+                    "return arguments[0].filter((id) => document.getElementById(id).closest('section').hidden)", without
+                )
+                == without
+            ), "there is nothing to show in them"
             assert await axe.found(page) == []
         await page.until("!document.getElementById('offline').hidden && document.querySelector('.away')")
         assert await axe.found(page) == []

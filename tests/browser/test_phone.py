@@ -97,8 +97,11 @@ async def test_a_ranking_is_made_by_drawing_by_buttons_and_by_keys(tmp_path: Pat
         await order(page, "210")
         await page.chord(Keys.CONTROL, Keys.ENTER)
         await page.count("settled", 3)
-        votes = [row["votes"][0]["answer"] for row in await exported(site, project["project"])]
-        assert sorted(votes) == [[0, 2, 1], [1, 2, 0], [2, 1, 0]]
+        assert sorted([row["votes"][0]["answer"] for row in await exported(site, project["project"])]) == [
+            [0, 2, 1],
+            [1, 2, 0],
+            [2, 1, 0],
+        ]
         assert await page.errors() == []
 
 

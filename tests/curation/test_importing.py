@@ -202,8 +202,13 @@ def test_no_label_becomes_a_suggestion_in_a_file_with_gold() -> None:
 
 
 def test_wrong_gold_is_an_error_and_an_empty_one_is_none() -> None:
-    rows = lines({"text": "a", "label": "neg"}, {"text": "b", "label": None}, {"text": "c", "label": []})
-    assert golds(read("a.jsonl", rows, gold_from="label")) == [(1,), None, None]
+    assert golds(
+        read(
+            "a.jsonl",
+            lines({"text": "a", "label": "neg"}, {"text": "b", "label": None}, {"text": "c", "label": []}),
+            gold_from="label",
+        )
+    ) == [(1,), None, None]
     assert "a.csv:3: label 'angry' is none of the options" in problem("a.csv", "text,label\na,neg\nb,angry\n", gold_from="label")
     assert "there is no 'labels'; it has items, label, text" in problem(
         "a.jsonl", lines({"text": "a", "items": [], "label": "neg"}), gold_from="labels"

@@ -290,8 +290,9 @@ def test_what_cannot_act_is_passed_over_and_changes_nothing(room: Room, how: str
 
 def test_a_batch_of_a_peer_that_does_not_serve_is_refused(room: Room) -> None:
     assert "only members with the role 'annotator'" in room.refused(AUTHOR, "curation/statements", StatementBatch())
-    too_many = StatementBatch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
-    assert "600 statements, at most 512" in room.refused(PEER, "curation/statements", too_many)
+    assert "600 statements, at most 512" in room.refused(
+        PEER, "curation/statements", StatementBatch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
+    )
 
 
 def test_a_session_is_of_one_peer(room: Room) -> None:
@@ -760,8 +761,7 @@ def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
     assert room.curation.redacted == 0
     room.say(OTHER, "curation/redact", wish)
     assert room.curation.redacted == 1 and row_of(room, project, 1).is_redacted and len(room.curation.wishes) == 0
-    stale = replace(wish, index=2, digest=b"p" * 32)
-    assert "that page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", stale)
+    assert "that page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", replace(wish, index=2, digest=b"p" * 32))
 
 
 def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room) -> None:

@@ -110,8 +110,13 @@ def test_only_what_was_committed_blind_counts() -> None:
 
 def test_ones_own_vote_does_not_speak_for_oneself() -> None:
     """Nobody else answered these tasks: what the annotator said of them changes nothing, though one class is the commoner one."""
-    whole = run_dawid_skene(2, 50, 1, np.array([(task, 0, int(task % 5 > 0)) for task in range(50)], dtype=np.int64))
-    assert final_confusions(whole, np.ones(50, dtype=np.int64)).sum() == 0
+    assert (
+        final_confusions(
+            run_dawid_skene(2, 50, 1, np.array([(task, 0, int(task % 5 > 0)) for task in range(50)], dtype=np.int64)),
+            np.ones(50, dtype=np.int64),
+        ).sum()
+        == 0
+    )
     assert final_confusions(DawidSkene(2, 1, 1, np.zeros((0, 3), dtype=np.int64)), np.zeros(0, dtype=np.int64)).shape == (1, 2, 2)
 
 

@@ -215,13 +215,7 @@ async def network(
 
 def certified(job: bytes) -> Callable[[Driver], bool]:
     """The job is over and the empty block that certifies its last root is applied."""
-
-    def condition(driver: Driver) -> bool:
-        state = driver.state
-        over = job in state.jobs.jobs and state.jobs.jobs[job].phase is JobPhase.FINISHED
-        return over and driver.ledger.certified_root == state.state_root
-
-    return condition
+    return lambda driver: has_finished(job)(driver) and driver.ledger.certified_root == driver.state.state_root
 
 
 def has_finished(job: bytes) -> Callable[[Driver], bool]:
@@ -235,12 +229,7 @@ def has_trained(job: bytes) -> Callable[[Driver], bool]:
 
 def settled(job: bytes) -> Callable[[Driver], bool]:
     """The job and its audits are over, and that is certified."""
-
-    def condition(driver: Driver) -> bool:
-        state = driver.state
-        return has_finished(job)(driver) and job not in state.audits.jobs and driver.ledger.certified_root == state.state_root
-
-    return condition
+    return lambda driver: certified(job)(driver) and job not in driver.state.audits.jobs
 
 
 def assert_same(seats: Sequence[Seat]) -> None:

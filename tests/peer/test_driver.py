@@ -96,8 +96,9 @@ async def test_a_peer_that_was_away_gets_missed_blocks_and_payloads_from_others_
 
 async def test_two_voters_without_a_link_to_each_other_agree_through_the_others(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        lost = replace(made.mesh.conditions_between(b"", b""), loss=1.0)
-        made.mesh.set_conditions(made.seats[0].public, made.seats[1].public, lost)
+        made.mesh.set_conditions(
+            made.seats[0].public, made.seats[1].public, replace(made.mesh.conditions_between(b"", b""), loss=1.0)
+        )
         for seat in made.seats:
             await made.start(seat)
         await one_root(made.seats, await made.seats[0].scratch())

@@ -358,8 +358,7 @@ def test_a_long_list_of_namesakes_is_cut() -> None:
 def test_no_advice_names_a_peer_as_another_s_id_reads(characters: int, change: Callable[[str], str]) -> None:
     """Commands take an id, or the beginning of one, for that id: the advice would act on whom the liar chose."""
     victim, liar = PEOPLE[0].public, PEOPLE[1].public
-    looks = change(peer_id(victim)[:characters])
-    table = {victim: Member("anna", (), 0, None, 0), liar: Member(looks, (), 0, None, 0)}
+    table = {victim: Member("anna", (), 0, None, 0), liar: Member(change(peer_id(victim)[:characters]), (), 0, None, 0)}
     members = MembersState(table, (victim,), (victim,), (victim,))
     assert short_id(liar) in PeerNames(present_of(members))[peer_id(liar)]
     advice = PeerNames(present_of(members)).replace_ids(f"`peer retire {short_id(liar)}` says so, too")

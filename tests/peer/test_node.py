@@ -599,8 +599,7 @@ def test_notices_of_more_voters_than_may_lie_make_a_transaction_due(pack: Pack) 
 
 
 def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
-    twice = InclusionList(0, (bytes(32), bytes(32)))
-    hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[1], pack.world.chain, twice)))
+    hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[1], pack.world.chain, InclusionList(0, (bytes(32), bytes(32))))))
     assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
 
 

@@ -228,8 +228,9 @@ def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_propose
     """It would be expelled for a second proposal."""
     court = Court()
     rounds = OpenRounds(PEOPLE[0], court.chain, {})
-    commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
-    own = replace(proposal_of(court, court.key), loss=commitment)
+    own = replace(
+        proposal_of(court, court.key), loss=commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
+    )
     assert rounds.receive_message(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
     rounds.apply_state(court.state)
     rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)

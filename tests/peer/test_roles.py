@@ -130,8 +130,9 @@ async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: W
 
 
 async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> None:
-    bits = world.round.spec.payload_bits(0)
-    large = replace(await world.proposed(), payload_bytes=payload_bytes(world.round.model.layout, bits) + 1)
+    large = replace(
+        await world.proposed(), payload_bytes=payload_bytes(world.round.model.layout, world.round.spec.payload_bits(0)) + 1
+    )
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
 
@@ -230,8 +231,9 @@ async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_
     buffer = feedback_buffer.make_buffer(other, model.header(ME.public), world.round.spec)
     assert buffer is not None
     changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.encode_payload(ME.public, other))}
-    lie = replace(honest, **{name: digest for name, digest in changes.items() if name in lies})
-    assert await world.vouch(lie) is Verdict.REPLAY
+    assert (
+        await world.vouch(replace(honest, **{name: digest for name, digest in changes.items() if name in lies})) is Verdict.REPLAY
+    )
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "silent", "false-update"])

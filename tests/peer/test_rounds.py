@@ -664,8 +664,10 @@ def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chai
     in_minority(before, chain, key, NOW)
     closes_at_pace(before, chain, key, NOW, 4.0)
     before.apply_state(chain.ledger.state)
-    after = OpenRounds(chain.people[0], chain.id, {}, before.measured)
-    assert in_minority(after, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0
+    assert (
+        in_minority(OpenRounds(chain.people[0], chain.id, {}, before.measured), chain, key, NOW)
+        == round_state.MINORITY_FACTOR * 4.0
+    )
 
 
 @pytest.mark.parametrize(("present", "arrival"), [(4, 0.0), (4, 20.0), (3, 0.0), (3, 20.0)])
@@ -933,5 +935,6 @@ def test_the_pause_is_bounded(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_our_own_trainer_needs_no_link(chain: Chain) -> None:
-    last = max(range(len(chain.people)), key=lambda place: chain.people[place].public)
-    assert returning(chain, 3, lambda number: None, me=last) == [True, False, True]
+    assert returning(
+        chain, 3, lambda number: None, me=max(range(len(chain.people)), key=lambda place: chain.people[place].public)
+    ) == [True, False, True]

@@ -451,8 +451,13 @@ def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -
     state = chain.ledger.state
     store = LedgerStore(tmp_path / "ledger.db", chain.id)
     decided = [chain.store.get_decision(height) for height in (state.height - 2, state.height - 1, state.height)]
-    encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
-    store.restore_snapshot([item for item in decided if item], state.height - 1, state.state_root, encoded, tables={})
+    store.restore_snapshot(
+        [item for item in decided if item],
+        state.height - 1,
+        state.state_root,
+        chain.rules.encode_state(replace(state, height=state.height - 1)),
+        tables={},
+    )
     with pytest.raises(UserError) as error:
         export.export_run(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
     assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)

@@ -72,8 +72,9 @@ def peers() -> list[Any]:
 
 def round_view() -> Any:
     (view,) = fake_api.ROUNDS
-    verdicts = dict.fromkeys(KEYS[:6], "accept") | {KEYS[6]: "replay"}
-    return replace(view, round=60, height=1234, verdicts=verdicts, ballots=KEYS, seconds=12.5)
+    return replace(
+        view, round=60, height=1234, verdicts=dict.fromkeys(KEYS[:6], "accept") | {KEYS[6]: "replay"}, ballots=KEYS, seconds=12.5
+    )
 
 
 TABLES: dict[str, Callable[[], Any]] = {

@@ -131,8 +131,11 @@ def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:
     """The next round's model, where the accepted proposals declare these k1."""
     made = []
     for item, k1 in zip(round_of(model, len(sums)), sums, strict=True):
-        declared = codec.encode(RolloutDeclaration(bytes(32), 50, 0, k1, 0, 0, 0))
-        made.append(replace(item, proposal=replace(item.proposal, declaration=declared)))
+        made.append(
+            replace(
+                item, proposal=replace(item.proposal, declaration=codec.encode(RolloutDeclaration(bytes(32), 50, 0, k1, 0, 0, 0)))
+            )
+        )
     return model.apply_round(made, {})
 
 

@@ -70,8 +70,7 @@ def check_advantages() -> None:
 
 def check_whitening() -> None:
     values = [float(ADVANTAGE[at]) for at in PLACES]
-    wanted = {at: (float(ADVANTAGE[at]) - fmean(values)) / stdev(values) for at in PLACES}
-    same(losses.whiten_advantages(ADVANTAGE, MASK), wanted)
+    same(losses.whiten_advantages(ADVANTAGE, MASK), {at: (float(ADVANTAGE[at]) - fmean(values)) / stdev(values) for at in PLACES})
 
 
 def check_groups() -> None:
@@ -124,8 +123,10 @@ def check_dpo() -> None:
 
 def check_k3() -> None:
     differences = {at: float(REFERENCE[at] - LOGP[at]) for at in PLACES}
-    wanted = [sum(math.exp(d) - 1 - d for (row, _), d in differences.items() if row == b) for b in range(B)]
-    same(losses.kl_estimate_k3(LOGP, REFERENCE, MASK), wanted)
+    same(
+        losses.kl_estimate_k3(LOGP, REFERENCE, MASK),
+        [sum(math.exp(d) - 1 - d for (row, _), d in differences.items() if row == b) for b in range(B)],
+    )
 
 
 def check_log_probabilities() -> None:

@@ -132,8 +132,12 @@ class Hasty(RlhfModule):
     def end_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         state = super().end_block(state, view, context).state
         jobs = view.module_state(JobsState)
-        moved = {key: tuning_plans.advance_stage(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()}
-        return StateChange(replace(state, plans=moved))
+        return StateChange(
+            replace(
+                state,
+                plans={key: tuning_plans.advance_stage(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()},
+            )
+        )
 
 
 def test_a_plan_that_goes_on_before_the_root_of_its_reward_is_certified_is_found_out(tmp_path: Path) -> None:
@@ -250,8 +254,11 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
 
 
 def test_a_plan_may_train_a_reward_model_whose_score_is_a_mean(world: Tuned) -> None:
-    reward = replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
-    key = world.planned(world.begin(reward))
+    key = world.planned(
+        world.begin(
+            replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
+        )
+    )
     for stage in range(2):
         world.close(tuning_plans.stage_job_id(key, stage), blocks=2)
     assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
@@ -440,8 +447,7 @@ def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypa
 
 def test_a_report_goes_on_with_the_key_of_its_voter(world: Tuned, measured: bytes) -> None:
     assert world.report(measured, PEOPLE[0], 136, 96) is None
-    state = world.state.module_state(RlhfState)
     moved = RlhfModule(world.rules.jobs_module.rules).follow_key_rotations(
-        state, lambda key: NOVICE.public if key == PEOPLE[0].public else key
+        world.state.module_state(RlhfState), lambda key: NOVICE.public if key == PEOPLE[0].public else key
     )
     assert moved.plans[measured].reports == {NOVICE.public: PairAccuracy(136, 96)}

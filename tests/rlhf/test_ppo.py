@@ -194,8 +194,9 @@ def test_voters_without_torch_refuse_what_no_job_can_declare(full: World, done: 
     )
     assert full.model.check_proposal(TRAINER, proposal, payload) is Verdict.ACCEPT
     for wrong in (replace(said, tokens=15), replace(said, tokens=97), replace(said, unfinished=17)):
-        false = replace(proposal, declaration=codec.encode(wrong))
-        assert full.model.check_proposal(TRAINER, false, payload) is Verdict.MALFORMED, wrong
+        assert (
+            full.model.check_proposal(TRAINER, replace(proposal, declaration=codec.encode(wrong)), payload) is Verdict.MALFORMED
+        ), wrong
 
 
 def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:

@@ -178,8 +178,9 @@ def test_auditors_find_the_same_prompts_and_whoever_answers_others_is_named(tmp_
     done = world.propose(world.worker())
     found = world.audited(world.worker(), done)
     assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
-    others = [replace(pair, prompt=pair.prompt.upper()) for pair in some_pairs()]
-    (tmp_path / "others").write_bytes(b"".join(encode_records(others)))
+    (tmp_path / "others").write_bytes(
+        b"".join(encode_records([replace(pair, prompt=pair.prompt.upper()) for pair in some_pairs()]))
+    )
     said = world.propose(world.worker("others"))
     assert codec.decode(RolloutDeclaration, said.declaration).blob != codec.decode(RolloutDeclaration, done.declaration).blob
     assert verdict_label(world.audited(world.worker(), said).verdict, PPO.reason_labels) == "rollout"
@@ -237,10 +238,10 @@ def test_whoever_leaves_the_list_out_is_named(tmp_path: Path) -> None:
     world = World(tmp_path, EVERYTHING)
     assert world.audited(world.worker(), world.propose(world.worker())).verdict is Verdict.ACCEPT
     (tmp_path / "other").write_text("zzz")
-    done = world.propose(world.worker(words="other"))
-    assert verdict_label(world.audited(world.worker(), done).verdict, PPO.reason_labels) == "rollout", (
-        "it answered what was not asked"
-    )
+    assert (
+        verdict_label(world.audited(world.worker(), world.propose(world.worker(words="other"))).verdict, PPO.reason_labels)
+        == "rollout"
+    ), "it answered what was not asked"
 
 
 def test_a_word_is_not_divided_between_prompt_and_response() -> None:

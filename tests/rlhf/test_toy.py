@@ -208,8 +208,10 @@ def test_a_linear_model_learns_a_weight_for_each_word_by_how_often_it_stands_the
 
 
 def test_ties_count_nowhere() -> None:
-    tie = [PreferencePair(b"1", "", "good", "bad", 500)]
-    assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), tie) is None
+    assert (
+        word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), [PreferencePair(b"1", "", "good", "bad", 500)])
+        is None
+    )
     assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), said(4)) == 0.5, "equal scores count half"
 
 

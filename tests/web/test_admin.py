@@ -259,8 +259,11 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
         assert await tasks_of(site, token, project) == 0, "nothing is imported yet"
         made = await sends(f"{path}jsonl", good)
         assert (made.status, made.body["tasks"]) == (201, 2)
-        studio = json.dumps([{"data": {"text": "three"}, "predictions": 5}, {"data": {"text": "four"}}]).encode()
-        assert (await sends(f"{path}json", studio)).body["tasks"] == 4
+        assert (
+            await sends(
+                f"{path}json", json.dumps([{"data": {"text": "three"}, "predictions": 5}, {"data": {"text": "four"}}]).encode()
+            )
+        ).body["tasks"] == 4
         # A body that is larger than any other call takes.
         large = b"".join(b'{"text": "%d %s"}\n' % (number, b"x" * 400) for number in range(600))
         assert len(large) > 64 << 10 and (await sends(f"{path}jsonl", large)).body["tasks"] == 604

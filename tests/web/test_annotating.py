@@ -366,8 +366,9 @@ async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: 
         project, lease = bytes.fromhex(first["project"]), state.assignments.get_record(bytes.fromhex(first["assignment"]))
         page = state.pages.get_record(page_key(project, 0))
         assert page is not None and lease is not None
-        nowhere = Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
-        await TransactionSubmitter(daemon.driver).submit("curation/redact", nowhere)
+        await TransactionSubmitter(daemon.driver).submit(
+            "curation/redact", Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
+        )
         (other,) = await assigned(site, ann)
         assert {first["project"], other["project"]} == projects
         assert await assigned(site, ann) == [other]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,11 +217,34 @@ class Port:
         return place
 
 
-def test_a_host_at_its_bound_loses_its_own_oldest_connection() -> None:
-    port = Port(most=8)
-    for number, host in enumerate(("a", "b", "a", "a")):
-        port.come(host, number)
-    assert port.closed == [0] and len(port.places) == 3
+@pytest.mark.parametrize(
+    ("proxies", "steps"),
+    [
+        pytest.param((), [("abaa", [0])], id="a host at its bound loses its own oldest connection"),
+        pytest.param(
+            (),
+            [("aabbccdd", []), (["visitor"], [0]), (["visitor"], [0, 2])],  # not the visitor, and not the host that has lost one
+            id="where all places are taken, the host with most loses one",
+        ),
+        pytest.param(("proxy",), [(["proxy"] * 8, []), (["proxy"], [0])], id="a proxy may have all places"),
+        pytest.param(
+            ("proxy",),
+            [
+                (["proxy"] * 6, []),
+                ([f"stranger {number}" for number in range(6)], [6, 7, 8, 9]),  # strangers give way to one another
+                (["proxy"] * 2, [6, 7, 8, 9, 10, 0]),  # a proxy with more is like any other host
+            ],
+            id="a proxy with three quarters of all places, or less, gives way to nobody",
+        ),
+    ],
+)
+def test_connections_give_way(proxies: tuple[str, ...], steps: list[tuple[Sequence[str], list[int]]]) -> None:
+    port = Port(most=8, proxies=proxies)
+    for hosts, closed in steps:
+        for host in hosts:
+            port.come(host, len(port.open))
+        assert port.closed == closed
+        assert len(port.places) == len(port.open) - len(closed)
 
 
 def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
@@ -232,37 +256,6 @@ def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
     port.open[2].begin_request(REQUEST_SECONDS)
     port.come("a", 3)
     assert port.closed == [1, 0], "where all have requests the oldest goes"
-
-
-def test_where_all_places_are_taken_the_host_with_most_loses_one() -> None:
-    port = Port(most=8)
-    for number, host in enumerate("aabbccdd"):
-        port.come(host, number)
-    port.come("visitor", 8)
-    assert port.closed == [0]
-    port.come("visitor", 9)
-    assert port.closed == [0, 2], "not the visitor, and not the host that has lost one"
-
-
-def test_a_proxy_may_have_all_places() -> None:
-    port = Port(most=8, proxies=("proxy",))
-    for number in range(8):
-        port.come("proxy", number)
-    assert port.closed == []
-    port.come("proxy", 8)
-    assert port.closed == [0]
-
-
-def test_a_proxy_with_three_quarters_of_all_places_or_less_gives_way_to_nobody() -> None:
-    port = Port(most=8, proxies=("proxy",))
-    for number in range(6):
-        port.come("proxy", number)
-    for number in range(6, 12):
-        port.come(f"stranger {number}", number)
-    assert port.closed == [6, 7, 8, 9], "strangers give way to one another"
-    for number in range(12, 14):
-        port.come("proxy", number)
-    assert port.closed == [6, 7, 8, 9, 10, 0], "a proxy with more is like any other host"
 
 
 def test_a_connection_ends_where_header_or_request_take_too_long() -> None:

@@ -66,8 +66,9 @@ async def test_annotators_come_by_https_and_their_cookie_by_nothing_else(tmp_pat
         assert status == 201 and cookie.startswith("__Host-folkmoot=")
         assert {"secure", "path=/", "httponly"} <= {part.strip().lower() for part in cookie.split(";")} and "Domain" not in cookie
         assert (await said(asked, address, "GET", "/api/v1/session", None, cookie.split(";")[0]))[0] == 200
-        bare = cookie.split(";")[0].removeprefix("__Host-")
-        assert (await said(asked, address, "GET", "/api/v1/session", None, bare))[0] == 401, "one that plain HTTP could have set"
+        assert (await said(asked, address, "GET", "/api/v1/session", None, cookie.split(";")[0].removeprefix("__Host-")))[
+            0
+        ] == 401, "one that plain HTTP could have set"
 
 
 @pytest.mark.real("sockets")

@@ -358,8 +358,10 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch, room: Room) -
         assert values['folkmoot_http_calls_total{status="404"}'] == "1"
         status: StatusView = await daemon.api.status()
         assert (await said(site.get, "/healthz")).text == "ok\n" and not why_unhealthy(status)
-        halted = replace(status, state="halted", halted="HALTED: the disk forgets")
-        assert why_unhealthy(halted) == "halted: HALTED: the disk forgets"
+        assert (
+            why_unhealthy(replace(status, state="halted", halted="HALTED: the disk forgets"))
+            == "halted: HALTED: the disk forgets"
+        )
         assert "3 heights" in why_unhealthy(replace(status, state="behind", heights_behind=3))
         monkeypatch.setattr("peer.api.handlers.local_peer_handler.why_halted", lambda *given: "HALTED: another machine signs")
         while (ill := await said(site.get, "/healthz")).status == 200:  # noqa: ASYNC110
