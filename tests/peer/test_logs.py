@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -199,18 +199,29 @@ def witness(log: EventLog) -> NodeObserver:
     return NodeObserver(log, lambda: 0.0)
 
 
-async def test_silence_is_told_once_with_its_end_and_its_likely_cause(log: EventLog, witness: NodeObserver) -> None:
-    for height, below in ((5, 0), (5, 7), (6, 7), (7, 7)):
-        witness.report_vote_lockout(height, below)
-    (line,) = await event_texts(log)
-    assert line == "silent until height 7: signatures of ours are missing from this disk (was it restored from a backup?)"
-
-
-async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventLog, witness: NodeObserver) -> None:
-    for rounds in ((), ((HISTORY, 3),), ((HISTORY, 3),), ()):
-        witness.report_muted_rounds(frozenset(rounds))
-    (line,) = await event_texts(log)
-    assert line == "saying nothing more in round 4: a message of ours in it is missing from this disk"
+@pytest.mark.parametrize(
+    ("report", "given", "told"),
+    [
+        pytest.param(
+            NodeObserver.report_vote_lockout,
+            [(5, 0), (5, 7), (6, 7), (7, 7)],
+            "silent until height 7: signatures of ours are missing from this disk (was it restored from a backup?)",
+            id="silence, with its end and its likely cause",
+        ),
+        pytest.param(
+            NodeObserver.report_muted_rounds,
+            [(frozenset(rounds),) for rounds in ((), ((HISTORY, 3),), ((HISTORY, 3),), ())],
+            "saying nothing more in round 4: a message of ours in it is missing from this disk",
+            id="a round of which something was forgotten",
+        ),
+    ],
+)
+async def test_what_holds_for_a_while_is_told_once(
+    log: EventLog, witness: NodeObserver, report: Callable[..., None], given: list[tuple[Any, ...]], told: str
+) -> None:
+    for arguments in given:
+        report(witness, *arguments)
+    assert await event_texts(log) == [told]
 
 
 @pytest.mark.parametrize(

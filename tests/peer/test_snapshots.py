@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -165,15 +165,17 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
-    return Network(tmp_path, founders=1).seats[0]
+async def seat(tmp_path: Path) -> AsyncIterator[Seat]:
+    made = Network(tmp_path, founders=1).seats[0]
+    made.open(None, lambda blobs: blobs)
+    yield made
+    made.store.close()
 
 
 async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(autojump_clock: trio.testing.MockClock, seat: Seat) -> None:
     class Proven:
         progress = (100, 5)
 
-    seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
 
     async def waited() -> float:
@@ -188,7 +190,6 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(autojump_clock
     assert await waited() == 0, "once a transfer has had its time, blocks are applied beside it"
     snapshots._transfer, snapshots._begun = None, seat.driver.now()
     assert await waited() == 0
-    seat.store.close()
 
 
 async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +321,6 @@ async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_d
 
 async def test_each_transfer_asks_others_first_than_the_one_before(seat: Seat) -> None:
     """So that those who say nothing, however many there are, never are all that is asked."""
-    seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
     snapshots._links = frozenset(bytes([number]) * 32 for number in range(3 * SOURCES_MAX))
     asked: list[bytes] = []
@@ -330,12 +330,10 @@ async def test_each_transfer_asks_others_first_than_the_one_before(seat: Seat) -
         asked += [peer for peer, source in snapshots._transfer._sources.items() if source.waits]
         snapshots._end_transfer()
     assert sorted(asked) == sorted(snapshots._links)
-    seat.store.close()
 
 
-async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(tmp_path: Path) -> None:
-    seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
-    seat.open(None, lambda blobs: blobs)
+async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(seat: Seat) -> None:
+    chain = snapshots_of_ledgers.lived(40)
     snapshots, (first, *later) = seat.driver.state_sync, chain.light_blocks(0, 40)
     seat.store.restore_snapshot([chain.decided[1]], 1, chain.states[1].state_root, b"", links=[first], tables={})
     installed: list[Any] = []
@@ -350,13 +348,11 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
     )
     await snapshots._finish(ended, RestoredSnapshot((), chain.states[40], (), ()))  # type: ignore[arg-type]
     assert installed == [first, *later] and later
-    seat.store.close()
 
 
 @pytest.mark.parametrize(("height", "abandoned"), [(40, 0), (0, 1)])
 async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(height: int, abandoned: int, seat: Seat) -> None:
     """The driver's thread installs to its end, whatever is cancelled. What is not installed is deleted."""
-    seat.open(None, lambda blobs: blobs)
     snapshots, scope, deleted = seat.driver.state_sync, trio.CancelScope(), [0]
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
@@ -375,7 +371,6 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(he
         await snapshots._finish(ended, restored)  # type: ignore[arg-type]
     snapshots._end_transfer()  # as `run` does at its end
     assert deleted == [abandoned]
-    seat.store.close()
 
 
 async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_installed(tmp_path: Path) -> None:
@@ -392,7 +387,6 @@ async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_i
 
 async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) -> None:
     """A link may break, or come and go, between what a peer says and the moment it is looked at."""
-    seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
     for number in range(100):
         snapshots._update_links()
@@ -400,7 +394,6 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) 
         await snapshots._take_messages()
     snapshots._update_links()
     assert not snapshots._queue.askers
-    seat.store.close()
 
 
 @pytest.mark.parametrize("existed", [False, True])

@@ -311,48 +311,46 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
     monkeypatch.chdir(files.folder)
     worker = WorkerSupervisor()
     with patience(SECONDS_MAX):
-        await propose_and_audit(worker, files)
-
-
-async def propose_and_audit(worker: WorkerSupervisor, files: Files) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(worker.run)
-        opened = await worker.ask(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), files.path("text"), None))
-        assert opened.train_tokens == 18_000 and opened.held_out_tokens == 2_000
-        model, buffer = files.path("model"), files.path("buffer")
-        proposed = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer))
-        assert files.digest("buffer") == proposed.buffer_digest
-        audit = worker_protocol.AuditRequest(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
-        own = await worker.ask(audit)
-        assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
-        foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
-        assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
-        evaluated = await worker.ask(worker_protocol.EvaluateRequest(JOB, model))
-        assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
-        # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
-        text = worker_protocol.GenerateRequest(
-            JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
-        )
-        slices = [await worker.ask(replace(text, text_number=1))]
-        assert not slices[0].is_over, "a text longer than a slice"
-        again = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, files.path("again")))
-        assert again.payload_digest == proposed.payload_digest
-        while not slices[-1].is_over:
-            slices.append(await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices))))
-        whole = "".join(done.text for done in slices)
-        assert (await text_stream.generate_text(worker.ask, text)).text == whole
-        # Where the worker lost the text, as by a restart, it begins anew behind what was told.
-        lost = replace(text, text_number=9, told_characters=100)
-        while not (part := await worker.ask(lost)).text:
-            pass
-        assert whole[100:].startswith(part.text)
-        with pytest.raises(WorkerFailed, match="is not open"):
-            await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
-        with pytest.raises(WorkerFailed, match="nowhere"):
-            await worker.ask(worker_protocol.EvaluateRequest(JOB, files.path("nowhere")))
-        with pytest.raises(WorkerFailed, match="round"):
-            await worker.ask(replace(audit, round=5))
-        nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            opened = await worker.ask(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), files.path("text"), None))
+            assert opened.train_tokens == 18_000 and opened.held_out_tokens == 2_000
+            model, buffer = files.path("model"), files.path("buffer")
+            proposed = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer))
+            assert files.digest("buffer") == proposed.buffer_digest
+            audit = worker_protocol.AuditRequest(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
+            own = await worker.ask(audit)
+            assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
+            foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
+            assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
+            evaluated = await worker.ask(worker_protocol.EvaluateRequest(JOB, model))
+            assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
+            # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
+            text = worker_protocol.GenerateRequest(
+                JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
+            )
+            slices = [await worker.ask(replace(text, text_number=1))]
+            assert not slices[0].is_over, "a text longer than a slice"
+            again = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, files.path("again")))
+            assert again.payload_digest == proposed.payload_digest
+            while not slices[-1].is_over:
+                slices.append(
+                    await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices)))
+                )
+            whole = "".join(done.text for done in slices)
+            assert (await text_stream.generate_text(worker.ask, text)).text == whole
+            # Where the worker lost the text, as by a restart, it begins anew behind what was told.
+            lost = replace(text, text_number=9, told_characters=100)
+            while not (part := await worker.ask(lost)).text:
+                pass
+            assert whole[100:].startswith(part.text)
+            with pytest.raises(WorkerFailed, match="is not open"):
+                await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
+            with pytest.raises(WorkerFailed, match="nowhere"):
+                await worker.ask(worker_protocol.EvaluateRequest(JOB, files.path("nowhere")))
+            with pytest.raises(WorkerFailed, match="round"):
+                await worker.ask(replace(audit, round=5))
+            nursery.cancel_scope.cancel()
 
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:

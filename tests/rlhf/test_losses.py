@@ -341,10 +341,6 @@ def without_last_mask(real: Callable[..., Any], *arguments: Any, **named: Any) -
     return real(*others, mask | True, **named)
 
 
-def not_clipped(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    return real(*arguments, clip=1e9, **named)
-
-
 def ramped(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return real(*arguments, ramp=0.5, **named)
 
@@ -358,9 +354,9 @@ PLANTED_BESIDE_TRL = [
     ("token_rewards", without_last_mask, "rewards"),
     ("gae_advantages", advantages_one_token_late, "GAE"),
     ("whiten_advantages", without_last_mask, "whitening"),
-    ("policy_losses", not_clipped, "policy loss"),
+    ("policy_losses", never_clipped, "policy loss"),
     ("policy_losses", ramped, "gradient of the logits"),
-    ("value_losses", not_clipped, "value loss"),
+    ("value_losses", never_clipped, "value loss"),
     ("value_losses", ramped, "gradient of the values"),
     ("token_mean", lambda real, x, mask: x.mean(), "loss"),
     ("reward_model_losses", of_whole_pairs, "reward model"),

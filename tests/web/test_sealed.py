@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,34 +164,33 @@ def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> Leas
     return LeaseRequest(person.public, bytes(16), 1, signature, LEASES_MAX, without)
 
 
-async def test_statements_that_no_single_transaction_takes_go_into_several_batches(tmp_path: Path) -> None:
-    """Else the peer tries the same batch for ever, and none of its annotators gets or answers a task any more."""
-    without = tuple(bytes([number]) * 32 for number in range(EXCLUDED_PROJECTS_MAX))
-    async with network(tmp_path, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
+async def gathered(folder: Path, make: Callable[[Seat], list[LeaseRequest]]) -> CurationState:
+    """The state when all these statements have been in a decided batch."""
+    async with network(folder, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
         (seat,) = made.seats
-        gatherer = StatementBatcher(desk_of(seat, load_settings({"data_directory": seat.folder}, {"HOME": str(tmp_path)}).config))
-        wishes = [_wish(seat, Identity(number.to_bytes(32)), without) for number in range(BATCH_MAX)]
-        decided = [gatherer.add_statement(wish) for wish in wishes]
+        gatherer = StatementBatcher(desk_of(seat, load_settings({"data_directory": seat.folder}, {"HOME": str(folder)}).config))
+        decided = [gatherer.add_statement(wish) for wish in make(seat)]
         nursery.start_soon(gatherer.run)
         with trio.fail_after(60):
             for event in decided:
                 await event.wait()
         assert gatherer.waiting_count == 0
         nursery.cancel_scope.cancel()
+        return seat.driver.state.module_state(CurationState)
+
+
+async def test_statements_that_no_single_transaction_takes_go_into_several_batches(tmp_path: Path) -> None:
+    """Else the peer tries the same batch for ever, and none of its annotators gets or answers a task any more."""
+    without = tuple(bytes([number]) * 32 for number in range(EXCLUDED_PROJECTS_MAX))
+    await gathered(tmp_path, lambda seat: [_wish(seat, Identity(n.to_bytes(32)), without) for n in range(BATCH_MAX)])
 
 
 async def test_a_statement_with_a_false_signature_goes_and_takes_no_other_with_it(tmp_path: Path) -> None:
     """Else every batch with it is refused, for ever."""
-    async with network(tmp_path, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
-        (seat,) = made.seats
-        gatherer = StatementBatcher(desk_of(seat, load_settings({"data_directory": seat.folder}, {"HOME": str(tmp_path)}).config))
+
+    def true_and_false(seat: Seat) -> list[LeaseRequest]:
         true = _wish(seat, Identity(bytes(32)))
-        decided = [gatherer.add_statement(true), gatherer.add_statement(replace(true, expires_ms=2))]
-        nursery.start_soon(gatherer.run)
-        with trio.fail_after(60):
-            for event in decided:
-                await event.wait()
-        assert gatherer.waiting_count == 0
-        state = seat.driver.state.module_state(CurationState)
-        assert state.passed_over == 1, "the true one was decided, and is of a stranger"
-        nursery.cancel_scope.cancel()
+        return [true, replace(true, expires_ms=2)]
+
+    state = await gathered(tmp_path, true_and_false)
+    assert state.passed_over == 1, "the true one was decided, and is of a stranger"
