@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +36,7 @@ from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from tests.waiting import patience
+from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
 from transport.emulation.memory_network import Mesh
@@ -138,10 +140,11 @@ class Seat:
             error.add_note("\n".join(f"{event.kind}: {event.text}" for event in self.events.newest_events(20)))
             raise
 
-    async def scratch(self) -> bytes:
-        """Puts a scratch job on the log; its id once that is decided."""
+    async def start_job(self, spec: JobSpec = SCRATCH, **changes: Any) -> bytes:
+        """Puts a job on the log; its id once that is decided."""
         with patience(SECONDS_MAX):
-            return job_id(self.public, await self.author.submit("job/start", StartJob(SCRATCH.encode())))
+            content = StartJob(replace(spec, **changes).encode())
+            return job_id(self.public, await self.author.submit("job/start", content))
 
 
 def service_of(seat: Seat) -> PeerApi:

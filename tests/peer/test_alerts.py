@@ -347,6 +347,6 @@ async def test_a_peer_looks_at_every_round_that_closes_and_knows_whether_it_prop
 
     monkeypatch.setattr(NodeObserver, "check_straggling", took_part)
     async with network(tmp_path, founders=2) as made:
-        await one_root(made.seats, await made.seats[0].scratch())
+        await one_root(made.seats, await made.seats[0].start_job())
         await poll(lambda: len(seen) == 2)
     assert seen == {made.seats[0].public: True, made.seats[1].public: False}

@@ -31,7 +31,6 @@ from ledger.audits.audit_state import (
 )
 from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
-from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
 from peer.roles import loss_opening_files
 from peer.roles.trainer import Trainer
@@ -54,7 +53,6 @@ from tests.ledger.court import Court, withheld
 from tests.ledger.world import AUDITS, LOSS, PEOPLE, secret_of
 from tests.peer import network as network_module
 from tests.peer.network import (
-    SCRATCH,
     Network,
     Seat,
     accepted,
@@ -187,8 +185,7 @@ class Trainers(Network):
     async def train(self, spec: JobSpec) -> bytes:
         keep = self.seats[0].blobs.add_bytes
         spec = replace(spec, data=keep(data.split_into_shards(iter([TEXT]), keep).encode())).validated()
-        with patience():
-            return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", StartJob(spec.encode())))
+        return await self.seats[0].start_job(spec)
 
 
 @asynccontextmanager
@@ -337,10 +334,7 @@ async def test_a_lie_in_the_last_rounds_is_refused_before_the_vote_and_honest_wo
 @pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        spec = replace(SCRATCH, rounds=3, audit=AuditMode.SAMPLED, audit_window=40)
-        author = made.seats[1].author
-        with patience():
-            job = job_id(made.seats[1].public, await author.submit("job/start", StartJob(spec.encode())))
+        job = await made.seats[1].start_job(rounds=3, audit=AuditMode.SAMPLED, audit_window=40)
         for seat in made.seats:
             await seat.until(settled(job))
         assert set(results(made.seats[0])) == {AuditResult.PASSED}

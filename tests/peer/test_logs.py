@@ -109,7 +109,7 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "peer")
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        await seat.until(certified(await seat.scratch()))
+        await seat.until(certified(await seat.start_job()))
         kinds = [event.kind for event in await seat.driver.events.wait_for_events(0, 0.0)]
     assert {"decided", "proposal", "ballot", "applied"} < set(kinds), "people at the prompt see all of it"
     assert [record.getMessage() for record in caplog.records if record.name == "peer"] == ["round 1: accepted founder"]

@@ -386,7 +386,7 @@ async def test_the_time_of_waiting_begins_with_the_work_and_ends_with_a_decision
 async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, observer = made.seats
-        await one_root(made.seats, await voters[0].scratch())
+        await one_root(made.seats, await voters[0].start_job())
         await poll(lambda: len({seat.driver.state.height for seat in made.seats}) == 1)
         status = await service_of(voters[0]).status()
         assert (status.state, status.heights_behind) == ("working", 0)

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Job, JobPhase, JobsModule, StartJob, StopJob, job_id
+from ledger.jobs import Job, JobPhase, JobsModule, StopJob
 from peer.api.machine_time import describe_machine_time, replays_per_round
 from peer.runtime.storage.start_model_availability import StartModelAttester
 from protocol.api import TrainRequest
@@ -219,9 +219,7 @@ def own(seed: int = 0) -> Float32Array:
 
 
 async def started(seat: Seat, start: bytes) -> bytes:
-    spec = JobSpec(name="own", data=bytes(32), model=MODEL, initial_model=start, byzantine_max=0)
-    with patience():
-        return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec.encode())))
+    return await seat.start_job(JobSpec(name="own", data=bytes(32), model=MODEL, initial_model=start, byzantine_max=0))
 
 
 async def has_model(made: Network, job: bytes, values: Float32Array) -> None:
@@ -308,7 +306,7 @@ async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path)
         job = await started(honest[0], start)
         made.seats.remove(careless)
         await has_model(made, job, values)
-        await honest[0].scratch()
+        await honest[0].start_job()
         await careless.event("warning", "restoring the certified state")
 
 

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from ledger.audits.loss_commitments import LossOpening
-from ledger.jobs import JobPhase, StartJob, job_id
+from ledger.jobs import JobPhase
 from peer.export.run_export import missing_payloads
 from peer.roles.voter import Voter
 from peer.runtime.storage.payload_pruner import FORGOTTEN_JOB_HEIGHTS, PayloadPruner, first_kept_round
@@ -54,9 +54,7 @@ def held(seat: Seat, job: bytes, number: int) -> list[bytes]:
 async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        spec = replace(SCRATCH, rounds=60, suspension_rounds=1)
-        with patience():
-            job = job_id(seat.public, await seat.author.submit("job/start", StartJob(spec.encode())))
+        job = await seat.start_job(rounds=60, suspension_rounds=1)
         await run(seat, job, 40)
         at = seat.driver.state.jobs.jobs[job].round
         assert all(held(seat, job, number) for number in range(at - KEPT + 1, at))
@@ -98,10 +96,7 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
         seat.blobs.add_round_reference = noted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(PayloadPruner(seat.driver).run)
-            with patience():
-                job = job_id(
-                    author.public, await author.author.submit("job/start", StartJob(replace(SCRATCH, rounds=rounds).encode()))
-                )
+            job = await author.start_job(rounds=rounds)
             await seat.until(certified(job))
             with patience():
                 while seat.blobs.round_references():  # noqa: ASYNC110 - nothing tells of it
@@ -122,8 +117,7 @@ def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1
 async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        with patience():
-            job = job_id(seat.public, await seat.author.submit("job/start", StartJob(replace(SCRATCH, rounds=3).encode())))
+        job = await seat.start_job(rounds=3)
         await seat.until(certified(job))
         last, height = seat.store.last_round_by_job()[job]
         late, jobs = height + FORGOTTEN_JOB_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
@@ -154,7 +148,7 @@ def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatc
 async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_decided(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        job, ended = await seat.scratch(), bytes(32)
+        job, ended = await seat.start_job(), bytes(32)
         await seat.until(certified(job))
         (accepted,) = held(seat, job, 0)
         data = seat.blobs.read_range(accepted)

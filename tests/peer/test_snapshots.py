@@ -20,7 +20,7 @@ import trio.testing
 from consensus.block import decode_header
 from consensus.light_client import TrustedBlock
 from consensus.pbft.block_sync import BlockSync
-from ledger.jobs import StartJob, job_id
+from ledger.jobs import StartJob
 from ledger.members import ResignAsVoter
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from ledger.snapshots.snapshot_download import SOURCES_MAX
@@ -52,9 +52,7 @@ def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def job_of(seat: Seat, rounds: int = ROUNDS, memory: FeedbackMemory = FeedbackMemory.RESIDUAL) -> bytes:
-    spec = replace(SCRATCH, rounds=rounds, memory=memory).encode()
-    with patience():
-        return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec)))
+    return await seat.start_job(rounds=rounds, memory=memory)
 
 
 @contextmanager
@@ -201,7 +199,7 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
         for voter in voters:
             liar.network.send(voter.public, codec.encode(Status(1_000_000, 0)))
             await voter.event("snapshot", "asking")
-        await one_root(voters, await voters[0].scratch())
+        await one_root(voters, await voters[0].start_job())
         assert not [event for voter in voters for event in await voter.events.wait_for_events(0, 0.0) if "restored" in event.text]
 
 
@@ -213,7 +211,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
     """
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]
-        await seats[0].scratch()
+        await seats[0].start_job()
         await seats[0].until(reached(2))
         newcomer = made.seats[4]
         newcomer.anchor = TrustedBlock(2, bytes(32))
@@ -303,7 +301,7 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
 async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_does_not_start(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        await seat.scratch()
+        await seat.start_job()
         await seat.until(reached(3))
         await seat.stop()
         true = LedgerStore(seat.store.path, seat.genesis.chain_id)
@@ -376,13 +374,13 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(he
 async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_installed(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         seat = made.seats[0]
-        await one_root(made.seats, await seat.scratch())
+        await one_root(made.seats, await seat.start_job())
         before = seat.driver.state
         restored = RestoredSnapshot((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
         with patience():
             assert not await seat.driver.restore_state(restored, (), repairs=False)
         assert seat.driver.state.state_root == before.state_root
-        await one_root(made.seats, await seat.scratch())
+        await one_root(made.seats, await seat.start_job())
 
 
 async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) -> None:
@@ -424,7 +422,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
 async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         seat = made.seats[0]
-        job = await seat.scratch()
+        job = await seat.start_job()
         for other in made.seats:
             await other.until(certified(job))
         lost = export.accepted_payloads(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened_height).decode().body)

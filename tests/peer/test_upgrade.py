@@ -94,14 +94,14 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
             save(*arguments, **tables)
 
         monkeypatch.setattr(victim.store, "save_state", die)
-        job = await others[0].scratch()
+        job = await others[0].start_job()
         with patience():
             await victim.ended.wait()
         await one_root(others, job)
         assert (await made.start(victim)).driver.state.height < others[0].driver.state.height
         await one_root(made.seats, job)
         await others[2].stop()  # now the one that came back is needed for every quorum
-        await one_root(made.seats[:3], await others[0].scratch())
+        await one_root(made.seats[:3], await others[0].start_job())
 
 
 async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_reach_its_disk(tmp_path: Path) -> None:

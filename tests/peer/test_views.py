@@ -252,7 +252,7 @@ class Slow(Voter):
 
 async def test_a_closed_round_names_the_voters_whose_vouches_its_block_carries(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        await one_root(made.seats, await made.seats[0].scratch())
+        await one_root(made.seats, await made.seats[0].start_job())
         trainer, voters = peer_id(made.seats[0].public), {peer_id(seat.public) for seat in made.seats}
         told = [await service_of(seat).rounds(1) for seat in made.seats]
         assert {round.vouchers[trainer] for (round,) in told} == {(vouchers := told[0][0].vouchers[trainer])}
@@ -264,7 +264,7 @@ async def test_a_closed_round_names_the_voters_whose_vouches_its_block_carries(t
 
 async def test_each_peer_counts_the_re_executions_that_it_has_begun(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        job = await made.seats[0].scratch()
+        job = await made.seats[0].start_job()
         await one_root(made.seats, job)
         (view,) = await service_of(made.seats[0]).rounds(1)
         (voter,) = view.vouchers[peer_id(made.seats[0].public)]
@@ -281,7 +281,7 @@ def test_the_demo_reports_re_executions_of_each_machine_and_round() -> None:
 async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
         seats = [await made.start(seat, Slow()) for seat in made.seats]
-        job, trainer = await seats[0].scratch(), seats[0].public
+        job, trainer = await seats[0].start_job(), seats[0].public
         for seat in seats:
             await poll(lambda seat=seat: bool(seat.driver.rounds.books[job].vouching.signed))
             (votes,) = await service_of(seat).votes(0)

@@ -71,6 +71,19 @@ async def said(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
     return await trio.to_thread.run_sync(partial(call, *arguments, **more))
 
 
+async def together(count: int, call: Callable[..., T], *arguments: Any) -> list[T]:
+    """What so many calls at once come back with."""
+    replies: list[T] = []
+
+    async def ask() -> None:
+        replies.append(await said(call, *arguments))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(ask)
+    return replies
+
+
 async def enrolled(site: Site, *names: str) -> list[Person]:
     people = [Person(name) for name in names]
     for person in people:

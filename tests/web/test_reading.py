@@ -22,8 +22,8 @@ from curation.service.public.public_api import OPEN_EXPORTS_MAX, LeaderboardCach
 from ledger.tables import MemoryBucketStore, Table
 from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
 from tests.waiting import patience_seconds
-from tests.web.client import Reply, Site
-from tests.web.room import Room, assigned, enrolled, said, settled
+from tests.web.client import Reply
+from tests.web.room import Room, assigned, enrolled, said, settled, together
 from tests.web.test_routes import founded, operator
 
 COUNT = 500
@@ -71,18 +71,6 @@ def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_chan
     assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.top_annotators(table)[0]["name"] == last.name
 
 
-async def together(site: Site, path: str, count: int) -> list[Reply]:
-    replies: list[Reply] = []
-
-    async def ask() -> None:
-        replies.append(await said(site.get, path))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(count):
-            nursery.start_soon(ask)
-    return replies
-
-
 @pytest.mark.real("sockets")
 async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
@@ -103,7 +91,7 @@ async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: 
         paths = {"stats": "/api/stats", "leaderboard": "/api/leaderboard", "agreement": f"/api/v1/projects/{project}/agreement"}
         for name, path in paths.items():
             made.clear()
-            replies = await together(site, path, 5)
+            replies = await together(5, site.get, path)
             at = {reply.body["height"]: reply.body for reply in replies}  # a block may come meanwhile
             assert all(reply.status == 200 and reply.body == at[reply.body["height"]] for reply in replies)
             assert set(made) == {name} and len(made) <= len(at)
@@ -111,7 +99,7 @@ async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: 
         (ann,) = await enrolled(site, "ann")
         made.clear()
         for path in paths.values():
-            (reply,) = await together(site, path, 1)
+            (reply,) = await together(1, site.get, path)
             assert reply.body["height"] > height
         assert made == ["stats", "leaderboard"], "nothing was settled, so annotators agree as they did"
         (task,) = await assigned(site, ann)

@@ -32,8 +32,8 @@ from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Certificate, Commit
 from protocol.prometheus_metrics import why_unhealthy
-from tests.web.client import Reply, Site
-from tests.web.room import Room, assigned, enrolled, said
+from tests.web.client import Site
+from tests.web.room import Room, assigned, enrolled, said, together
 from web import asyncio_bridge
 from web.event_stream import EventStreams
 from web.routes import EventFeed
@@ -251,14 +251,7 @@ async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path
     async with room.serving() as (daemon, site):
         await room.project(daemon)
         monkeypatch.setattr(BlockRpcHandler, "_block", counted)
-        replies: list[Reply] = []
-
-        async def ask() -> None:
-            replies.append(await said(site.get, "/api/v1/blocks/1"))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):
-                nursery.start_soon(ask)
+        replies = await together(12, site.get, "/api/v1/blocks/1")
         assert ([reply.status for reply in replies], most) == (12 * [200], 1)
 
 
@@ -285,14 +278,7 @@ async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: P
 async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
     async with Room(tmp_path).serving() as (_, site):
-        streams: list[HTTPResponse] = []
-
-        async def come() -> None:
-            streams.append(await said(opened, site))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):
-                nursery.start_soon(come)
+        streams = await together(12, opened, site)
         assert sorted(stream.status for stream in streams) == [200] + 11 * [429]
         for stream in streams:
             stream.close()
