@@ -389,7 +389,7 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up)
         await poll(lambda: len(pool) == 1)
-        nursery.start_soon(seat.scratch)
+        nursery.start_soon(seat.start_job)
         await poll(lambda: len(pool) == 2)
         given_up.cancel()
         pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible

@@ -50,7 +50,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
     async with network(tmp_path, founders=4, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:2]]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(seats[0].scratch)
+            nursery.start_soon(seats[0].start_job)
             await poll(lambda: len(seats[1].driver.ledger.mempool) > 0)
             assert [seat.driver.state.height for seat in seats] == [0, 0]
             assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
@@ -111,7 +111,7 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
         keys = [seat.public for seat in made.seats]
         made.mesh.partition(keys[:2], keys[2:])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.seats[0].scratch)
+            nursery.start_soon(made.seats[0].start_job)
             # Until this voter has signed something about an undecided block: it would decide if two sufficed.
             await poll(lambda: bool(made.seats[1].store.read_restart_state().votes))
             assert {seat.driver.state.height for seat in made.seats} == {height}

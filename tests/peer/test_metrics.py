@@ -405,6 +405,6 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> Non
         told = f"partition: 2 of 4 voters here ({here}), 3 are needed: nothing is decided until 1 more comes; not heard: {there}"
         assert (status.state, status.waiting) == ("waiting", told)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(voters[0].scratch)
+            nursery.start_soon(voters[0].start_job)
             await poll(lambda: voters[0].driver.observer.pending_work_seconds > 0)
             nursery.cancel_scope.cancel()
