@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-sampled test test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
+.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -12,6 +12,8 @@ help:
 	@echo "make demo-sampled  the same with sampled audits: the liar is convicted, and its updates are taken out of the model"
 	@echo "make test    the test suite without its longest tests"
 	@echo "make test-long  the longest tests, which make test leaves out: liars of every kind, whole demos"
+	@echo "make docs    the site of docs/ in runs/site; a broken link fails"
+	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
 	@echo "make lint    style, types and import layers"
@@ -56,6 +58,18 @@ demo-sampled: setup
 test: setup
 	@echo "the tests take about 9 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	$(BIN)/python -m tests.run virtual real
+
+DOCS_STAMP := .venv/.docs-complete
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt mkdocs mkdocs-material
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir runs/site
+	@echo "the site is in runs/site: open runs/site/index.html"
+
+test-docs: setup
+	$(BIN)/python -m tools.run_pages
 
 test-long: setup
 	$(BIN)/python -m tests.run long

@@ -22,6 +22,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,10 @@ from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training.job_spec import BITS, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.replicated import aggregate, codec, model_files, outer_optimizer
-from training.replicated.model_state import model_leaf_hash
+from training.replicated.model_directory import model_leaf_hash
+from training.replicated.parallel_map import thread_map
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
-from training.replicated.tensor_layout import Float32Array
-from training.thread_map import thread_map
+from training.replicated.tensor_layout import Float32Array, initial_block
 from training.transformer import ModelSpec
 
 JOB = bytes(32)
@@ -184,7 +185,7 @@ def beside_one_thread(rows: list[Row]) -> Iterator[str]:
 
 def make(case: Case, folder: Path, seed: int) -> None:
     """A model in its second round, and honest proposals for it."""
-    model = ReplicatedModel.create_initial(folder / "first", JOB, case.spec())
+    model = ReplicatedModel.create_from_values(folder / "first", JOB, case.spec(), partial(initial_block, case.spec()))
     model = model.apply_round_into(folder / "model", _proposals(model, case, seed), {})
     for number, accepted in enumerate(_proposals(model, case, seed + 1)):
         (folder / f"{number}.payload").write_bytes(accepted.payload)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from protocol.verdicts import Verdict
 from training.replicated import codec
-from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.codec.payload import HEADER_BYTES
 from training.replicated.tensor_layout import Float32Array, TensorLayout
 
 Distances = npt.NDArray[np.float64]

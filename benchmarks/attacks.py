@@ -44,7 +44,7 @@ from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo.network_demo import map_signals_to_interrupt
 from ledger.audits import sortition
 from protocol.errors import UserError

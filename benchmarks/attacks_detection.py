@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits import loss_commitments, sortition
 from ledger.audits.loss_commitments import LossComparisons
 from training.job_spec import PRESETS, AuditMode, JobSpec, complete_fields

@@ -18,13 +18,13 @@ from benchmarks import digits
 from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
 from training.job_spec import ESTIMATES, AggregationRule, JobSpec
-from training.replicated import codec, momentum_estimates, outer_optimizer
-from training.replicated.aggregate import aggregate_updates, gram_matrix, tolerated_faults
+from training.replicated import codec, error_feedback, outer_optimizer
+from training.replicated.aggregate import gram_matrix, plan_aggregation, tolerated_faults
 from training.replicated.aggregate.aggregation_plan import plan_on_grid
 from training.replicated.aggregate.robust_rules import ONE, UpdateCombination, align_exponents, farthest_updates
-from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.codec.payload import HEADER_BYTES
 from training.replicated.tensor_layout import Float32Array, TensorLayout
-from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeWithoutAudits
+from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeNetwork
 
 TRAINERS_MAX = 31
 ROUNDS = 300
@@ -63,7 +63,9 @@ def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, lia
 Aggregate = Callable[[Sequence[codec.QuantizedUpdate], TensorLayout, int], Float32Array]
 # By name; what a job may name, and one more.
 RULES: dict[str, Aggregate] = {
-    rule.value: lambda updates, layout, liars, rule=rule: aggregate_updates(updates, layout, rule, liars)  # type: ignore[misc]
+    rule.value: lambda updates, layout, liars, rule=rule: np.concatenate(  # type: ignore[misc]
+        [*plan_aggregation(updates, rule, liars).iter_aggregate(layout.blocks)]
+    )
     for rule in AggregationRule
 } | {"nnm-trim": nnm_trim}
 
@@ -85,7 +87,7 @@ class Column:
         """Whether a job without audits may have these bits, memory, trainers and liars."""
         return self.iid and any(self.is_of(row) for row in SAFE_WITHOUT_AUDITS)
 
-    def is_of(self, row: SafeWithoutAudits) -> bool:
+    def is_of(self, row: SafeNetwork) -> bool:
         return self.estimates and (self.bits, self.trainers, self.liars) == (ESTIMATES["bits"], row.trainers, row.liars)
 
     def job(self, rounds: int) -> JobSpec:
@@ -182,7 +184,9 @@ class Federation:
         if not self.column.estimates:
             return self._encoded(number, meant)
         before = self.estimates.get(number)
-        return momentum_estimates.update_estimate(before, self._encoded(number, momentum_estimates.payload_target(meant, before)))
+        return error_feedback.update_estimate(
+            before, self._encoded(number, error_feedback.residual_of(meant, before and before.dequantize()))
+        )
 
     def _encoded(self, number: int, buffer: Float32Array) -> codec.QuantizedUpdate:
         header = codec.PayloadHeader(bytes(32), 0, KEYS[number], bytes(32), 1, BATCH, self.column.bits)

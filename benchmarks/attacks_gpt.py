@@ -43,7 +43,8 @@ from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import sortition
-from peer.runtime.rounds.loss_spikes import LossHistory, first_spike, most_suspect_round, spike_threshold
+from peer.runtime.audit_scheduler import first_spike, most_suspect_round, spike_threshold
+from peer.runtime.round_executor import LossHistory
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict

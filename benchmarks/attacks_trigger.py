@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.pytorch.losses import evaluation_windows, window_batch
+from training.engines.pytorch.implementations import evaluation_windows, window_batch
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import EMBEDDING, OUTPUT_MATRIX

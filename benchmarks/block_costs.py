@@ -24,24 +24,25 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
-from consensus.quorum import faults_tolerated
-from consensus.voter_set import CachingVerifier
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
+from consensus.voter_set import faults_tolerated
 from curation.ledger.curation_module import project_id
 from curation.ledger.curation_state import CurationState, IndexSlot, Project, ProjectPhase, ProjectSpec, Redaction, TaskRow
 from curation.ledger.curation_state import TaskStage as TaskStage
 from curation.ledger.state_changes import BEGUN_LIST, index_slot_key
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     GoldAnswerProof,
     LeaseRequest,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
+    SessionStatement,
     SetProjectPhase,
     SkipAssignment,
     StatementBatch,
@@ -86,7 +87,7 @@ from ledger.model_anchors import ANCHORS_MAX, ModelAnchor
 from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit
 from peer.features import founding_modules, rules_of
 from protocol import codec, merkle
-from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message, signing_preimage
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity, Signed, sign_message, signing_preimage
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.verdicts import ReplayFinding
@@ -96,6 +97,7 @@ from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, ReportAccuracy, Resu
 from rlhf.ledger.tuning_plans import PlanStage as PlanStage
 from rlhf.pair_accuracy import PairAccuracy
 from scenarios.trials import Parser
+from tests.ledger.blocks import compute_transition, with_rows_of
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
@@ -176,7 +178,7 @@ class Network:
     def decide(self, *transactions: Signed, later_ms: int = 1) -> None:
         state = self.state
         body = BlockBody((), (), transactions)
-        transition = self.rules.compute_transition(state, state.height + 1, state.time_ms + later_ms, state.state_root, body)
+        transition = compute_transition(self.rules, state, state.height + 1, state.time_ms + later_ms, state.state_root, body)
         self.state = transition.finish_state(dict.fromkeys(transition.started_jobs, b"m" * 32))
 
     def signed(self, who: Identity, statement: Any) -> bytes:
@@ -188,7 +190,7 @@ class Network:
         chosen = self._fitting(transactions)
         body = codec.encode(BlockBody((), (), tuple(chosen)))
         encoded, rules = self.rules.encode_state(self.state), self.fresh_rules()
-        state = rules.decode_state(encoded).with_rows_of(self.state)
+        state = with_rows_of(rules.decode_state(encoded), self.state)
         _ = state.state_root
         rules.why_body_refused(state, codec.encode(BlockBody((), (), ())))  # the state is begun, and its jobs are known
         started = time.process_time()
@@ -591,7 +593,7 @@ def review(net: Network) -> Iterator[Signed]:
     }
     project = state.projects.get_record(key)
     assert project is not None
-    projects = state.projects.with_row(key, replace(project, review=len(tasks), begun=0))
+    projects = state.projects.with_rows({key: replace(project, review=len(tasks), begun=0)})
     net.state = net.state.with_modules(curation=replace(state, tasks=state.tasks.with_rows(tasks), projects=projects))
     yield from (net.tx(author, "curation/review-task", ReviewTask(task, (0,))) for task in tasks)
 

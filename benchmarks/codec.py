@@ -36,6 +36,7 @@ from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
+from benchmarks.tuning import run_sweep
 from benchmarks.verdicts import conclude, verdict
 from demo.shutdown_signals import map_signals_to_interrupt
 from protocol.errors import UserError
@@ -44,9 +45,8 @@ from training import rate_sweep
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec, complete_fields
 from training.replay.inner_state import InnerState
-from training.replicated.learning_rate_schedule import inner_rate
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import CHUNK, Float32Array, layout_of
+from training.replicated.outer_optimizer import inner_rate
+from training.replicated.tensor_layout import CHUNK, Float32Array, initial_parameters, layout_of
 
 WARMUP = 0.05  # of all rounds
 TUNING_SEED = 1_000  # no row comes from it
@@ -293,7 +293,7 @@ def single(budget: Budget, seed: int, tuned: Tuned, inner: InnerOptimizerKind = 
     spec = budget.spec(1, seed, beta1=0.9, inner=inner, inner_rate=tuned["inner_rate"])
     engine = engine_of(spec, budget.text)
     engine.load_parameters(initial_parameters(spec))
-    optimizer = engine.make_optimizer(spec.beta1, spec.beta2)
+    optimizer = engine.make_optimizer()
     for step in range(spec.rounds):
         shares = [engine.draw_batch(JOB, step, trainer_key(number), 0, spec.batch) for number in range(budget.trainers)]
         engine.accumulate_gradient(np.concatenate(shares))
@@ -358,7 +358,7 @@ def tune(method: Method, budget: Budget) -> Tuning:
                 print(f"  {said}", file=sys.stderr, flush=True)
             return tuning.tried[label]
 
-        losses = rate_sweep.run_sweep(values, nats, beyond=rate_sweep.BEYOND_MAX if name in RATES else 0)
+        losses = run_sweep(values, nats, beyond=rate_sweep.BEYOND_MAX if name in RATES else 0)
         tuning.best[name] = best = rate_sweep.best_value(losses)
         whole = name == "keep" or best == 0  # nothing lies beyond
         tuning.edges[:] = [edge for edge in tuning.edges if edge != name]

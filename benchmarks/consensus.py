@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo.demo_peers import Demo, DemoPeer
 from demo.network_demo import assign_roles
 from demo.shutdown_signals import map_signals_to_interrupt

@@ -34,7 +34,6 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.effects import DecidedBlock
-from curation.annotator_statements import AnnotationStatement, SessionStatement
 from curation.estimation.annotator_agreement import add_coincidences, agreement_units
 from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
 from curation.ledger.curation_state import (
@@ -51,7 +50,15 @@ from curation.ledger.curation_state import (
     TaskRow,
     TaskStage,
 )
-from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, LeaseRequest, SetProjectPhase, StatementBatch
+from curation.ledger.transaction_types import (
+    AnnotationStatement,
+    AnswerCommitment,
+    AnswerOpening,
+    LeaseRequest,
+    SessionStatement,
+    SetProjectPhase,
+    StatementBatch,
+)
 from curation.limits import BATCH_MAX, OPENING_MS
 from curation.tasks.answers import Answer, QuestionKind, answer_commitment
 from curation.tasks.task_pages import assignment_id, task_id
@@ -59,12 +66,12 @@ from ledger.blocks.application import LedgerApplication
 from ledger.blocks.mempool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
 from ledger.ledger_state import EMPTY_BODY, CurrentState, LedgerRules, LedgerState
-from peer.api.process_memory import process_memory_mb
 from peer.daemon.daemon import running_daemon, tune_garbage_collector
 from peer.features import founding_modules, rules_of
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import load_settings
 from peer.settings.data_directory import DataDirectory
+from peer.settings.process_resources import process_memory_mb
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import Transaction
@@ -165,9 +172,9 @@ class Filler:
         self._save(
             open=(*curation.open, key),
             annotators_count=len(rows),
-            projects=curation.projects.with_row(key, Project(self.me.public, OPEN, ProjectPhase.OPEN, 391, self.open_tasks)),
+            projects=curation.projects.with_rows({key: Project(self.me.public, OPEN, ProjectPhase.OPEN, 391, self.open_tasks)}),
             annotators=curation.annotators.with_rows(rows),
-            shares=curation.shares.with_row(self.me.public, PeerAnnotators(len(rows))),
+            shares=curation.shares.with_rows({self.me.public: PeerAnnotators(len(rows))}),
         )
         self.store.close()
 
@@ -202,9 +209,9 @@ class Filler:
             open=(*curation.open, key),
             annotations=curation.annotations + VOTES * tasks,
             settled=curation.settled + tasks,
-            projects=curation.projects.with_row(key, project),
+            projects=curation.projects.with_rows({key: project}),
             skills=curation.skills.with_rows(skills),
-            agreements=curation.agreements.with_row(key, AgreementCounts(agreed)),
+            agreements=curation.agreements.with_rows({key: AgreementCounts(agreed)}),
         )
 
     def _save(self, **changes: Any) -> CurationState:

@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from demo.shutdown_signals import map_signals_to_interrupt
-from peer.commands.job_fields import PRESETS
+from peer.commands.definitions.job_commands import PRESETS
 from scenarios.trials import COUNT, Parser
 from training import rate_sweep
 

@@ -227,7 +227,7 @@ async def send_ours(plan: Plan, blobs: DiskBlobStore) -> None:
                         sending.start_soon(_send_steadily, plan, network, peer)
             link = network.links()[0]
             now = trio.current_time()
-            _say({"rate": link.history.bytes_per_second(now), "retransmitted": link.history.retransmitted(now)})
+            _say({"rate": link.meter.history.bytes_per_second(now), "retransmitted": link.meter.history.retransmitted(now)})
         nursery.cancel_scope.cancel()
 
 
@@ -241,9 +241,9 @@ async def _send_votes(plan: Plan, network: Swarm, peer: bytes) -> None:
 
 async def _send_steadily(plan: Plan, network: Swarm, peer: bytes) -> None:
     pieces, handed = [_bulk()] if plan.bulk else _presigned(plan.number), 0
-    start = sum(network.links()[0].sent)
+    start = sum(network.links()[0].outbox.sent)
     while True:
-        while handed - sum(network.links()[0].sent) + start < WAITING_BYTES:
+        while handed - sum(network.links()[0].outbox.sent) + start < WAITING_BYTES:
             for piece in pieces:
                 network.send(peer, piece, Priority.BULK if plan.bulk else Priority.CONTROL)
                 handed += len(piece)

@@ -50,7 +50,7 @@ def update(
 def work() -> None:
     """Runs as the worker process."""
     from peer.worker import main as worker_main  # it imports torch, which the peer itself must not
-    from training.engines.worker_context import WorkerContext
+    from training.engines.request_handlers import WorkerContext
 
     class Free(WorkerContext):
         def update_function(self, job: bytes) -> proposal_replay.ComputeUpdate:

@@ -38,10 +38,8 @@ from training.engines.pytorch import sampling
 from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import SLICE_SECONDS, TextGeneration, TextGenerations
+from training.replicated.tensor_layout import Float32Array, initial_parameters
+from training.text_generation import SLICE_SECONDS, StopSequenceDecoder, TextGeneration, TextGenerations
 from training.transformer import ModelSpec
 
 MODELS = (
@@ -94,7 +92,7 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
 
     waits, whole = _slices(engine, parameters)
     return Row(
-        parameters=engine.parameters,
+        parameters=engine.spec.model.parameters,
         seed=seed,
         context=shape.context,
         cached=rate(lambda: cached(greedy)),

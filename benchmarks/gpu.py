@@ -34,8 +34,7 @@ from training.engines.pytorch import device as devices
 from training.engines.pytorch.engine import TorchEngine, autocast_context
 from training.engines.pytorch.layers import rotary_tables
 from training.job_spec import AuditMode, JobSpec, Precision
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array
+from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.transformer import ModelSpec
 
 SHARE_MIN = 0.95  # of the plain loop's samples a second

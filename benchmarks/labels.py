@@ -31,12 +31,13 @@ from rich.table import Table as Screen
 from benchmarks.crowds import CROWDS, HALF, HIGH, LOW, LYING, MIXED, PEOPLE, TASKS, VOTES
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from curation.estimation.dawid_skene import likeliest_classes, run_dawid_skene
+from curation.estimation.dawid_skene import likeliest_classes
 from curation.estimation.online_dawid_skene import LABEL_CONFIDENCE_MIN, estimate_label, updated_counts
-from curation.estimation.reputation import WEIGHT_ONE, annotator_weight, divide_points, final_confusions
+from curation.estimation.reputation import WEIGHT_ONE, annotator_weight, divide_points
 from curation.limits import VOTES_MAX
 from curation.tasks.answers import Answer, QuestionKind
 from scenarios.trials import COUNT, Parser
+from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 
 OPTIONS = 2
 AS_IT_RUNS = 2, VOTES_MAX  # votes that a task is asked for before any is opened, and at most

@@ -36,18 +36,17 @@ from benchmarks.verdicts import conclude, verdict
 from peer import features
 from protocol import codec
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_pairs import tokenize_pairs
+from rlhf.data.tokenized_records import tokenize_pairs
 from rlhf.objectives.job_presets import PPO_JOB, REWARD_JOB
 from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
+from rlhf.objectives.supervised_objectives import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
 from training.data.default_text import default_text
 from training.job_spec import PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
 from training.objectives.objective import Declaration
 from training.replay.inner_state import l2_distance, relative_error
 from training.replicated import codec as payloads
 from training.replicated import error_feedback
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 
 
 def _ppo(**terms: Any) -> JobSpec:
@@ -128,7 +127,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
 
     from training.data.token_sequences import TokenizedText
     from training.data.tokenizer import load_tokenizer
-    from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+    from training.engines.pytorch.backend import TorchDeclaringEngine
     from training.engines.pytorch.device import configure_device
     from training.engines.pytorch.engine import TorchEngine
 
@@ -210,7 +209,10 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
     delta, _ = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
-    layout, header = layout_of(spec), payloads.PayloadHeader.of_spec(spec, JOB, rounds, rounds, TRAINER, bytes(32))
+    layout, header = (
+        layout_of(spec),
+        payloads.PayloadHeader(JOB, rounds, TRAINER, bytes(32), spec.local_steps, spec.batch, spec.payload_bits(rounds)),
+    )
     said = payloads.read_payload(payloads.encode_payload(header, kept["delta"], layout), layout)
     of_payload = relative_error(*error_feedback.payload_distances(said, delta))
     return relative_error(l2_distance(kept["delta"], delta), l2_distance(delta, np.float32(0))), of_payload

@@ -23,17 +23,17 @@ from rich.table import Table
 from benchmarks.provenance import write
 from peer import features
 from protocol import codec
-from rlhf.data import preference_sets, tokenized_pairs, word_count_baseline
+from rlhf.data import preference_set_statistics, preference_sets, tokenized_records
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.objectives import job_presets
-from rlhf.objectives.reward_model import REWARDS, TrainableParameters
+from rlhf.objectives.supervised_objectives import REWARDS, TrainableParameters
 from scenarios.trials import COUNT, Parser
 from training import corpus
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.job_spec import JobSpec, complete_fields
-from training.replicated.model_state import PARAMETERS
+from training.replicated.model_directory import PARAMETERS
 from training.replicated.replicated_model import ReplicatedModel
 
 JOB = bytes([1]) * 32
@@ -78,8 +78,9 @@ def main() -> int:
             {
                 "seed": seed,
                 "way": "word counts",
-                "accuracy": word_count_baseline.pair_accuracy(
-                    word_count_baseline.fit_best(learned), preference_sets.split_held_out(measured, MEASURED_PERMILLE)[1]
+                "accuracy": preference_set_statistics.word_count_accuracy(
+                    preference_set_statistics.fit_word_counts(learned),
+                    preference_sets.split_held_out(measured, MEASURED_PERMILLE)[1],
                 ),
             }
         )
@@ -130,14 +131,14 @@ def accuracy(
     own = b"" if kind.settings_type is None else codec.encode(kind.settings_type(learns=TrainableParameters(learns)))
     spec = JobSpec(name="reward", objective=kind.name, model=base.spec.model, data=bytes(32), objective_settings=own)
     spec = replace(spec, **complete_fields(job_presets.REWARD_JOB | said))
-    both = tokenized_pairs.tokenize_pairs(spec, [*learned], ByteTokenizer())
+    both = tokenized_records.tokenize_pairs(spec, [*learned], ByteTokenizer())
     rounds = preference_sets.rounds_for_epochs(
         epochs, len(both.train_split), trainers=trainers, steps=spec.local_steps, batch=spec.batch
     )
     spec = replace(spec, rounds=rounds).validated()
     model = ReplicatedModel.initial(JOB, spec, base)
     found = trained(model, BACKEND.open_engine(spec, both, ByteTokenizer(), None), rounds, trainers)
-    others = tokenized_pairs.tokenize_pairs(replace(spec, held_out_permille=MEASURED_PERMILLE), measured, ByteTokenizer())
+    others = tokenized_records.tokenize_pairs(replace(spec, held_out_permille=MEASURED_PERMILLE), measured, ByteTokenizer())
     return float(BACKEND.open_engine(spec, others, ByteTokenizer(), None).compute_metrics(found.parameters)["held_out_accuracy"])
 
 

@@ -32,8 +32,15 @@ from demo.rlhf_demo import REWARD, ROUNDS
 from demo.shutdown_signals import map_signals_to_interrupt
 from peer import features
 from rlhf.api.tuning_plan_builder import build_toy_spec
-from rlhf.pytorch import toy_evaluation
+from rlhf.objectives.policy_monitors import PolicyMetrics
+from rlhf.pytorch.policy_evaluation import toy_metrics
 from scenarios.trials import COUNT, Parser
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import ByteTokenizer
+from training.engines.engine import DeclaringEngine
+from training.engines.pytorch.backend import BACKEND
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import initial_parameters
 
 ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward", "sign-flip")
 GAP_MIN = {"ppo": 0.98, "grpo": 0.95}  # of the way from the reference to the best policy
@@ -103,7 +110,23 @@ def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
     torch.set_num_threads(1)
     said = dict(setting.partition("=")[::2] for setting in options.set) | {"seed": str(seed), "algorithm": options.algorithm}
     spec = build_toy_spec(REWARD, options.rounds, "alone", said, 0)
-    return asdict(toy_evaluation.train_single_process(replace(spec, batch=HONEST * spec.batch).validated()))
+    found = asdict(train_single_process(replace(spec, batch=HONEST * spec.batch).validated()))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def train_single_process(spec: JobSpec) -> PolicyMetrics:
+    """One process: the update of each round is taken as it is. Nothing is encoded, aggregated, or agreed on."""
+    first = initial_parameters(spec)
+    engine = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
+    assert isinstance(engine, DeclaringEngine)
+    parameters, (job, trainer) = first, (bytes(32), bytes(32))
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(spec.rounds):
+            made = engine.make_declaration(parameters, job, number, trainer, Path(folder))
+            by = engine.derive_step_data(parameters, job, number, trainer, made)
+            delta, _ = engine.local_steps(parameters, job, number, trainer, declaration=by)
+            parameters = parameters - delta
+    return toy_metrics(spec, parameters, first)
 
 
 def _gap(row: dict[str, Any]) -> float:

@@ -25,7 +25,7 @@ from benchmarks import reviews
 from benchmarks.provenance import write
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
-from rlhf.data import word_count_baseline
+from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair, split_held_out
 from training.data.tokenizer import BpeTokenizer, train_bpe
 from training.transformer import ModelSpec
@@ -63,14 +63,14 @@ def run(options: argparse.Namespace) -> int:
         (folder / "text.txt").write_bytes(text)
         noisy = list(reviews.pairs(ours, PAIRS, WRONG_PERMILLE, tokenizer, CONTEXT))
         measured = list(reviews.pairs(others[::2], MEASURED_PAIRS, 0, tokenizer, CONTEXT))
-        judge = word_count_baseline.fit_best(list(reviews.pairs(others[1::2], JUDGED_PAIRS, 0, tokenizer, CONTEXT)))
+        judge = preference_set_statistics.fit_word_counts(list(reviews.pairs(others[1::2], JUDGED_PAIRS, 0, tokenizer, CONTEXT)))
         report = demo(options, folder, noisy)
         found = report["rlhf"] | {
             "pair_accuracy_without_noise": accuracy(folder, measured),
-            "linear_accuracy_without_noise": word_count_baseline.pair_accuracy(
-                word_count_baseline.fit_best(split_held_out(noisy)[0]), measured
+            "linear_accuracy_without_noise": preference_set_statistics.word_count_accuracy(
+                preference_set_statistics.fit_word_counts(split_held_out(noisy)[0]), measured
             ),
-            "judge_accuracy": word_count_baseline.pair_accuracy(judge, measured),
+            "judge_accuracy": preference_set_statistics.word_count_accuracy(judge, measured),
             **judged(judge, folder / "report" / "samples.jsonl"),
         }
     kept = ("failures", "malicious", "attack", "accepted", "rejected", "seconds_total")
@@ -128,10 +128,12 @@ def accuracy(folder: Path, pairs: Sequence[PreferencePair]) -> float:
     return sum(line["chosen_score"] > line["rejected_score"] for line in scores) / len(scores)
 
 
-def judged(judge: word_count_baseline.Weights, samples: Path) -> dict[str, float]:
+def judged(judge: preference_set_statistics.Weights, samples: Path) -> dict[str, float]:
     said = [json.loads(line) for line in samples.read_text().splitlines()]
     ours, theirs = ([sample[name] for sample in said] for name in ("policy", "reference"))
-    scores = zip(word_count_baseline.score_texts(judge, ours), word_count_baseline.score_texts(judge, theirs), strict=True)
+    scores = zip(
+        preference_set_statistics.score_texts(judge, ours), preference_set_statistics.score_texts(judge, theirs), strict=True
+    )
     preferred = [(a > b) + (a == b) / 2 for a, b in scores]
     return {"preferred": sum(preferred) / len(said), "distinct_2": distinct(ours), "reference_distinct_2": distinct(theirs)}
 

@@ -53,10 +53,9 @@ from scenarios.trials import COUNT, Parser
 from training.data.default_text import default_text
 from training.data.token_sequences import TokenArray, TokenizedText
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
-from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+from training.engines.pytorch.backend import TorchDeclaringEngine
 from training.job_spec import JobSpec, complete_fields
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array
+from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.transformer import ModelSpec
 
 BYTES = ModelSpec(width=192, layers=4, heads=4, kv_heads=2, hidden=608)

@@ -18,7 +18,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import JobSpec
 from training.replay.inner_state import InnerState
-from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -73,7 +73,7 @@ class Rounds:
         """With another `engine`, as if the trainer's data were another."""
         model, last = self.model, InnerStates()
         on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
-        delta, metrics = (engine or self.engine).local_steps(
+        delta, losses = (engine or self.engine).local_steps(
             np.array(model.parameters),
             JOB,
             model.round,
@@ -83,7 +83,7 @@ class Rounds:
             taken=model.rounds_in_model,
         )
         m = error_feedback.accumulate_feedback(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
-        return Update(delta, self.committed(trainer, m), last.inner, metrics.loss)
+        return Update(delta, self.committed(trainer, m), last.inner, sum(losses) / len(losses))
 
     def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
         """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""
@@ -92,7 +92,7 @@ class Rounds:
 
     def buffer(self, trainer: bytes, m: Float32Array) -> codec.QuantizedUpdate | None:
         """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
-        return feedback_buffer.make_buffer(m, self.model.header(trainer), self.spec)
+        return error_feedback.make_buffer(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
         """e, or the momentum, from which the trainer continues."""
@@ -104,7 +104,7 @@ class Rounds:
     def given(self, trainer: bytes, payload: bytes) -> codec.QuantizedUpdate:
         """What the rule is given of a trainer after this payload."""
         update = codec.decode_payload(payload, self.model.header(trainer), self.model.layout)
-        return momentum_estimates.update_estimate(self.model.estimate(trainer), update) if self.spec.has_estimates else update
+        return error_feedback.update_estimate(self.model.estimate(trainer), update) if self.spec.has_estimates else update
 
     def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> AcceptedProposal:
         spec, record = self.spec, self.model.records.get(trainer)

@@ -25,14 +25,15 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.effects import DecidedBlock
-from ledger.tables import MemoryBucketStore, RangeProof, Table, fetch_ranges, verify_key, verify_range
-from peer.api.process_memory import process_memory_mb
+from ledger.tables import RangeProof, Table, fetch_ranges, verify_key, verify_range
+from peer.settings.process_resources import process_memory_mb
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.messages import Certificate
 from scenarios.trials import COUNT, Parser
 from storage.ledger_store import LedgerStore
 from storage.sqlite_rows import SqliteBucketStore
+from tests.ledger.tables.memory_store import MemoryBucketStore
 
 NAME = "benchmark/rows"
 CHAIN = bytes(32)

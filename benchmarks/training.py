@@ -47,20 +47,19 @@ from benchmarks.rivals.work import LOCAL, SETUPS, Result, Work
 from benchmarks.settings import with_settings
 from benchmarks.simulated import engine_of, held_out_nats, text_file
 from benchmarks.verdicts import conclude, verdict
-from demo.demo_peers import Demo, DemoPeer
+from demo.demo_peers import Demo, DemoPeer, PeerDisk
 from demo.network_demo import assign_roles
-from demo.peer_disk import PeerDisk
 from demo.shutdown_signals import map_signals_to_interrupt
 from peer.settings.data_directory import DataDirectory
 from protocol.api import BULK_TRAFFIC_KINDS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
+from scenarios.emulation.link_profiles import steady_profile
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
 from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
-from transport.emulation.link_profiles import steady_profile
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)

@@ -28,9 +28,9 @@ from benchmarks.ends import Plan
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.errors import UserError
+from scenarios.emulation.link_profiles import CONGESTION_CONTROL, MEGABIT_BYTES, QUEUE_SECONDS, AccessProfile, ProfileSegment
 from scenarios.trials import Parser
 from scenarios.tun import refusal, running_router
-from transport.emulation.link_profiles import CONGESTION_CONTROL, MEGABIT_BYTES, QUEUE_SECONDS, AccessProfile, ProfileSegment
 
 WHO = ("tcp", "tls", "ours")
 SENDERS = 3  # of small messages

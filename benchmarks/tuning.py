@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.single_process_baseline import train_baseline
 from training.job_spec import JobSpec
-from training.replicated import codec, error_feedback, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import layout_of
 
@@ -42,6 +43,16 @@ CORES = 2
 RIVALS = {"all samples, one process": ACCEPTED, "one trainer alone": 1}  # how many trainers' samples each has
 BASELINE_RATES = (3e-3, 5e-3, 8e-3, 1.2e-2)
 EVALUATIONS = 8
+
+
+def run_sweep(
+    values: Iterable[float], measure: Callable[[float], float], beyond: int = rate_sweep.BEYOND_MAX
+) -> dict[float, float]:
+    """Value → loss, ascending by value."""
+    line = rate_sweep.RateSweep(values, beyond)
+    while (value := line.next_value()) is not None:
+        line.losses[value] = measure(value)
+    return dict(sorted(line.losses.items()))
 
 
 class Network:
@@ -70,7 +81,7 @@ class Network:
         delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
         self.local_seconds.append(time.process_time() - started)
         m = error_feedback.accumulate_feedback(e, delta, spec.feedback_decay, spec.update_weight)
-        buffer = feedback_buffer.make_buffer(m, model.header(trainer), spec)
+        buffer = error_feedback.make_buffer(m, model.header(trainer), spec)
         payload = model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
         self._last[trainer] = buffer, payload
         digest, record = hashlib.sha256(payload).digest(), model.records.get(trainer)
@@ -108,7 +119,7 @@ def train_rival(spec: JobSpec, text: Path, rates: list[float], name: str, shares
         print(f"{name}, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
         return runs[rate][-1]
 
-    losses = rate_sweep.run_sweep(rates, last)
+    losses = run_sweep(rates, last)
     best = rate_sweep.best_value(losses)
     return {
         "rates": {str(rate): bits for rate, bits in losses.items()},

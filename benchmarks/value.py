@@ -59,10 +59,10 @@ from benchmarks.round import Task, attempt
 from benchmarks.settings import with_settings
 from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo.shutdown_signals import map_signals_to_interrupt
 from ledger.audits import sortition
-from peer.commands.job_fields import preset_overrides
+from peer.commands.definitions.job_commands import preset_overrides
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import rate_sweep

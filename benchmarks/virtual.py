@@ -32,8 +32,7 @@ from consensus.effects import (
     StepEffects,
     persist_effects,
 )
-from consensus.quorum import quorum
-from consensus.voter_set import CachingVerifier
+from consensus.voter_set import quorum
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, StartJob
@@ -42,13 +41,13 @@ from peer.node.future_messages import RoundKey
 from peer.node.node import AppliedBlock, Node, NodeInput, StepAction
 from peer.node.open_rounds import RoundEffects
 from protocol import codec
-from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Commit, Proposal, ProposeEnvelope, Transaction
 from protocol.verdicts import Verdict
 from storage.ledger_store import LedgerStore
 from transport.network import DataReceived, PeerConnected
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
-from transport.wire.noise import CipherState
+from transport.wire.noise_session import CipherState
 
 BATCH_MAX = 64  # items in one turn, as in `peer.runtime.driver`
 TRAINERS = 8  # verdicts in each ballot

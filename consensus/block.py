@@ -10,8 +10,7 @@ import hashlib
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from protocol import codec
-from protocol.codec import Count, Digest, Key, Length
+from protocol.codec import Count, Digest, Key, Length, decode, encode
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Certificate
@@ -26,7 +25,9 @@ assert ENVELOPE_BYTES_MAX <= HEADER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockEnvelope:
+    """What a block and its header share: all but the body."""
+
     height: Count
     parent: Digest  # digest of the block before; of the first block the chain id
     time_ms: Count  # the proposer's clock, milliseconds since the Unix epoch
@@ -36,37 +37,30 @@ class Block:
     state_root: Digest  # after the parent was applied
     parent_certificate: Certificate | None  # commits of the parent, as many as the proposer knew; None in the first block
     failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leaders that failed -> first height whose block may drop them
+
+
+@dataclass(frozen=True, slots=True)
+class Block(BlockEnvelope):
     body: Annotated[bytes, Length(0, BODY_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockHeader:
+class BlockHeader(BlockEnvelope):
     """A `Block` with the SHA-256 of its body in place of the body."""
 
-    height: Count
-    parent: Digest
-    time_ms: Count
-    proposer: Key
-    voters: Digest
-    next_voters: Digest
-    state_root: Digest
-    parent_certificate: Certificate | None
-    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]
     body: Digest
 
 
-_SHARED = tuple(field.name for field in fields(BlockHeader) if field.name != "body")
-
-assert [field.name for field in fields(Block)] == [*_SHARED, "body"]
+_SHARED = tuple(field.name for field in fields(BlockEnvelope))
 
 
 def encode_block(block: Block) -> bytes:
-    return codec.encode(block)
+    return encode(block)
 
 
 def decode_block(data: bytes) -> Block:
     """Raises `RemoteProtocolError` for anything but the canonical bytes of a block."""
-    return codec.decode(Block, data, BLOCK_BYTES_MAX)
+    return decode(Block, data, BLOCK_BYTES_MAX)
 
 
 def make_header(block: Block) -> BlockHeader:
@@ -74,12 +68,12 @@ def make_header(block: Block) -> BlockHeader:
 
 
 def encode_header(header: BlockHeader) -> bytes:
-    return codec.encode(header)
+    return encode(header)
 
 
 def decode_header(data: bytes) -> BlockHeader:
     """Raises `RemoteProtocolError` for anything but the canonical bytes of a header."""
-    return codec.decode(BlockHeader, data, HEADER_BYTES_MAX)
+    return decode(BlockHeader, data, HEADER_BYTES_MAX)
 
 
 def header_digest(data: bytes) -> bytes:
@@ -95,5 +89,4 @@ def assemble_block(header: BlockHeader, body: bytes) -> bytes:
     """The block of this header. Raises `RemoteProtocolError` if the body is not the one that the header names."""
     if hashlib.sha256(body).digest() != header.body:
         raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")
-    block = Block(**{name: getattr(header, name) for name in _SHARED}, body=body)
-    return encode_block(block)
+    return encode_block(Block(**{name: getattr(header, name) for name in _SHARED}, body=body))

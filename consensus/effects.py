@@ -125,26 +125,19 @@ class StepEffects:
         return tuple([record for record in self.records if isinstance(record, DecidedBlock)]) if self.records else ()
 
     @property
-    def needs_disk(self) -> bool:
-        return bool(self.records) or not all(isinstance(send, SendMessage) for send in self.sends)
-
-    @property
     def evidence(self) -> tuple[Evidence, ...]:
         return tuple([record for record in self.records if isinstance(record, Evidence)]) if self.records else ()
 
 
 def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepEffects:
     """Several consecutive turns as one, so that they cost one fsync."""
-    records: list[JournalRecord] = []
-    sends: list[SendMessage | SendDecisions | SendBlock] = []
-    faults: list[PeerFault] = []
-    heard: list[Signed] = []
-    for turn in turns:
-        records += turn.records
-        sends += turn.sends
-        faults += turn.faults
-        heard += turn.remembered_round_messages
-    return StepEffects(tuple(records), tuple(sends), deadline, tuple(faults), tuple(heard))
+    return StepEffects(
+        tuple(record for turn in turns for record in turn.records),
+        tuple(send for turn in turns for send in turn.sends),
+        deadline,
+        tuple(fault for turn in turns for fault in turn.faults),
+        tuple(signed for turn in turns for signed in turn.remembered_round_messages),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +200,12 @@ def send_messages(sends: Iterable[SendMessage], outlet: MessageSender) -> None:
         outlet.send(send.to, send.message)
 
 
-def execute_effects(turn: StepEffects, journal: Journal, outlet: MessageSender) -> None:
-    send_messages(persist_effects(turn, journal), outlet)
-
-
 async def execute_effects_in_thread(
     turn: StepEffects, journal: Journal, outlet: MessageSender, run_in_thread: Callable[..., Awaitable[Any]]
 ) -> None:
-    """`execute_effects` for a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk, if
-    any.
-    """
-    sends = await run_in_thread(persist_effects, turn, journal) if turn.needs_disk else persist_effects(turn, journal)
-    send_messages(sends, outlet)
+    """For a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk, if any."""
+    needs_disk = bool(turn.records) or not all(isinstance(send, SendMessage) for send in turn.sends)
+    send_messages(await run_in_thread(persist_effects, turn, journal) if needs_disk else persist_effects(turn, journal), outlet)
 
 
 def read_requested_blocks(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[SendMessage]:

@@ -65,26 +65,19 @@ class LightClient:
         vote = verify_certificate(link.certificate, Commit, self.voters, self._chain_id, self._verifier)
         if (vote.height, vote.block) != (header.height, digest):
             raise RemoteProtocolError("bad-proof", f"the certificate is of another block than the header of {header.height}")
-        following = self._following(header, link.next_voters)
-        self._pass_anchor(header.height, digest)
+        following, keys = self.voters, link.next_voters
+        if header.next_voters != header.voters or keys:
+            if not keys or any(left >= right for left, right in pairwise(keys)):
+                raise RemoteProtocolError("bad-proof", f"the next voters of {header.height} do not ascend")
+            following = VoterSet(keys)
+            if following.hash != header.next_voters:
+                raise RemoteProtocolError("bad-proof", f"other next voters than the header of {header.height} names")
+        if self._anchor is not None and header.height >= self._anchor.height:
+            if header.height > self._anchor.height:
+                passed = f"the proof passes by the trusted block of height {self._anchor.height}"
+                raise RemoteProtocolError("foreign-chain", passed)
+            if digest != self._anchor.digest:
+                raise RemoteProtocolError("foreign-chain", f"another block at height {header.height} than the trusted one")
+            self._anchor = None
         self.height, self.voters = header.height, following
         return VerifiedHeader(header, digest, link.certificate)
-
-    def _following(self, header: BlockHeader, keys: tuple[bytes, ...]) -> VoterSet:
-        if header.next_voters == header.voters and not keys:
-            return self.voters
-        if not keys or any(left >= right for left, right in pairwise(keys)):
-            raise RemoteProtocolError("bad-proof", f"the next voters of {header.height} do not ascend")
-        following = VoterSet(keys)
-        if following.hash != header.next_voters:
-            raise RemoteProtocolError("bad-proof", f"other next voters than the header of {header.height} names")
-        return following
-
-    def _pass_anchor(self, height: int, digest: bytes) -> None:
-        if self._anchor is None or height < self._anchor.height:
-            return
-        if height > self._anchor.height:
-            raise RemoteProtocolError("foreign-chain", f"the proof passes by the trusted block of height {self._anchor.height}")
-        if digest != self._anchor.digest:
-            raise RemoteProtocolError("foreign-chain", f"another block at height {height} than the trusted one")
-        self._anchor = None

@@ -1,4 +1,4 @@
-"""Voter sets, and the certificates they sign."""
+"""Voter sets, and the certificates they sign. n voters tolerate f liars, and any two quorums share an honest voter."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from consensus.quorum import faults_tolerated, quorum
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed, short_id, signing_preimage
 from protocol.limits import VOTERS_MAX
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate
-from protocol.recent_digests import RecentDigests
 
 V = TypeVar("V", Prepare, Commit)
 
 TIMEOUT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
-VERIFIED_SIGNATURES_MAX = 8_192  # a block of COST_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
+
+
+def faults_tolerated(n: int) -> int:
+    """f, the number of lying voters that n voters tolerate: the largest f with n ≥ 3f + 1."""
+    return (n - 1) // 3
+
+
+def quorum(n: int) -> int:
+    """q = ⌈(n + f + 1) / 2⌉: two quorums share at least f + 1 voters, and n − f honest voters always make one."""
+    return (n + faults_tolerated(n) + 2) // 2
 
 
 @dataclass(frozen=True)
@@ -57,23 +64,6 @@ class VoterSet:
     @cached_property
     def faults_tolerated(self) -> int:
         return faults_tolerated(len(self.keys))
-
-
-class CachingVerifier:
-    """Checks each signature once: the votes seen one by one come back inside certificates. Only good ones are kept."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self._verifier = verifier
-        self._good = RecentDigests(VERIFIED_SIGNATURES_MAX)
-
-    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
-        entry = hashlib.sha256(public + signature + data).digest()
-        if entry in self._good:
-            return True
-        if not self._verifier.verify(public, data, signature):
-            return False
-        self._good.add(entry)
-        return True
 
 
 def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet, chain_id: bytes, verifier: Verifier) -> V:

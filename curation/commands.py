@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from features.text_tables import Column, TextTable, pluralize
 from protocol.errors import UserError
 
 SHORT = 8
-DISPLAYS = ("plain", "markdown", "chat")
 FORMATS = ("jsonl", "csv", "label-studio", "preferences")
 ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats than JSONL
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
@@ -96,14 +94,22 @@ async def projects(asked: CommandContext[CurationRpc]) -> tuple[ProjectView, ...
     ),
     Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
     Argument(
-        "--display", default="plain", choices=DISPLAYS, help="how pages show texts: plain, markdown or chat (default: plain)"
+        "--display",
+        default="plain",
+        choices=("plain", "markdown", "chat"),
+        help="how pages show texts: plain, markdown or chat (default: plain)",
     ),
     Argument("--suggest-first", action="store_true", help="show suggestions with the task, not after the answer"),
     Argument(
         "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
     ),
     Argument("--chain-id", default="", metavar="ID", help="for `tasks verify`: 64 digits of `peer init` or `peer status --json`"),
-    Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, csv, label-studio or preferences"),
+    Argument(
+        "--format",
+        default="jsonl",
+        choices=FORMATS,
+        help="of `tasks export`: jsonl, csv, label-studio or preferences",
+    ),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
 )
 async def tasks(asked: CommandContext[CurationRpc]) -> None:
@@ -122,7 +128,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
         case "verify":
             # it needs all of the ledger, and no peer
-            from curation.import_export.proof_verifier import verification_table, verify_folder
+            from curation.import_export.export_proofs import verification_table, verify_folder
 
             asked.show(verification_table(verify_folder(Path(options.what).expanduser(), options.chain_id), options.chain_id))
         case "export":
@@ -140,8 +146,8 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
         case "stop":
             asked.show(await asked.api.vote_to_stop_project(options.what))
         case _:
-            phase = {"pause": "paused", "open": "open", "close": "closed"}[options.do]
-            view = await asked.api.set_project_phase(options.what, phase)
+            phases = {"pause": "paused", "open": "open", "close": "closed"}
+            view = await asked.api.set_project_phase(options.what, phases[options.do])
             asked.show(f"project {view.project[:SHORT]} ({view.name}) is {view.state}")
 
 
@@ -202,12 +208,19 @@ def _request(options: object) -> ImportRequest:
     names = _parts(given["options"])
     if given["project"] and names:
         raise UserError("--options are those of the project already: leave them out, or make a new project")
-    of_new: dict[str, object] = {"name": "", "kind": "label", "many": False, "votes": 1, "price": 1, "guidelines": ""}
-    of_new |= {"suggest_first": False, "display": "plain"}
-    said = [name for name, default in of_new.items() if given["project"] and given[name] != default]
-    if said:
+    of_new: dict[str, object] = {
+        "name": "",
+        "kind": "label",
+        "many": False,
+        "votes": 1,
+        "price": 1,
+        "guidelines": "",
+        "suggest_first": False,
+        "display": "plain",
+    }
+    if said := [name for name, default in of_new.items() if given["project"] and given[name] != default]:
         raise UserError(f"--{said[0].replace('_', '-')} is of a new project: leave it out, or leave out --project")
-    request = ImportRequest(
+    return ImportRequest(
         file=os.fspath(Path(given["what"]).expanduser().absolute()),
         name=given["name"],
         project=given["project"],
@@ -216,13 +229,10 @@ def _request(options: object) -> ImportRequest:
         many=given["many"],
         votes=given["votes"],
         price=given["price"],
-        guidelines=given["guidelines"],
+        guidelines=os.fspath(Path(given["guidelines"]).expanduser().absolute()) if given["guidelines"] else "",
         suggests_first=given["suggest_first"],
         display=given["display"],
         columns=_columns(given["columns"]),
         gold_from=given["gold_from"].strip(),
         again=given["again"],
     )
-    if request.guidelines:
-        request = replace(request, guidelines=os.fspath(Path(request.guidelines).expanduser().absolute()))
-    return request

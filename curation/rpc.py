@@ -91,56 +91,42 @@ class AgreementView:
 class CurationRpc(Protocol):
     async def projects(self) -> tuple[ProjectView, ...]:
         """All projects, open ones first."""
-        ...
 
     async def agreement(self, project: str) -> AgreementView:
         """How far a project's annotators agree."""
-        ...
 
     async def import_tasks(self, request: ImportRequest) -> ImportView:
         """The project with its new tasks, once they are decided."""
-        ...
 
     async def set_project_phase(self, project: str, phase: str) -> ProjectView:
         """Opens, pauses or closes it."""
-        ...
 
     async def vote_to_stop_project(self, project: str) -> str:
         """Says as a voter that it be closed; what came of it."""
-        ...
 
     async def tasks_in_review(self, project: str) -> tuple[TaskInReviewView, ...]:
         """The tasks of a project that wait for its author."""
-        ...
 
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
         """The author's label of such a task: its id, or its project and number."""
-        ...
 
     async def redact_task(self, task: str, number: int | None) -> str:
         """Takes a task's text out, as its author or as a voter; what came of it. The task is named as for `review_task`."""
-        ...
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:
         """Every settled task, in a file."""
-        ...
 
     async def create_web_token(self) -> str:
         """A token for an operator of this peer's HTTP API."""
-        ...
 
     async def web_address(self) -> str:
         """Where this peer serves people; empty where it does not."""
-        ...
 
     async def revoke_operator_tokens(self) -> int:
         """Takes back all such tokens; says how many there were."""
-        ...
 
     async def create_annotator_invitation(self) -> str:
         """A code that enrols one annotator at this peer."""
-        ...
 
     async def export_task_proofs(self, project: str, directory: str) -> TaskExportView:
         """The same in a new folder, with a proof of each line, for `tasks verify`."""
-        ...

@@ -7,17 +7,20 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import trio
 
-from curation.demo.simulated_annotators import OPTIONS, ServingPeerClient, SimulatedAnnotator, make_annotators, make_tasks
 from curation.ledger.curation_state import CurationState, TaskStage
 from curation.limits import VOTES_MAX
 from curation.rpc import CurationRpc, ImportRequest, ImportView
-from demo.demo_peers import Demo, DemoPeer, derive_identity
+from curation.simulated_annotators import OPTIONS, ServingPeerClient, SimulatedAnnotator, make_annotators, make_tasks
+from demo.demo_peers import Demo, DemoPeer, PeerDisk, all_equal, derive_identity
+from demo.demo_report import prepare_output_paths, write_report, write_text
 from demo.network_demo import (
     keep_running,
     make_directories,
@@ -27,8 +30,6 @@ from demo.network_demo import (
     stop_peers,
     wait_for_web_address,
 )
-from demo.peer_disk import PeerDisk, all_equal
-from demo.report_files import prepare_output_paths, write_report, write_text
 from features.text_tables import Column, TextTable, pluralize
 from peer.commands.table_renderer import make_printer
 from protocol.errors import UserError
@@ -129,16 +130,11 @@ async def _served(peer: DemoPeer) -> ServingPeerClient:
     return ServingPeerClient(host, int(port))
 
 
-def _calls(peer: DemoPeer) -> CurationRpc:
-    client: CurationRpc = peer.client  # type: ignore[assignment] # it has the calls of all features
-    return client
-
-
 async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ImportView:
     file = demo.folder / f"{name}.jsonl"
     write_text(file, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     request = ImportRequest(str(file), name, "", "label", OPTIONS, False, votes, 1, "", False)
-    return await _calls(demo.watched).import_tasks(request)
+    return await cast(CurationRpc, demo.watched.client).import_tasks(request)
 
 
 async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
@@ -155,7 +151,7 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
                     _say(demo, f"{', '.join(gone)} ended")
                     break
                 try:
-                    (view,) = await _calls(demo.watched).projects()
+                    (view,) = await cast(CurationRpc, demo.watched.client).projects()
                 except UserError:
                     await trio.sleep(POLL_SECONDS)  # it ends, and then it has ended
                     continue
@@ -188,15 +184,12 @@ async def _alike(demo: Demo) -> None:
 
 def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator], is_finished: bool, seconds: float) -> bool:
     """Writes and shows it; whether all that the demo promises was seen."""
-    disks = {peer.name: PeerDisk(peer.directory) for peer in demo.peers}
-    try:
+    with ExitStack() as opened:
+        disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in demo.peers}
         states = {name: disk.state_with_rows() for name, disk in disks.items()}
         roots = {name: state.state_root.hex() for name, state in states.items()}
         outcome = score_labels(states[demo.watched.name].module_state(CurationState), list(truth.values()), crowd, roots)
         equal = all_equal([disk.roots() for disk in disks.values()]) and len(set(roots.values())) == 1
-    finally:
-        for disk in disks.values():
-            disk.close()
     failures = [] if is_finished else ["not all tasks were settled or reviewed"]
     failures += [] if equal else ["peers hold different roots"]
     if outcome.share_right < ACCURACY_MIN:
@@ -215,8 +208,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
         "seconds_total": round(seconds, 2),
         "annotate": asdict(outcome),
     }
-    text = json.dumps(report, indent=1) + "\n"
-    write_report(demo, text)
+    write_report(demo, json.dumps(report, indent=1) + "\n")
     _show(demo, outcome, failures, seconds)
     return not failures
 

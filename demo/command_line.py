@@ -1,13 +1,14 @@
-"""The command `peer demo`: its arguments, and which of the demos they mean."""
+"""The command `peer demo`: its arguments, which of the demos they mean, and the demo as commands that a person gives."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from features.command_arguments import parse_integer_in
-from peer.commands.job_fields import PRESET, SET
+from peer.commands.definitions.job_commands import PRESET, SET
 from protocol.errors import UserError
 
 ATTACKS = (
@@ -27,8 +28,13 @@ DEMO_AS_COMMANDS = ("commands", "peers", "rounds", "data", "seed", "keep", "web"
 
 
 def add_arguments(demo: argparse.ArgumentParser) -> None:
-    peers = parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
-    demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
+    demo.add_argument(
+        "--peers",
+        type=parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX),
+        default=4,
+        metavar="N",
+        help="how many, 4 to 10 (default 4); all of them vote",
+    )
     demo.add_argument("--malicious", type=parse_integer_in(0), default=1, metavar="K", help="how many of them lie (default 1)")
     about = "how many train (default: all but the f that may lie)"
     demo.add_argument("--trainers", type=parse_integer_in(1, DEMO_PEERS_MAX), metavar="T", help=about)
@@ -61,9 +67,11 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
         "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
     )
     demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
-    crowd = parse_integer_in(0, DEMO_CROWD_MAX)
     demo.add_argument(
-        "--crowd", type=crowd, metavar="N", help="with --annotate: how many simulated people answer (default 12); 0: tasks alone"
+        "--crowd",
+        type=parse_integer_in(0, DEMO_CROWD_MAX),
+        metavar="N",
+        help="with --annotate: how many simulated people answer (default 12); 0: tasks alone",
     )
     about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
     demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), metavar="P", help=about)
@@ -105,7 +113,6 @@ def _demo_as_commands(options: argparse.Namespace) -> None:
     for name, default in _defaults().items():
         if name not in DEMO_AS_COMMANDS and getattr(options, name) != default:
             raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which is about honest training")
-    from demo.demo_script import make_demo_script
     from peer.commands.standard_streams import program_name
 
     print(make_demo_script(options, program_name()), end="")
@@ -127,3 +134,48 @@ def _defaults() -> Mapping[str, Any]:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return vars(parser.parse_args([]))
+
+
+# The demo as commands ---------------------------------------------------------------------------------------------------
+
+NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")  # DEMO_PEERS_MAX of them
+FOLDER: Final = "folkmoot-lab"
+PORT, WEB_PORT = 7701, 7781  # of the first peer; those of the others follow
+ROUNDS: Final = 10  # unless `--rounds` says another number: a minute or two
+
+
+def make_demo_script(options: argparse.Namespace, program: str = "peer") -> str:
+    """For one shell, bash or zsh, that runs this program as `program`."""
+    return "\n".join(_lines(options, NAMES[: options.peers], program)) + "\n"
+
+
+def _lines(options: argparse.Namespace, names: Sequence[str], peer: str) -> Iterator[str]:
+    first, *others = names
+    voters = " ".join(f'--voter "$({peer} identity --data-dir {FOLDER}/{name})"' for name in others)
+    yield f"# {len(names)} peers on this machine; each has a folder in {FOLDER}, and its log beside it"
+    yield f"{peer} init --network lab --name {first} --data-dir {FOLDER}/{first} {voters}"
+    yield "PEERS=()"
+    yield f"{peer} run {_place(first, 0)} & PEERS+=($!)"
+    yield "# one string for all founders, as soon as the first one runs"
+    yield f'until INVITATION="$({peer} invite --data-dir {FOLDER}/{first} 2> {FOLDER}/waits)"; do sleep 1; done'
+    for number, name in enumerate(others, start=1):
+        yield f'{peer} join "$INVITATION" --name {name} {_place(name, number)} & PEERS+=($!)'
+    yield "# until all are registered as trainers"
+    registered = f"{peer} peers --json --data-dir {FOLDER}/{first} | grep -o '\"trainer\"' | wc -l"
+    yield f'until [ "$({registered})" -ge {len(names)} ]; do sleep 1; done'
+    said = f" --data {shlex.quote(options.data)}" if options.data else ""
+    said += f" --set seed={options.seed}" if options.seed else ""
+    yield f"{peer} train --name demo --rounds {options.rounds or ROUNDS}{said} --data-dir {FOLDER}/{first}"
+    yield f"{peer} watch demo --data-dir {FOLDER}/{first}  # until the job is finished"
+    yield f"{peer} rounds --data-dir {FOLDER}/{names[-1]}  # the same model roots as at the others"
+    yield f'{peer} sample "The " --data-dir {FOLDER}/{first}'
+    if options.keep:
+        yield f"# they go on running: http://127.0.0.1:{WEB_PORT}/live shows them"
+        yield '# kill "${PEERS[@]}" ends them; `peer run --data-dir …` goes on from there'
+    else:
+        yield 'kill "${PEERS[@]}"; wait "${PEERS[@]}"'
+
+
+def _place(name: str, number: int) -> str:
+    ports = f"--listen 127.0.0.1:{PORT + number} --web-listen 127.0.0.1:{WEB_PORT + number}"
+    return f"--data-dir {FOLDER}/{name} {ports} --threads 1 --no-console --log-file {FOLDER}/{name}.log"

@@ -1,21 +1,127 @@
-"""What the demo found, read from every peer's disk after it stopped."""
+"""What the demo found, read from every peer's disk after it stopped; what it had to show and did not; the files of its report."""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 
-from consensus.quorum import faults_tolerated, quorum
-from demo.demo_peers import Demo, count_bytes_sent
-from demo.outcome_checks import PeerOutcomes, check_loss, check_outcomes, check_policy_value
-from demo.peer_disk import PeerDisk, open_peer_disks, roots_equal
-from demo.rlhf_result import RlhfResult
+from consensus.voter_set import faults_tolerated, quorum
+from demo.demo_peers import Demo, PeerDisk, all_equal, count_bytes_sent, open_peer_disks
+from features.text_tables import pluralize
+from ledger.audits.audit_state import MemberAuditRecord
 from ledger.model_anchors import format_undone_rounds
+from peer.settings.data_directory import storage_errors
+from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.verdicts import verdict_label_by_name
+from rlhf.objectives.policy_monitors import PolicyMetrics
+from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
+
+TARGET_BITS_PER_BYTE = 3.6  # with the default flags; otherwise the loss must end below its start
+
+
+@dataclass(frozen=True)
+class PeerOutcomes:
+    """What was decided of each peer, by its name in the demo."""
+
+    accepted: dict[str, int]
+    rejected: dict[str, dict[str, int]]
+    expelled: dict[str, int]
+    audit_records: dict[str, MemberAuditRecord]  # after sampled audits
+    suspensions: dict[str, int]  # of those that had any, before or after votes
+
+    def audit_record(self, name: str) -> MemberAuditRecord:
+        return self.audit_records.get(name, MemberAuditRecord())
+
+
+def check_outcomes(demo: Demo, equal: bool, finished: bool, outcome: PeerOutcomes) -> list[str]:
+    options, failures = demo.options, []
+    tolerated = faults_tolerated(len(demo.peers))
+    if options.malicious > tolerated:
+        failures.append(
+            f"{options.malicious} liars of {len(demo.peers)} voters are beyond the bound f = {tolerated}: nothing is promised"
+        )
+    if not finished:
+        failures.append("the job did not finish")
+    if not equal:
+        failures.append("honest peers hold different roots")
+    for peer in demo.peers:
+        failures += _of_liar(peer.name, demo, outcome) if peer.lies else _of_honest(peer.name, outcome)
+    return failures
+
+
+def _of_honest(name: str, outcome: PeerOutcomes) -> list[str]:
+    standing, failures = outcome.audit_record(name), []
+    if name in outcome.suspensions:
+        failures.append(f"{name} is honest and was suspended")
+    if standing.refuted:
+        failures.append(f"{name} is honest and its challenge was found false")
+    if name in outcome.expelled:
+        failures.append(f"{name} is honest and was expelled")
+    return failures
+
+
+def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
+    attack, failures = demo.options.attack, []
+    accepted, rejected = outcome.accepted.get(name, 0), outcome.rejected.get(name, {})
+    if demo.is_sampled:
+        failures += _unpunished(name, attack, outcome)
+    elif accepted and attack != "equivocate":  # one of its two proposals is honest, and may have its accepts before both are seen
+        failures.append(f"the network accepted {pluralize(accepted, 'proposal')} of {name}")
+    elif not (accepted or rejected):
+        failures.append(f"{name} was never named")
+    if attack == "silent" and not rejected.get("absent"):
+        failures.append(f"{name} was not named absent")
+    if attack == "equivocate" and name not in outcome.expelled:
+        failures.append(f"{name} was not expelled")
+    return failures
+
+
+def _unpunished(name: str, attack: str, outcome: PeerOutcomes) -> list[str]:
+    """Sampled audits come after the vote: a lie may be accepted, but then it must be found out."""
+    standing, accepted = outcome.audit_record(name), outcome.accepted.get(name, 0)
+    if attack == "false-challenge":
+        return [] if standing.refuted else [f"no challenge of {name} was found false"]
+    if name in outcome.suspensions or (outcome.rejected.get(name) and not accepted):
+        return []
+    return [f"{name} was not suspended, {accepted} of its proposals were accepted"]
+
+
+def check_loss(demo: Demo, held_out: dict[int, float]) -> list[str]:
+    if len(held_out) < 2:
+        return ["the held-out loss was not measured"]
+    first, last = held_out[min(held_out)], held_out[max(held_out)]
+    if last >= first:
+        return [f"held-out loss did not fall: {first:.3f} → {last:.3f} bits/byte"]
+    if demo.is_default and last > TARGET_BITS_PER_BYTE:
+        return [f"held-out loss {last:.3f} bits/byte is above {TARGET_BITS_PER_BYTE}"]
+    return []
+
+
+def check_policy_value(rlhf: RlhfResult | None) -> list[str]:
+    if rlhf is None:
+        return ["what was tuned was not measured"]
+    return [] if rlhf.value > rlhf.reference_value else ["the tuned policy is no better than its reference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlhfResult(PolicyMetrics):
+    """What was tuned. Null is what has no meaning for this demo."""
+
+    algorithm: str
+    beta: float
+    rounds: int
+    distinct_2: float | None = None  # of the last round, as its trainers declared it; as the next two
+    response_tokens: float | None = None  # of a response
+    length_correlation: float | None = None  # with the score
 
 
 @dataclass(frozen=True)
@@ -70,8 +176,10 @@ def make_report(
         honest = [disk for peer in demo.honest if (disk := disks[peer.name]) is not None]
         watched = disks[demo.watched.name]
         assert watched is not None
-        held_out, outcome = watched.held_out(job), _outcome(demo, watched, job)
-        equal = len(honest) == len(demo.honest) and roots_equal(honest)
+        held_out, outcome = watched.figures(job, "held_out_bits_per_byte"), _outcome(demo, watched, job)
+        # All have computed the same state root after every height, and the same model root after every round.
+        equal = len(honest) == len(demo.honest) and all_equal([disk.roots() for disk in honest])
+        equal = equal and all_equal([disk.model_roots() for disk in honest])
         failures = check_outcomes(demo, equal, finished, outcome)
         failures += check_policy_value(rlhf) if demo.options.rlhf else check_loss(demo, held_out)
         stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
@@ -163,3 +271,92 @@ def _first_decision(demo: Demo) -> float | None:
             started = peer.stats_time - peer.stats.status.uptime_seconds
             times.append(started + peer.stats.seconds_to_first_decision - demo.started)
     return round(min(times), 2) if times else None
+
+
+@contextmanager
+def path_errors_as_user_errors(flag: str, path: Path, remedy: str) -> Iterator[None]:
+    """What the operating system says about the path of a flag becomes a line for a person."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror or error}; {remedy}") from None
+
+
+def prepare_output_paths(folder: Path, json_file: str) -> None:
+    """Makes the folder of the report and tries whether both places can be written: the end of a run would be too late."""
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        with path_errors_as_user_errors("--report", folder, "name a new folder where you may write"):
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"--report {folder} is a file: name a new folder")
+            if folder.exists() and any(folder.iterdir()):
+                raise UserError(f"--report {folder} is not empty: name a new folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        if json_file:
+            _try_file(Path(json_file))
+    except UserError:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()  # nothing is left of a demo that never started
+        raise
+
+
+def _try_file(file: Path) -> None:
+    with path_errors_as_user_errors("--json", file, "name a file in a folder that is there, where you may write"):
+        require_writable_kind(file)
+        was_there = file.exists()
+        file.open("ab").close()
+        if not was_there:
+            file.unlink()
+
+
+def write_report_files(demo: Demo, report: DemoReport, sample: str, export: str) -> None:
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    write_report(demo, json.dumps({**asdict(report), "export": export}, indent=1) + "\n")
+    if sample:
+        write_text(demo.folder / "sample.txt", sample + "\n")
+    if len(report.heldout_bits_per_byte) > 1:
+        draw_loss(report, demo.folder / "loss.svg")
+        draw_loss(report, demo.folder / "loss.png")
+
+
+def write_report(demo: Demo, text: str) -> None:
+    write_text(demo.folder / "report.json", text)
+    if demo.options.json:
+        write_text(Path(demo.options.json), text)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Raises `StorageError`, such as for a full disk."""
+    with storage_errors(file):
+        file.write_text(text)
+
+
+def draw_loss(report: DemoReport, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(
+        report.heldout_rounds,
+        report.heldout_bits_per_byte,
+        color="#0b6e4f",
+        linewidth=2,
+        label=f"{report.voters} peers, {len(report.malicious)} lying ({report.attack})",
+    )
+    if report.baseline_bits_per_byte is not None:
+        axes.axhline(report.baseline_bits_per_byte, color="#8a8a8a", linestyle="--", label="one process, same accepted samples")
+    axes.set_xlabel("rounds decided")
+    axes.set_ylabel("held-out bits per byte")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    last = report.heldout_bits_per_byte[-1]
+    axes.annotate(f"{last:.2f}", (report.heldout_rounds[-1], last), textcoords="offset points", xytext=(0, 8), ha="right")
+    with storage_errors(file):
+        figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)

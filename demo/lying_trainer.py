@@ -1,12 +1,16 @@
 """Trainers that lie, for demos, scenarios and tests: each attack of `peer demo --attack`. No honest peer runs this.
 
 A liar also votes dishonestly: it accepts its accomplices and says of everybody else that re-execution failed.
+
+`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` is a peer that takes part in everything and lies about its updates.
+ACCOMPLICES are peer ids separated by commas, or `-` for none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +19,19 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from demo.command_line import ATTACKS
+from peer.cli import build_parser
+from peer.commands import local_commands
+from peer.commands.command_line_parser import settings_from_options
+from peer.daemon.daemon import ParticipantContext
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data, proposal_of, propose_request, publish_proposal, store_proposal_files
 from protocol import codec as wire
-from protocol.identity import Signed
-from protocol.messages import Proposal
+from protocol.errors import UserError
+from protocol.identity import Signed, parse_peer_id, sign_message
+from protocol.messages import GossipEnvelope, Proposal
 from protocol.verdicts import ReplayFinding, Verdict
-from rlhf.data import rollouts
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MILLIONTHS, PPO, PpoSettings, RolloutDeclaration
 from rlhf.objectives.rule_rewards import RULES
 from storage.disk_blob_store import JOB_BYTES
@@ -29,21 +39,17 @@ from storage.multipart_objects import write_object
 from training.job_spec import AuditMode
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import codec, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.tensor_layout import Float32Array
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext
 from training.transformer import BYTES
 from training.worker_protocol import AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+from transport.network import Priority
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
 AUDIT_ATTACKS = ("false-update", "withhold", "false-pass", "false-challenge", "lazy")
 # Of jobs whose trainers sample what they train on; elsewhere they flip signs.
 ROLLOUT_ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward")
-ATTACKS = (
-    *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
-    *AUDIT_ATTACKS,
-    *ROLLOUT_ATTACKS,
-)
 SCALE = np.float32(1e6)
 FABRICATED = tuple(b"aeiou")  # tokens of responses that were not sampled
 GUESSED_LOSS = 2_000_000  # millionths: the loss that whoever replays nothing reports
@@ -85,7 +91,7 @@ class Liar(Trainer):
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         if self.attack == "free-rider":
-            request = _from_zero(request)
+            request = replace(request, previous_buffer=None, previous_payload=None)
             done = await trio.to_thread.run_sync(proposal_replay.make_proposal, request, partial(self._invent, round))
         elif self.attack in ROLLOUT_ATTACKS and round.spec.resolved_objective.declaration_type is RolloutDeclaration:
             request, done = await self._of_rollouts(round, request)
@@ -128,9 +134,7 @@ class Liar(Trainer):
         match self.attack:
             case "withhold" if round.spec.audit is AuditMode.SAMPLED and done.buffer_digest is not None:
                 return request, done
-            case "sign-flip" | "false-update" | "withhold" | "false-pass":
-                return request, _encoded(round, request, done, -m)
-            case attack if attack in ROLLOUT_ATTACKS:
+            case attack if attack in ("sign-flip", "false-update", "withhold", "false-pass", *ROLLOUT_ATTACKS):
                 return request, _encoded(round, request, done, -m)
             case "scale":
                 return request, _encoded(round, request, done, m * SCALE)
@@ -140,7 +144,7 @@ class Liar(Trainer):
             case "nan":
                 return request, _poisoned(round, request, done)
             case "garbage":
-                return request, _with_payload(round, request, done, _noise_bytes(round, done.payload_bytes))
+                return request, _with_payload(request, done, np.random.default_rng(round.number).bytes(done.payload_bytes))
         return request, done
 
     def _invent(
@@ -169,7 +173,7 @@ class Liar(Trainer):
     async def _copy(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> None:
         """Somebody else's update under our own name."""
         if proposal.buffer is not None:
-            await fetch_audit_data(round, proposal.buffer, feedback_buffer.buffer_bytes(round.spec), trainer)
+            await fetch_audit_data(round, proposal.buffer, error_feedback.buffer_bytes(round.spec), trainer)
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, inner_out=None)  # their inner state stays theirs
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
@@ -240,15 +244,11 @@ def _declared(
     return DeclarationFiles(wire.encode(declared), {digest: str(path)})
 
 
-def _from_zero(request: ProposeRequest) -> ProposeRequest:
-    return replace(request, previous_buffer=None, previous_payload=None)
-
-
 def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """A well-formed proposal for whatever m is."""
-    buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
+    buffer = error_feedback.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
-    return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)
+    return _with_payload(request, _with_buffer(request, done, buffer), payload)
 
 
 def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
@@ -256,33 +256,55 @@ def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) 
     if not round.spec.commits_to_buffer:
         return codec.read_payload(payload.read_bytes(), round.model.layout).dequantize()
     assert buffer is not None
-    return feedback_buffer.read_buffer(buffer, round.spec).dequantize()
+    return error_feedback.read_buffer(buffer, round.spec).dequantize()
 
 
 def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
     payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
-        done = _with_buffer(round, request, done, _scaled_up(feedback_buffer.read_buffer(Path(request.buffer_out), round.spec)))
-    return _with_payload(round, request, done, payload.encode())
+        done = _with_buffer(request, done, _scaled_up(error_feedback.read_buffer(Path(request.buffer_out), round.spec)))
+    return _with_payload(request, done, payload.encode())
 
 
 def _scaled_up(update: codec.QuantizedUpdate) -> codec.QuantizedUpdate:
     return replace(update, exponent=codec.EXPONENT_MAX, codes=np.where(update.codes > 0, 255, 0).astype(np.uint8))
 
 
-def _with_buffer(
-    round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None
-) -> ProposeReply:
+def _with_buffer(request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None) -> ProposeReply:
     if buffer is None:
         return replace(done, buffer_digest=None)
     return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode()))
 
 
-def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
+def _with_payload(request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
     digest = write_object(Path(request.payload_out), payload)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
 
 
-def _noise_bytes(round: OpenRoundContext, size: int) -> bytes:
-    return np.random.default_rng(round.number).bytes(size)
+async def equivocate(context: ParticipantContext, first: Proposal, second: Proposal) -> None:
+    """Shows one half of the network another proposal than the other half, behind the back of the driver's one way out."""
+    for number, peer in enumerate(sorted(context.network.connected_peers())):
+        signed = sign_message(context.signer, context.chain_id, (first, second)[number % 2])
+        context.network.send(peer, wire.encode(GossipEnvelope(signed)), Priority.VOTE)
+
+
+def main(arguments: list[str]) -> int:
+    attack, accomplices, *rest = arguments
+    if attack not in ATTACKS:
+        raise UserError(f"{attack!r} is no attack; there are {', '.join(ATTACKS)}")
+    options = build_parser().parse_args(rest)
+    keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
+
+    def make_liar(context: ParticipantContext) -> Liar:
+        assert context.worker is not None, "a liar trains"
+        return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=partial(equivocate, context))
+
+    return local_commands.run_peer_with_config(settings_from_options(options).config, console=False, make_participant=make_liar)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"peer: error: {error}")

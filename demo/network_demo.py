@@ -25,11 +25,9 @@ from typing import cast
 import trio
 
 from demo import rlhf_demo
-from demo.demo_peers import TEXT, Demo, DemoPeer, count_bytes_sent, derive_identity
-from demo.demo_report import DemoReport, make_report
+from demo.demo_peers import TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, derive_identity
+from demo.demo_report import DemoReport, make_report, path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.live_display import DemoDisplay
-from demo.peer_disk import PeerDisk
-from demo.report_files import path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.commands.standard_streams import EXIT_INTERRUPTED
@@ -157,7 +155,11 @@ async def _run(demo: Demo) -> int:
         await start_peers(demo)
         display.print_line(f"{len(demo.peers)} peers are running, data in", demo.folder)
         if demo.options.web:
-            await _show_page(demo, display)
+            try:
+                demo.page = f"{await wait_for_web_address(demo.watched)}live"
+                display.print_line(f"watch it at {demo.page}")
+            except UserError as error:  # the network does without
+                display.print_line(str(error))
         job = await begin_job(demo)
         rounds, finished = await watch_job(demo, job, display)
         while finished and (then := await rlhf_demo.wait_for_next_job(demo, job)):
@@ -172,15 +174,6 @@ async def _run(demo: Demo) -> int:
 
 
 # Starting and stopping -----------------------------------------------------------------------------------------------
-
-
-async def _show_page(demo: Demo, display: DemoDisplay) -> None:
-    try:
-        demo.page = f"{await wait_for_web_address(demo.watched)}live"
-    except UserError as error:  # the network does without
-        display.print_line(str(error))
-    else:
-        display.print_line(f"watch it at {demo.page}")
 
 
 async def wait_for_web_address(peer: DemoPeer) -> str:
@@ -199,8 +192,9 @@ async def wait_for_web_address(peer: DemoPeer) -> str:
 
 def make_directories(demo: Demo) -> None:
     founders = {peer.identity.public: Founder(peer.name, roles()[peer.role].registered_roles) for peer in demo.peers}
-    modules = founding_modules()
-    genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
+    genesis = Genesis(
+        "demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), founding_modules()
+    )
     for peer in demo.peers:
         directory = DataDirectory.create(peer.directory)
         directory.write_identity(peer.identity)
@@ -220,12 +214,14 @@ async def start_peers(demo: Demo) -> None:
 
 def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
-    lies = (*peer.module[:-1], "demo.liar", demo.options.attack, accomplices)
+    lies = (*peer.module[:-1], "demo.lying_trainer", demo.options.attack, accomplices)
     module = lies if peer.lies else peer.module
-    settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
-    settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
-    settings += ["--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate", "--no-console"]
-    settings += ["--bootstrap", bootstrap] if bootstrap else []
+    settings = [
+        *("--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves),
+        *("--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info", "--no-console"),
+        "--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate",
+        *(("--bootstrap", bootstrap) if bootstrap else ()),
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | peer.environment
     if peer.without_avx:
         environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE_CPU_FEATURES, "ATEN_CPU_CAPABILITY": "avx2"}
@@ -420,9 +416,8 @@ def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
 
 async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:
     """Held-out bits per byte, by learning rate, of one process that trains the same model on as many samples as were accepted."""
-    disk = PeerDisk(demo.watched.directory)
-    spec = disk.spec(job)
-    disk.close()
+    with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
+        spec = disk.spec(job)
     spec_file = demo.folder / "job.spec"
     with storage_errors(spec_file):
         spec_file.write_bytes(spec.encode())
@@ -432,15 +427,17 @@ async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) ->
     steps = sum(accepted) * spec.local_steps * spec.batch // batch
     text = next((demo.watched.directory / "texts").glob("*.txt"))
     command = [
-        sys.executable,
-        "-m",
-        "training.engines.pytorch.single_process_baseline",
-        "--spec",
-        str(spec_file),
-        "--text",
-        str(text),
+        *(
+            sys.executable,
+            "-m",
+            "training.engines.pytorch.single_process_baseline",
+            "--spec",
+            str(spec_file),
+            "--text",
+            str(text),
+        ),
+        *("--steps", str(steps), "--batch", str(batch), "--threads", "2"),
     ]
-    command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
     line = rate_sweep.RateSweep(baseline_rates(spec))
     while (rate := line.next_value()) is not None:
         done = await trio.run_process([*command, "--rate", str(rate)], capture_stdout=True)

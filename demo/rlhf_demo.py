@@ -6,6 +6,7 @@ policy that is tuned by it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -13,18 +14,15 @@ from typing import Final, cast
 
 import trio
 
-from demo.demo_peers import TEXT, Demo
-from demo.peer_disk import PeerDisk
-from demo.report_files import path_errors_as_user_errors, write_text
-from demo.rlhf_result import RlhfResult
+from demo.demo_peers import TEXT, Demo, PeerDisk
+from demo.demo_report import RlhfResult, path_errors_as_user_errors, write_text
 from peer.settings.data_directory import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
+from rlhf import synthetic_preferences
 from rlhf.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
 from rlhf.data import preference_sets
-from rlhf.demo import synthetic_preferences
-from rlhf.objectives.kl_controller import current_beta
-from rlhf.objectives.ppo import PpoSettings, PromptSourceKind
+from rlhf.objectives.ppo import PpoSettings, PromptSourceKind, current_beta
 from rlhf.rpc import PolicyMetricsView, RlhfRpc
 from storage.regular_files import open_regular
 from training.api.job_builder import parse_field, parse_overrides
@@ -126,8 +124,9 @@ def _taken(said: dict[str, str], name: str, usual: int) -> int:
 
 async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView, ...]) -> RlhfResult:
     """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
-    module, beta, arguments = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
-    found = json.loads((await trio.run_process([sys.executable, "-m", module, *arguments], capture_stdout=True)).stdout)
+    beta, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
+    command = [sys.executable, "-m", "rlhf.pytorch.policy_evaluation", str(beta), *files]
+    found = json.loads((await trio.run_process(command, capture_stdout=True)).stdout)
     write_text(demo.folder / SAMPLES, "".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     spec, _, origin = checkpoint.read_checkpoint(demo.folder / POLICY_FILE)
     own: PpoSettings = spec.decoded_settings
@@ -136,10 +135,9 @@ async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView
     return RlhfResult(algorithm=own.algorithm.value, beta=beta, rounds=origin.round, **found["figures"], **seen)
 
 
-def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
-    """The module that measures, the beta that its value counts, and what the module takes."""
-    disk = PeerDisk(demo.watched.directory)
-    try:
+def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
+    """The beta that a policy's value counts, and the files that are measured."""
+    with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
         policy = disk.model(job)
         spec = policy.spec
         base = disk.model(spec.base.job) if spec.base else None
@@ -147,7 +145,7 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
         files = [_saved(demo, POLICY_FILE, policy), _saved(demo, REFERENCE_FILE, first)]
         read = spec.resolved_objective.required_model(spec)
         if read is None or base is None:
-            return "rlhf.pytorch.toy_evaluation", spec.decoded_settings.beta, files
+            return spec.decoded_settings.beta, files
         beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # that of the next round, if there were one
         reward = disk.model(read.job)
         files += [_saved(demo, REWARD_MODEL_FILE, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
@@ -155,9 +153,7 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
             with storage_errors(demo.folder / TOKENIZER):
                 (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
-        return "rlhf.pytorch.policy_evaluation", beta, [str(beta), *files]
-    finally:
-        disk.close()
+        return beta, files
 
 
 def _saved(demo: Demo, name: str, model: ReplicatedModel) -> str:

@@ -56,10 +56,6 @@ class Command:
     alias: tuple[str, ...] = ()  # two words: a line of the prompt that begins with them means one that begins with `alias_target`
     alias_target: tuple[str, ...] = ()
 
-    @property
-    def has_json(self) -> bool:
-        return JSON in self.arguments
-
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         for argument in self.arguments:
             argument.add_to(parser)

@@ -62,7 +62,7 @@ class Feature:
     about: str  # for people, in one line
     modules: ModuleFactory = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
-    layers: str = ""  # `module:name` of a tuple of them (`training.layers`)
+    layers: str = ""  # `module:name` of a tuple of them (`training.transformer`)
     engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
     # name of an engine -> `module:name` of what it computes of this feature (`training.engine_implementations`), for the worker
     # alone
@@ -82,4 +82,4 @@ class Feature:
     failures: str = ""
     rpc_handler: str = ""  # `module:class` of what answers these calls; the first call makes it with the running peer
     routes: str = ""  # `module:name` of HTTP routes and what answers them (`web.routes.RouteSet`), for peers that run `serve`
-    pages: str = ""  # `module:name` of pages for people (`web.html_pages.PageSet`), for the same peers
+    pages: str = ""  # `module:name` of pages for people (`web.routes.PageSet`), for the same peers

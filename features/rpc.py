@@ -32,7 +32,9 @@ class RpcMethod:
         """For the wire, as the method itself would take them."""
         bound = self.signature.bind(*arguments, **named)
         bound.apply_defaults()
-        return [codec.to_plain(_of_kind(kind, bound.arguments[name])) for name, kind in self.argument_types.items()]
+        values = ((kind, bound.arguments[name]) for name, kind in self.argument_types.items())
+        # Python takes a whole number where a float is declared; on the wire they differ.
+        return [codec.to_plain(float(value) if kind is float else value) for kind, value in values]
 
     def decode_arguments(self, plain: Any) -> list[Any]:
         """Raises `RemoteProtocolError` for anything but arguments of the declared types."""
@@ -42,11 +44,6 @@ class RpcMethod:
 
     def decode_result(self, plain: Any) -> Any:
         return None if self.result_type is type(None) else codec.from_plain(self.result_type, plain)
-
-
-def _of_kind(kind: Any, value: Any) -> Any:
-    """Python takes a whole number where a float is declared; on the wire they differ."""
-    return float(value) if kind is float else value
 
 
 def collect_methods(*protocols: type) -> dict[str, RpcMethod]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
 
-from consensus.quorum import quorum
-from consensus.voter_set import VoterSet
-from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
+from consensus.voter_set import VoterSet, quorum
+from ledger.core.genesis import TRAINER, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
 from ledger.model_anchors import (
@@ -26,8 +25,7 @@ from ledger.model_anchors import (
     newest_anchor_up_to,
 )
 from ledger.network_governance import NetworkState
-from protocol import codec
-from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.codec import Between, Count, Digest, Key, Length, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
@@ -323,12 +321,6 @@ class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # in the order in which they were decided
 
-    @property
-    def base_jobs(self) -> set[bytes]:
-        """The jobs from whose models others start, or started and still run."""
-        live: tuple[Job | QueuedJob, ...] = (*self.unfinished().values(), *self.queue)
-        return {job.base_job for job in live if job.base_job is not None}
-
     def unfinished(self) -> dict[bytes, Job]:
         """Those that run, and those that are paused."""
         return {key: job for key, job in self.jobs.items() if job.phase is not JobPhase.FINISHED}
@@ -373,14 +365,20 @@ MODEL_ROOT_PENDING = bytes(32)  # model root of a job whose model is made while 
 
 
 def job_id(author: bytes, transaction: Transaction) -> bytes:
-    return hashlib.sha256(b"folkmoot/job\x00" + author + codec.encode(transaction)).digest()
+    return hashlib.sha256(b"folkmoot/job\x00" + author + encode(transaction)).digest()
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedRound:
-    """A fact: the block closes this round. What the model step needs, and what people want to see."""
+class JobFact:
+    """What a step of a block says of one job: see `ledger.core.module`."""
 
     job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRound(JobFact):
+    """A fact: the block closes this round. What the model step needs, and what people want to see."""
+
     round: int
     outcome: RoundResult
     proposals: tuple[Signed, ...]  # the accepted ones
@@ -390,97 +388,79 @@ class ClosedRound:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendedTrainers:
+class SuspendedTrainers(JobFact):
     """A fact: these may not train in this job for now."""
 
-    job: bytes
     trainers: SuspendedUntil
 
 
 @dataclass(frozen=True, slots=True)
-class ContestableRound:
+class ContestableRound(JobFact):
     """A fact: audits may still undo this round, and none before it."""
 
-    job: bytes
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackDue:
+class RollbackDue(JobFact):
     """A fact: an update in the model is false, or nobody could audit it. Without a trainer: voters want the round undone."""
 
-    job: bytes
     round: int
     reason: UndoReason
     trainer: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class JobRolledBack:
+class JobRolledBack(JobFact):
     """A fact: the job goes on from this anchor, in the round `round`; or it ends with it, and the round is the anchor's own."""
 
-    job: bytes
     anchor: ModelAnchor
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class JobAnchored:
+class JobAnchored(JobFact):
     """A fact: the model that this block leads to is an anchor."""
 
-    job: bytes
-
 
 @dataclass(frozen=True, slots=True)
-class JobRetained:
+class JobRetained(JobFact):
     """A fact: this job is not forgotten yet, though it is over."""
 
-    job: bytes
-
 
 @dataclass(frozen=True, slots=True)
-class JobLaunch:
+class JobLaunch(JobFact):
     """A fact: a module starts a job in the name of a member. Where this is refused, the job is not there after the block."""
 
-    job: bytes
     spec: bytes
     author: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class JobHalt:
+class JobHalt(JobFact):
     """A fact: a module ends a job in the name of its author, if it goes on or waits."""
 
-    job: bytes
     author: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class JobHold:
+class JobHold(JobFact):
     """A fact: no round of this job begins with this block, nor the job if it waits. The open round may still be closed."""
 
-    job: bytes
-
 
 @dataclass(frozen=True, slots=True)
-class JobLastRound:
+class JobLastRound(JobFact):
     """A fact: the round of this job that the block closes is its last one, though its specification has more."""
 
-    job: bytes
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(JobFact):
+    """A fact."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobStarted:
+class JobEnded(JobFact):
     """A fact."""
-
-    job: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnded:
-    """A fact."""
-
-    job: bytes
 
 
 class JobsModule(Module[JobsState]):
@@ -497,9 +477,6 @@ class JobsModule(Module[JobsState]):
 
     def __init__(self, rules: JobSpecRules) -> None:
         self.rules = rules
-
-    def genesis_state(self, genesis: Genesis) -> JobsState:
-        return JobsState()
 
     def apply_transaction(
         self, state: JobsState, said: DecodedTransaction, view: StateReader, context: BlockContext
@@ -519,25 +496,19 @@ class JobsModule(Module[JobsState]):
     def start_job(self, state: JobsState, view: StateReader, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """With one more job, which runs or waits. Raises `Refused`, and `RemoteProtocolError` for what is no specification."""
         members, network = view.module_state(MembersState), view.module_state(NetworkState)
-        self._require_known(spec, network)
-        network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
-        self._require_in_time(spec, members)
-        return self._start(state, members, key, spec, author, height)
-
-    def _require_known(self, spec: bytes, network: NetworkState) -> None:
-        """All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs."""
+        # All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs.
         for wanted in self.rules.terms_of_spec(spec).requires:
             if network.module_version(wanted.name) < wanted.version:
                 needs = f"a job like this needs {wanted.name} {wanted.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
-
-    def _require_in_time(self, spec: bytes, members: MembersState) -> None:
-        """Refuses sampled audits for which the least link would take too long, so that nobody is suspended for its link."""
+        network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
         window_ms = self.audit_window_ms(spec, members)
+        # Sampled audits for which the least link would take too long are refused, so that nobody is suspended for its link.
         if window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher uplink_mbit_min")
+        return self._start(state, members, key, spec, author, height)
 
     def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
         """The queued job starts once a quorum of voters holds its initial parameters. Raises `Refused`."""
@@ -592,7 +563,14 @@ class JobsModule(Module[JobsState]):
                 jobs[key] = self.open_round(
                     replace(job, phase=JobPhase.RUNNING), members, height, None, barred.get(key, NO_SUSPENSIONS)
                 )
-        jobs = end_abandoned_jobs(self.renew_rounds(jobs, members, height, barred), members, height)
+        # Open rounds that might never be closed get the voters and trainers of now. All else of such a round stays.
+        for key, job in jobs.items():
+            if _is_stuck(job, members):
+                jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
+        # Nobody trains these jobs any more: no proposal would come, and their open rounds would never be closed.
+        for key, job in jobs.items():
+            if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers)):
+                jobs[key] = replace(job, phase=JobPhase.FINISHED, opened_height=height)
         for key, job in jobs.items():
             if job.phase is JobPhase.SETTLING and key not in doubtful:
                 job = replace(job, phase=JobPhase.FINISHED, opened_height=height)
@@ -622,10 +600,10 @@ class JobsModule(Module[JobsState]):
         return state
 
     def _held(self, state: JobsState) -> set[bytes]:
-        """The jobs whose models others started from, or read, that are not over yet."""
+        """The jobs whose models others start from, or read, or started from and are not over yet."""
         live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
         read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
-        return state.base_jobs | read
+        return {job.base_job for job in live if job.base_job is not None} | read
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """Starts the job, or puts it at the end of the line if others have its place."""
@@ -638,7 +616,8 @@ class JobsModule(Module[JobsState]):
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
         job = self._made(terms, spec, author, members, height)
-        is_alone = not any(self._is_like(terms, waiting) for waiting in state.queue)
+        # Nobody waits for the same place.
+        is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
         if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
             return replace(state, jobs={**state.jobs, key: job})
         mine = sum(members.current_key(waiting.author) == author for waiting in state.queue)
@@ -667,10 +646,6 @@ class JobsModule(Module[JobsState]):
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
-    def _is_like(self, terms: JobTerms, waiting: QueuedJob) -> bool:
-        """Whether it waits for the same place."""
-        return self.rules.terms_of_spec(waiting.spec).needs_worker == terms.needs_worker
-
     def _made(self, terms: JobTerms, spec: bytes, author: bytes, members: MembersState, height: int) -> Job:
         """Raises `Refused` if the members of now cannot train it."""
         job = Job(
@@ -684,12 +659,12 @@ class JobsModule(Module[JobsState]):
             height,
             MODEL_ROOT_PENDING,
             terms.audited,
-            (),
-            (),
-            (),
-            (),
+            voters=(),
+            reexecutors=(),
+            trainers=(),
+            awaited=(),
+            base_job=terms.base.job if terms.base else None,
         )
-        job = replace(job, base_job=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
             raise Refused(f"no member is registered as a {terms.role}; run a peer with that role, or the role full")
@@ -711,7 +686,8 @@ class JobsModule(Module[JobsState]):
             terms, author = self.rules.terms_of_spec(waiting.spec), members.current_key(waiting.author)
             try:
                 is_called = self._has_place(jobs, terms) and members.is_current_key(author) and waiting.job not in held
-                is_called = is_called and (terms.start is None or _is_held(waiting, members))
+                holders = set(waiting.start_model_holders) & set(members.voters)
+                is_called = is_called and (terms.start is None or len(holders) >= VoterSet(members.voters).quorum)
                 job = self._made(terms, waiting.spec, author, members, height) if is_called else None
             except Refused:
                 job = None
@@ -754,22 +730,20 @@ class JobsModule(Module[JobsState]):
         # Draws of these rounds could be foreseen: nobody has committed to a nonce, or ballots of the undone round reveal it.
         is_foreseen = not job.round or (job.undone_rounds and job.undone_rounds[-1].last + 1 == job.round)
         audited = terms.is_audited(job.rounds_in_model) or (terms.audits is not None and bool(is_foreseen))
-        records = _by_present_key(job.vouch_records, members, _vouch_severity)
-        job = replace(job, opened_height=height, fully_audited=audited, successors={}, voting_keys={})
-        job = replace(job, vouch_records=records, trainer_records=trainer_records)
-        vouched = _vouched(job, trainers, members) if terms.audits is not None else ()
         return replace(
-            job, voters=voters, reexecutors=auditors, trainers=trainers, awaited=awaited, trainers_to_vouch_for=vouched
+            job,
+            opened_height=height,
+            fully_audited=audited,
+            successors={},
+            voting_keys={},
+            vouch_records=_by_present_key(job.vouch_records, members, _vouch_severity),
+            trainer_records=trainer_records,
+            voters=voters,
+            reexecutors=auditors,
+            trainers=trainers,
+            awaited=awaited,
+            trainers_to_vouch_for=_vouched(job, trainers, members) if terms.audits is not None else (),
         )
-
-    def renew_rounds(
-        self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, SuspendedUntil]
-    ) -> dict[bytes, Job]:
-        """Gives open rounds that might never be closed the voters and trainers of now. All else of such a round stays."""
-        return {
-            key: self._renewed(job, members, height, suspended.get(key, NO_SUSPENSIONS)) if _is_stuck(job, members) else job
-            for key, job in jobs.items()
-        }
 
     def _renewed(self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil) -> Job:
         """Every message of the round still counts: ballots name no voter set, and the trainers that they name stay trainers."""
@@ -783,14 +757,15 @@ class JobsModule(Module[JobsState]):
         present = {trainer: members.current_key(trainer) for trainer in trainers}
         voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
         vouched = _vouched(job, trainers, members) if self.rules.terms_of_spec(job.spec).audits is not None else ()
-        renewed = replace(
+        return replace(
             fresh,
             trainers=trainers,
             awaited=tuple(sorted(awaited)),
             fully_audited=job.fully_audited,
             trainers_to_vouch_for=vouched,
+            successors=successors,
+            voting_keys=voting_keys,
         )
-        return replace(renewed, successors=successors, voting_keys=voting_keys)
 
     def _is_anchor(self, job: Job) -> bool:
         """Whether the model after the round that was closed is one."""
@@ -818,7 +793,7 @@ class JobsModule(Module[JobsState]):
 
     def count_round(self, job: Job, members: MembersState, closed: RoundResult) -> Job:
         """The job with what its closed round says of its members, before its model has taken the step."""
-        accepted = dict(job.accepted)
+        terms, accepted = self.rules.terms_of_spec(job.spec), dict(job.accepted)
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
@@ -833,43 +808,34 @@ class JobsModule(Module[JobsState]):
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
         elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
             patience = max(0, patience - 1)
-        records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
-        job = replace(job, vouch_records=records, trainer_records=of_trainers)
-        job = replace(job, accepted=accepted, rejected=rejected, timeout_doublings=patience)
-        job = replace(job, refused_rounds=self._refused_rounds(job, closed))
-        return replace(job, round=job.round + 1, rounds_in_model=job.rounds_in_model + 1)
-
-    def _refused_rounds(self, job: Job, closed: RoundResult) -> int:
-        """The count of rounds since the last accepted update that have refused more trainers than may lie.
-
-        In other rounds honest trainers may be away. A job that a person stops in this block ended for that reason.
-        """
-        if closed.accepted or not self.rules.terms_of_spec(job.spec).needs_worker:
-            return 0
-        return job.refused_rounds + (closed.refuses_honest and job.phase is not JobPhase.FINISHED)
-
-    def _vouch_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, VouchRecord]:
-        """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
-        terms = self.rules.terms_of_spec(job.spec)
-        told = (
-            {voter for voters in closed.vouchers.values() for voter in voters} | closed.wrong_vouchers | closed.silent_reexecutors
-        )
-        records = dict(job.vouch_records)
-        for voter in told:
-            record = records.get(voter, VouchRecord())
+        # Records of re-executors and trainers, by the keys that they have now.
+        of_voters = dict(job.vouch_records)
+        called = {voter for voters in closed.vouchers.values() for voter in voters}
+        for voter in called | closed.wrong_vouchers | closed.silent_reexecutors:
+            record = of_voters.get(voter, VouchRecord())
             is_false, is_silent = voter in closed.wrong_vouchers, voter in closed.silent_reexecutors
-            records[voter] = record.after_round(job.round, is_false, is_silent, terms.suspension_rounds)
-        left = {voter: record for voter, record in records.items() if not record.is_expired(job.round + 1)}
-        return _by_present_key(left, members, _vouch_severity)
-
-    def _trainer_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, TrainerRecord]:
-        """The records of the job's trainers after its open round was closed, by the keys that they have now."""
-        suspension_rounds = self.rules.terms_of_spec(job.spec).suspension_rounds
-        records = _by_present_key(job.trainer_records, members, _trainer_severity)
+            of_voters[voter] = record.after_round(job.round, is_false, is_silent, terms.suspension_rounds)
+        of_voters = {voter: record for voter, record in of_voters.items() if not record.is_expired(job.round + 1)}
+        of_trainers = _by_present_key(job.trainer_records, members, _trainer_severity)
         for trainer in map(members.current_key, closed.trainers_with_invalid_updates):
-            records[trainer] = records.get(trainer, TrainerRecord()).after_invalid_update(job.round, suspension_rounds)
-        left = {trainer: record for trainer, record in records.items() if not record.is_expired(job.round + 1)}
-        return dict(sorted(left.items()))
+            known = of_trainers.get(trainer, TrainerRecord())
+            of_trainers[trainer] = known.after_invalid_update(job.round, terms.suspension_rounds)
+        of_trainers = {trainer: record for trainer, record in of_trainers.items() if not record.is_expired(job.round + 1)}
+        # Rounds since the last accepted update count if they refused more trainers than may lie. In other rounds honest trainers
+        # may be away. A job that a person stops in this block ended for that reason.
+        counts = not closed.accepted and terms.needs_worker
+        is_refused = closed.refuses_honest and job.phase is not JobPhase.FINISHED
+        return replace(
+            job,
+            vouch_records=_by_present_key(of_voters, members, _vouch_severity),
+            trainer_records=dict(sorted(of_trainers.items())),
+            accepted=accepted,
+            rejected=rejected,
+            timeout_doublings=patience,
+            refused_rounds=job.refused_rounds + is_refused if counts else 0,
+            round=job.round + 1,
+            rounds_in_model=job.rounds_in_model + 1,
+        )
 
     def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
         """Forgets finished jobs when there are too many; once a block, after everything in it. `anchors_to_keep` jobs stay.
@@ -893,14 +859,10 @@ class JobsModule(Module[JobsState]):
         return bool(job.accepted) and self.rules.terms_of_spec(job.spec).needs_worker
 
 
-def _is_held(waiting: QueuedJob, members: MembersState) -> bool:
-    return len(set(waiting.start_model_holders) & set(members.voters)) >= VoterSet(members.voters).quorum
-
-
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
     waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
     if waiting is not None:
-        stops, is_over = add_stop_request(waiting, members, author)
+        stops, is_over = add_stop_request(waiting.author, waiting.stop_requests, members, author)
         others = tuple(replace(other, stop_requests=stops) if other is waiting else other for other in state.queue)
         return replace(state, queue=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
@@ -908,24 +870,19 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
         raise Refused("no such job is running, paused or waits in line")
     if job.model_root == MODEL_ROOT_PENDING:
         raise Refused("the job begins with this block, and can be stopped in a later one")
-    stops, is_over = add_stop_request(job, members, author)
+    stops, is_over = add_stop_request(job.author, job.stop_requests, members, author)
     phase, opened = (JobPhase.FINISHED, height) if is_over else (job.phase, job.opened_height)
     return replace(state, jobs={**state.jobs, key: replace(job, stop_requests=stops, phase=phase, opened_height=opened)})
 
 
-class Stoppable(Protocol):
-    @property
-    def author(self) -> bytes: ...
-    @property
-    def stop_requests(self) -> TrainerKeys: ...
-
-
-def add_stop_request(what: Stoppable, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
-    """(members that want it to end, with `author`; whether it ends, by its author or by a quorum of voters). Raises `Refused`."""
-    is_author = author == members.current_key(what.author)
+def add_stop_request(
+    owner: bytes, stop_requests: TrainerKeys, members: MembersState, author: bytes
+) -> tuple[tuple[bytes, ...], bool]:
+    """(members that want it to end, with `author`; whether it ends, by its owner or by a quorum of voters). Raises `Refused`."""
+    is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop it")
-    stops = tuple(sorted({*what.stop_requests, author} & {*members.voters, author}))
+    stops = tuple(sorted({*stop_requests, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
@@ -1018,16 +975,6 @@ def _is_stuck(job: Job, members: MembersState) -> bool:
     voters = members.round_voters
     ballots = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
     return ballots < VoterSet(job.voters).quorum or not any(map(members.may_be_awaited, job.trainers))
-
-
-def end_abandoned_jobs(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
-    """Ends the jobs that nobody trains any more: no proposal would come, and their open rounds would never be closed."""
-    ended = {
-        key: replace(job, phase=JobPhase.FINISHED, opened_height=height)
-        for key, job in jobs.items()
-        if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers))
-    }
-    return {**jobs, **ended}
 
 
 def _by_present_key(

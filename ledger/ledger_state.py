@@ -9,7 +9,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -41,7 +40,7 @@ from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Signed, Verifier, open_signed, short_id, signing_preimage
+from protocol.identity import RecentDigests, Signed, Verifier, open_signed, short_id, signing_preimage
 from protocol.limits import (
     COST_PER_BLOCK_MAX,
     EVIDENCE_PER_BLOCK_MAX,
@@ -50,7 +49,6 @@ from protocol.limits import (
     TRANSACTIONS_PER_BLOCK_MAX,
 )
 from protocol.messages import Ballot, CutOff, Proposal, Transaction, Vouch
-from protocol.recent_digests import RecentDigests
 from protocol.units import display_round_number
 from rounds.round_state import RoundCertificate, compute_round_result, why_round_certificate_invalid
 from rounds.vouch_set import VouchSet
@@ -102,7 +100,7 @@ class LedgerState:
     # The last encoding of each module, handed on from state to state: most blocks leave most modules as they are.
     _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
-    @cached_property
+    @functools.cached_property
     def state_root(self) -> bytes:
         return state_root_over({name: module_digest(self.encoded_module(name)) for name in self.modules})
 
@@ -125,19 +123,13 @@ class LedgerState:
         for part in fields(value):
             object.__setattr__(value, part.name, getattr(whole, part.name))
 
-    @cached_property
+    @functools.cached_property
     def tables(self) -> dict[str, Table[Any]]:
         """All that the modules hold, by module and field."""
         named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
         return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
 
-    def with_rows_of(self, other: LedgerState) -> LedgerState:
-        """The same state, its tables read as those of `other`, which has the same rows."""
-        for name, table in self.tables.items():
-            table.adopt_rows_of(other.tables[name])
-        return self
-
-    @cached_property
+    @functools.cached_property
     def _by_type(self) -> dict[type, Any]:
         return {type(value): value for value in self.modules.values()}
 
@@ -332,7 +324,7 @@ class LedgerRules:
         `UnsupportedModuleVersion`.
         """
         network = state.module_state(NetworkState)
-        due = network.upgrades_due_at(state.height + 1)
+        due = [upgrade for upgrade in network.due_upgrades if upgrade.height <= state.height + 1]
         if not due:
             return state
         _ = state.state_root  # the bytes of before, which `LedgerState.restore_module_state` goes back to
@@ -340,6 +332,7 @@ class LedgerRules:
             after = state
             for upgrade in due:
                 module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
+                others = tuple(other for other in network.due_upgrades if other != upgrade)
                 try:
                     value = (
                         module.genesis_state(self.genesis)
@@ -350,10 +343,13 @@ class LedgerRules:
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.restore_module_state(upgrade.module)
-                    network = network.without_upgrade(upgrade)
+                    # An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade.
+                    network = replace(network, due_upgrades=others)
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
-                network = network.with_upgraded_module(upgrade)
+                # A module that joins acts after all others.
+                running = {version.name: version for version in network.modules} | {upgrade.module: _version(upgrade)}
+                network = replace(network, modules=tuple(running.values()), due_upgrades=others)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
             self._begun = (state, after)
         return self._begun[1]
@@ -452,13 +448,8 @@ class LedgerRules:
 
     def apply_transaction(self, state: LedgerState, signed: Signed) -> LedgerState:
         """Raises `Refused` or `RemoteProtocolError` if this transaction cannot be the next one."""
-        return self._apply_transaction(self.with_due_upgrades(state), signed, self._context(state))[0]
-
-    def _apply_transaction(
-        self, state: LedgerState, signed: Signed, context: BlockContext
-    ) -> tuple[LedgerState, tuple[Any, ...]]:
-        """And the facts that follow from it."""
-        return self._act(state, self._read(state, signed), context)
+        acting = self.with_due_upgrades(state)
+        return self._act(acting, self._read(acting, signed), self._context(state))[0]
 
     def _read(self, state: LedgerState, signed: Signed) -> OpenedTransaction:
         transaction = self.open_transaction(signed)
@@ -629,13 +620,6 @@ class LedgerRules:
         )
 
     # Blocks
-
-    def compute_transition(
-        self, state: LedgerState, height: int, time_ms: int, certified_root: bytes, body: BlockBody
-    ) -> StateTransition:
-        """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
-        assert height == state.height + 1
-        return _dated(self._effect(state, body), time_ms, certified_root)
 
     def apply_block(self, state: LedgerState, block: Block) -> StateTransition:
         """Raises `Refused` if the block may not follow `state`."""

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
-from consensus.quorum import faults_tolerated
-from consensus.voter_set import VoterSet
-from ledger.core.genesis import Founder, Genesis, Roles, check_roles
+from consensus.voter_set import VoterSet, faults_tolerated
+from ledger.core.genesis import Genesis, Roles, check_roles
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.errors import RemoteProtocolError
@@ -237,11 +236,9 @@ class MembersModule(Module[MembersState]):
     state_type = MembersState
 
     def genesis_state(self, genesis: Genesis) -> MembersState:
-        def member(founder: Founder) -> Member:
-            return Member(founder.name, founder.roles, admitted=0, invited_by=None, nonce=0)
-
-        keys = genesis.voters.keys
-        return MembersState({key: member(founder) for key, founder in genesis.founders.items()}, keys, keys, keys)
+        keys, founders = genesis.voters.keys, genesis.founders.items()
+        members = {key: Member(of.name, of.roles, admitted=0, invited_by=None, nonce=0) for key, of in founders}
+        return MembersState(members, keys, keys, keys)
 
     def apply_transaction(
         self, state: MembersState, said: DecodedTransaction, view: StateReader, context: BlockContext
@@ -268,11 +265,26 @@ class MembersModule(Module[MembersState]):
                 check_name(content.name)
                 return _with_member(state, author, replace(state.members[author], name=content.name))
             case StandAsVoter():
-                return _stand(state, content, author, context)
-            case ApproveVoter():
-                return _approve(state, content.candidate, author)
+                if any(state.current_key(key) == author for key in state.upcoming):
+                    raise Refused(f"{short_id(author)} votes already")
+                if context.certified_roots.get(content.height) != content.state_root:
+                    raise Refused(f"{short_id(author)} shows no recent certified root")
+                return replace(state, candidates={author: (), **state.candidates})
+            case ApproveVoter(candidate):
+                if author not in state.voters:
+                    raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
+                if candidate in state.upcoming:
+                    raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
+                if candidate not in state.candidates:
+                    raise Refused(f"{short_id(candidate)} does not stand as a voter")
+                approvals = tuple(sorted({*state.candidates[candidate], author}))
+                return replace(state, candidates={**state.candidates, candidate: approvals})
             case ResignAsVoter():
-                return _leave(state, author)
+                if author not in state.upcoming or author in state.resigning_voters:
+                    raise Refused(f"{short_id(author)} does not vote")
+                if len(_staying(state)) <= 1:
+                    raise Refused("the last voter cannot leave")
+                return replace(state, resigning_voters=(*state.resigning_voters, author))
             case RetireMember():
                 return _retire(state, content, author, context)
             case RotateKey():
@@ -310,7 +322,17 @@ def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> Member
 
     Wishes, used tokens and revoked tokens go when they have expired. `time_ms` is the parent block's time, as for admission.
     """
-    state = _retired(_with_unexpired_wishes(state, time_ms), height)
+    wishes = {voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
+    state = replace(state, retirement_votes=wishes)
+    subject = _to_retire(state)
+    if subject is not None:
+        # It loses roles and candidacy at once, its vote as if it left. It stays a member, and may register and stand.
+        state = replace(
+            _with_member(state, subject, replace(state.members[subject], roles=(), retired=height)),
+            candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
+            resigning_voters=(*state.resigning_voters, subject) if subject in state.upcoming else state.resigning_voters,
+            retirement_votes={voter: wish for voter, wish in wishes.items() if wish.subject != subject},
+        )
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
     gone, came = {change.removed for change in changes}, {change.added for change in changes}
     voters = {*state.upcoming, *came} - gone - {None}
@@ -393,12 +415,6 @@ def _retire(state: MembersState, retire: RetireMember, author: bytes, context: B
     return replace(state, retirement_votes={**state.retirement_votes, author: retire})
 
 
-def _with_unexpired_wishes(state: MembersState, time_ms: int) -> MembersState:
-    return replace(
-        state, retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
-    )
-
-
 def _to_retire(state: MembersState) -> bytes | None:
     """The member that a quorum of the present voters wants retired, if the voters that stay allow it.
 
@@ -421,20 +437,6 @@ def retirement_vote_count(state: MembersState, subject: bytes) -> int:
     assert state.retirement_votes.keys() <= set(state.voters), "wishes go with their vote"
     lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retirement_votes.values())
-
-
-def _retired(state: MembersState, height: int) -> MembersState:
-    """The subject loses roles and candidacy at once, its vote as if it left. It stays a member, and may register and stand."""
-    subject = _to_retire(state)
-    if subject is None:
-        return state
-    member = replace(state.members[subject], roles=(), retired=height)
-    return replace(
-        _with_member(state, subject, member),
-        candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
-        resigning_voters=(*state.resigning_voters, subject) if subject in state.upcoming else state.resigning_voters,
-        retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if wish.subject != subject},
-    )
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
@@ -477,7 +479,10 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     member = state.members[author]
     if rotate.new_key in state.members:
         raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
-    if not _may_rotate(state, author):
+    # Old keys of other members leave room for voters, which vote again only so.
+    old_keys = sum(other.successor is not None for other in state.members.values())
+    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or old_keys < OLD_KEYS_MAX)
+    if not has_room or member.rotations >= ROTATIONS_MAX:
         raise Refused(f"{short_id(author)} cannot rotate its key any more")
     if author in state.resigning_voters or any(state.members[key].successor == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} leaves or waits for its vote: it rotates when that is over")
@@ -486,13 +491,6 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     renewed = replace(member, admitted=context.height, nonce=0, rotations=member.rotations + 1)
     retired = replace(member, roles=(), successor=rotate.new_key)
     return replace(_without(state, {author}), members={**state.members, author: retired, rotate.new_key: renewed})
-
-
-def _may_rotate(state: MembersState, author: bytes) -> bool:
-    """Whether there is room for one more key. Old keys of other members leave room for voters, which vote again only so."""
-    retired = sum(member.successor is not None for member in state.members.values())
-    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or retired < OLD_KEYS_MAX)
-    return has_room and state.members[author].rotations < ROTATIONS_MAX
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
@@ -565,33 +563,6 @@ def _revoke(state: MembersState, signed: Signed, author: bytes, context: BlockCo
             f"{short_id(author)} has revoked {REVOKED_INVITATIONS_MAX} invitations that have not expired yet, the most it can"
         )
     return replace(state, revoked_tokens={**state.revoked_tokens, author: {**known, invitation.token: invitation.expires}})
-
-
-def _stand(state: MembersState, stand: StandAsVoter, author: bytes, context: BlockContext) -> MembersState:
-    if any(state.current_key(key) == author for key in state.upcoming):
-        raise Refused(f"{short_id(author)} votes already")
-    if context.certified_roots.get(stand.height) != stand.state_root:
-        raise Refused(f"{short_id(author)} shows no recent certified root")
-    return replace(state, candidates={author: (), **state.candidates})
-
-
-def _approve(state: MembersState, candidate: bytes, author: bytes) -> MembersState:
-    if author not in state.voters:
-        raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
-    if candidate in state.upcoming:
-        raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
-    if candidate not in state.candidates:
-        raise Refused(f"{short_id(candidate)} does not stand as a voter")
-    approvals = tuple(sorted({*state.candidates[candidate], author}))
-    return replace(state, candidates={**state.candidates, candidate: approvals})
-
-
-def _leave(state: MembersState, author: bytes) -> MembersState:
-    if author not in state.upcoming or author in state.resigning_voters:
-        raise Refused(f"{short_id(author)} does not vote")
-    if len(_staying(state)) <= 1:
-        raise Refused("the last voter cannot leave")
-    return replace(state, resigning_voters=(*state.resigning_voters, author))
 
 
 def warning_for_removal(voters: int) -> str | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from consensus.voter_set import VoterSet
-from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersion, ModuleVersions
+from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersions
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
 from protocol.codec import Between, Count, Key, Length
@@ -82,26 +82,6 @@ class NetworkState:
             size = f"its model has {parameters} parameters, and this network allows {self.parameters_max}"
             raise Refused(f"{size}: `peer limit {PARAMETERS_LIMIT} N` raises that, said by a quorum of its voters")
 
-    def upgrades_due_at(self, height: int) -> tuple[ModuleUpgrade, ...]:
-        """The upgrades that the block of this height begins with."""
-        return tuple(upgrade for upgrade in self.due_upgrades if upgrade.height <= height)
-
-    def with_upgraded_module(self, upgrade: ModuleUpgrade) -> NetworkState:
-        """With the upgraded module. One that joins acts after all others."""
-        assert upgrade in self.due_upgrades
-        made = ModuleVersion(upgrade.module, upgrade.version)
-        known = upgrade.module in {running.name for running in self.modules}
-        modules = tuple(made if running.name == upgrade.module else running for running in self.modules)
-        return replace(
-            self,
-            modules=modules if known else (*modules, made),
-            due_upgrades=tuple(other for other in self.due_upgrades if other != upgrade),
-        )
-
-    def without_upgrade(self, upgrade: ModuleUpgrade) -> NetworkState:
-        """An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade."""
-        return replace(self, due_upgrades=tuple(other for other in self.due_upgrades if other != upgrade))
-
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
@@ -142,7 +122,8 @@ def _with_upgrade_wish(
     running = state.module_version(wish.module)
     if wish.version <= running:
         raise Refused(f"the network runs {wish.module} {running} already")
-    if not running and len(state.modules) + len(_joining(state)) >= MODULES_MAX:
+    joining = sum(not state.module_version(upgrade.module) for upgrade in state.due_upgrades)
+    if not running and len(state.modules) + joining >= MODULES_MAX:
         raise Refused(f"the network has {MODULES_MAX} modules, the most it can hold")
     if any(upgrade.module == wish.module for upgrade in state.due_upgrades):
         raise Refused(f"an upgrade of {wish.module} is decided already, and has to be over first")
@@ -179,7 +160,3 @@ def _decided(state: NetworkState, members: MembersState) -> NetworkState:
             others = {voter: other for voter, other in state.upgrade_votes.items() if other.module != wish.module}
             return replace(state, upgrade_votes=others, due_upgrades=tuple(due))
     return state
-
-
-def _joining(state: NetworkState) -> list[ModuleUpgrade]:
-    return [upgrade for upgrade in state.due_upgrades if not state.module_version(upgrade.module)]

@@ -21,8 +21,7 @@ from ledger.network_governance import NetworkModule, NetworkState
 from ledger.snapshots.snapshot_assembly import SNAPSHOT_MODULE_BYTES_MAX
 from ledger.tables import KeyProof, TableRoot, record_type, table_fields, verify_key
 from ledger.tables.table_proofs import RowKey, RowValue
-from protocol import codec
-from protocol.codec import Count, Digest, Length
+from protocol.codec import Count, Digest, Length, decode, decode_message, encode, encoded_item
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.limits import MESSAGE_BYTES_MAX, ROW_BYTES_MAX
@@ -91,7 +90,7 @@ def make_row_proof(genesis: Genesis, state: LedgerState, links: tuple[LightBlock
     value = state.modules[name]
     rows = state.tables[table]
     content = RowProof(
-        genesis=codec.encode(genesis),
+        genesis=encode(genesis),
         light_blocks=links,
         digests={of: module_digest(state.encoded_module(of)) for of in sorted(state.modules)},
         network=state.encoded_module(NetworkModule.name),
@@ -106,8 +105,8 @@ def make_row_proof(genesis: Genesis, state: LedgerState, links: tuple[LightBlock
 
 
 def encode_row_proof_file(content: RowProof) -> bytes:
-    data = codec.encode(content)
-    return codec.encode(RowProofFile(data, hashlib.sha256(data).digest()))
+    data = encode(content)
+    return encode(RowProofFile(data, hashlib.sha256(data).digest()))
 
 
 # Checking ----------------------------------------------------------------------------------------------------------------
@@ -115,8 +114,8 @@ def encode_row_proof_file(content: RowProof) -> bytes:
 
 def chain_id_of_proof(data: bytes) -> bytes:
     """The chain that a file says it is of, before anything else is checked. Raises `RemoteProtocolError`."""
-    file = codec.decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
-    return Genesis.decode(codec.decode(RowProof, file.content, PROOF_FILE_BYTES_MAX).genesis).chain_id
+    file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
+    return Genesis.decode(decode(RowProof, file.content, PROOF_FILE_BYTES_MAX).genesis).chain_id
 
 
 def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> VerifiedRow:
@@ -124,15 +123,19 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
 
     Whether the genesis is the right one is for the caller to say: its hash is the chain id, and everything hangs on it.
     """
-    file = codec.decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
+    file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     if hashlib.sha256(file.content).digest() != file.digest:
         raise _bad("the file has other bytes than whoever made it wrote")
-    content = codec.decode(RowProof, file.content, PROOF_FILE_BYTES_MAX)
+    content = decode(RowProof, file.content, PROOF_FILE_BYTES_MAX)
     genesis = Genesis.decode(content.genesis)
     for name in (content.module, *content.digests):
         if "/" in name or name_problem(name):
             raise _bad(f"{name!a} is no name of a module")
-    certified, voters = _followed(genesis, content.light_blocks, verifier)
+    path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
+    for link in content.light_blocks[:-1]:
+        path.verify_light_block(link)
+    voters = path.voters  # of the last link's block
+    certified = path.verify_light_block(content.light_blocks[-1])
     if state_root_over(content.digests) != certified.header.state_root:
         raise _bad(f"the modules are not those under the state root in block {certified.header.height}")
     network = _module(content, NetworkModule.name, content.network)
@@ -140,12 +143,14 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     root = _table_root(state, content.module, content.field)
     if not verify_key(root.hash, content.key, content.value, content.proof):
         raise _bad("the row is not under the root of the table" if content.value is not None else "the key may have a row")
-    version = codec.decode(NetworkState, network, len(network)).module_version(content.module)
+    version = decode(NetworkState, network, len(network)).module_version(content.module)
     kind = next((of.state_type for of in modules if (of.name, of.version) == (content.module, version)), None)
     field, record = str(content.field), None
     if kind is not None:
-        field = _field_name(kind, content)
-        record = None if content.value is None else codec.decode(record_type(kind, field), content.value, ROW_BYTES_MAX)
+        field = dict(enumerate(of.name for of in fields(kind))).get(content.field, "")
+        if field not in table_fields(kind):
+            raise _bad(f"field {content.field} of the module {content.module!r} is no table")
+        record = None if content.value is None else decode(record_type(kind, field), content.value, ROW_BYTES_MAX)
     return VerifiedRow(
         genesis=genesis,
         height=certified.header.height - 1,
@@ -163,15 +168,6 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     )
 
 
-def _followed(genesis: Genesis, links: tuple[LightBlock, ...], verifier: Verifier) -> tuple[VerifiedHeader, VoterSet]:
-    """The block of the last link, and its voters."""
-    path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
-    for link in links[:-1]:
-        path.verify_light_block(link)
-    voters = path.voters
-    return path.verify_light_block(links[-1]), voters
-
-
 def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
     if content.digests.get(name) != module_digest(encoded):
         raise _bad(f"the module {name!r} is not the one under the state root")
@@ -181,18 +177,11 @@ def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
 def _table_root(state: bytes, module: str, field: int) -> TableRoot:
     """No other part of a module's state has to be understood."""
     try:
-        found = codec.encoded_item(state, field)
-        root = codec.decode(TableRoot, found, len(found))
+        found = encoded_item(state, field)
+        root = decode(TableRoot, found, len(found))
     except RemoteProtocolError:
         raise _bad(f"field {field} of the module {module!r} is no table") from None
     return root
-
-
-def _field_name(kind: type, content: RowProof) -> str:
-    name = dict(enumerate(of.name for of in fields(kind))).get(content.field, "")
-    if name not in table_fields(kind):
-        raise _bad(f"field {content.field} of the module {content.module!r} is no table")
-    return name
 
 
 def _bad(detail: str) -> RemoteProtocolError:

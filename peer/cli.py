@@ -16,7 +16,7 @@ from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
 from peer import VERSION, features
-from peer.commands.command_line_parser import CommandLineParser, settings_from_options
+from peer.commands.command_line_parser import CommandLineParser, parse_line, parse_tokens, settings_from_options
 from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
 from peer.settings.config import Config, format_settings, setting_descriptions
 from protocol.errors import UserError
@@ -24,6 +24,35 @@ from training.engine_resources import EngineResources
 
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
+
+# What stands behind the flag of each setting, in the order of the help; None: the flag says yes or no.
+SETTING_METAVARS: dict[str, str | None] = {
+    "role": "ROLE",
+    "listen": "ADDRESS",
+    "advertise": "ADDRESS,…",
+    "bootstrap": "ADDRESS,…",
+    "relay": "WHEN",
+    "upnp": None,
+    "mdns": None,
+    "ping_seconds": "N",
+    "suspect_seconds": "N",
+    "name": "NAME",
+    "engine": "ENGINE",
+    **{
+        field.name: None if isinstance(field.default, bool) else "N" if isinstance(field.default, int) else "NAME"
+        for field in dataclasses.fields(EngineResources)
+    },
+    "evaluate": None,
+    "local_data": "PATH",
+    "approve_invited": "N",
+    "payloads_gb": "N",
+    "retire_after_days": "N",
+    "stand": None,
+    "log_level": "LEVEL",
+    "log_format": "FORMAT",
+    "log_file": "FILE",
+    "control_socket": "PATH",
+}
 
 EXAMPLES = """examples:
   peer demo                                    four peers on this machine, one of them lying
@@ -148,8 +177,13 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     _add_place(rekey)
     rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
     join = command("join", "join the network of an invitation", _join, "Catches up, is admitted, and goes on running.")
-    about = "the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION"
-    join.add_argument("invite", metavar="INVITATION", nargs="?", default="", help=about)
+    join.add_argument(
+        "invite",
+        metavar="INVITATION",
+        nargs="?",
+        default="",
+        help="the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION",
+    )
     _add_place(join)
     _add_settings(join)
     epilog = "In a terminal it shows the prompt `peer>`."
@@ -168,41 +202,18 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     about = setting_descriptions()
     told = "; ".join(f"{role.name}: {role.about}" for role in features.roles().values())
-    parser.add_argument("--role", metavar="ROLE", help=f"{told} (default full)")
-    parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
-    parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
-    parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
-    parser.add_argument("--relay", metavar="WHEN", help=about["relay"])
-    for name in ("upnp", "mdns"):
-        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=about[name])
-    parser.add_argument("--ping-seconds", metavar="N", help=about["ping_seconds"])
-    parser.add_argument("--suspect-seconds", metavar="N", help=about["suspect_seconds"])
-    parser.add_argument("--name", metavar="NAME", help=about["name"])
-    parser.add_argument(
-        "--engine", metavar="ENGINE", help=f"{about['engine']}: {', '.join(features.engines())} (default pytorch)"
-    )
-    for field in dataclasses.fields(EngineResources):
-        flag = f"--{field.name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[field.name])
-        else:
-            parser.add_argument(flag, metavar="N" if isinstance(field.default, int) else "NAME", help=about[field.name])
-    parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
-    parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])
-    parser.add_argument("--approve-invited", metavar="N", help=about["approve_invited"])
-    parser.add_argument("--payloads-gb", metavar="N", help=about["payloads_gb"])
-    parser.add_argument("--retire-after-days", metavar="N", help=about["retire_after_days"])
-    parser.add_argument("--stand", action=argparse.BooleanOptionalAction, default=None, help=about["stand"])
-    parser.add_argument("--log-level", metavar="LEVEL", help=about["log_level"])
-    parser.add_argument("--log-format", metavar="FORMAT", help=about["log_format"])
-    parser.add_argument("--log-file", metavar="FILE", help=about["log_file"])
-    parser.add_argument("--control-socket", metavar="PATH", help=about["control_socket"])
-    for name, setting in features.feature_settings().items():
+    about["role"] = f"{told} (default full)"
+    about["listen"] += " (default 0.0.0.0:7700)"
+    about["engine"] += f": {', '.join(features.engines())} (default pytorch)"
+    of_features = {
+        name: None if isinstance(setting.default, bool) else "VALUE" for name, setting in features.feature_settings().items()
+    }
+    for name, metavar in (SETTING_METAVARS | of_features).items():
         flag = f"--{name.replace('_', '-')}"
-        if isinstance(setting.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=setting.about)
+        if metavar is None:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[name])
         else:
-            parser.add_argument(flag, metavar="VALUE", help=setting.about)
+            parser.add_argument(flag, metavar=metavar, help=about[name])
     parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")
 
 
@@ -232,14 +243,19 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
     verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
     verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
-    about = "take the file's word that a field is a table, where this program does not know the module"
-    verify.add_argument("--unknown-module", action="store_true", help=about)
+    verify.add_argument(
+        "--unknown-module",
+        action="store_true",
+        help="take the file's word that a field is a table, where this program does not know the module",
+    )
     JSON.add_to(verify)
     about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
     shards = command("shards", about, _lazy_command("describe_token_shards"), "`train --data DIR` then trains on them.")
     shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
     about = "look at port, peers, clock, key, disk, memory and version, and say what is wrong and what to do"
-    doctor = command("doctor", about, _doctor, "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults).")
+    doctor = command(
+        "doctor", about, _lazy_command("run_doctor"), "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults)."
+    )
     _add_place(doctor)
     _add_settings(doctor)
     JSON.add_to(doctor)
@@ -267,8 +283,6 @@ def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]
 
 def _lazy_command(name: str) -> Callable[[argparse.Namespace], Any]:
     def action(options: argparse.Namespace) -> Any:
-        if hasattr(options, "config"):
-            options.settings = settings_from_options(options)  # complains before anything is touched
         with garbage_collection_paused():
             from peer.commands import local_commands
 
@@ -279,12 +293,6 @@ def _lazy_command(name: str) -> Callable[[argparse.Namespace], Any]:
 
 def _config(options: argparse.Namespace) -> None:
     print(format_settings(settings_from_options(options)), end="")
-
-
-def _doctor(options: argparse.Namespace) -> Any:
-    from peer.commands import local_commands
-
-    return local_commands.run_doctor(options)  # settings that cannot be read are a finding
 
 
 def _help(options: argparse.Namespace) -> None:
@@ -315,7 +323,6 @@ def _console(options: argparse.Namespace) -> int:
 
     from peer.commands import console
     from peer.commands.definitions import all_commands
-    from peer.commands.prompt_parser import parse_line, parse_tokens
     from peer.commands.table_renderer import make_printer
     from peer.settings.data_directory import DataDirectory
 
@@ -344,7 +351,7 @@ def _place_taken(options: argparse.Namespace) -> list[str]:
 
 
 def _join(options: argparse.Namespace) -> Any:
-    from peer.commands.invitation_input import hide_argument, read_invitation
+    from peer.commands.standard_input import hide_argument, read_invitation
 
     hide_argument(options.invite)
     options.invite = read_invitation(options.invite)

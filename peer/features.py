@@ -5,7 +5,7 @@ The command line reads the list for words and is to answer at once, so that ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +16,8 @@ from rlhf.feature import RLHF
 from web.feature import WEB
 
 if TYPE_CHECKING:
-    from features.feature import EventLine
     from ledger.core.genesis import Genesis, ModuleVersion
-    from ledger.core.module import Module, StateReader
+    from ledger.core.module import Module
     from ledger.jobs import JobSpecRules, JobTerms
     from ledger.ledger_state import LedgerRules
     from protocol.identity import Verifier
@@ -44,9 +43,9 @@ FEATURES: list[Feature] = [
     Feature(
         name="training",
         about="language models on text",
-        failures="training.api.training_failures:find_failed_jobs",
+        failures="training.api.job_notes:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
-        layers="training.layers:LAYERS",
+        layers="training.transformer:LAYERS",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
@@ -77,11 +76,6 @@ def services() -> dict[str, str]:
     return _by_name("service", (item for feature in FEATURES for item in feature.services.items()))
 
 
-def services_everywhere() -> tuple[str, ...]:
-    """The services that run at every peer."""
-    return tuple(name for feature in FEATURES for name in feature.services_everywhere)
-
-
 def engines() -> dict[str, str]:
     """By name, what makes the engines of each kind."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
@@ -91,16 +85,6 @@ def worker_requests() -> dict[str, WorkerRequestKind[Any]]:
     """By name, the requests that the worker process serves."""
     kinds = [kind for feature in FEATURES if feature.worker_requests for kind in import_object(feature.worker_requests)]
     return _by_name("worker request", ((kind.request.TAG, kind) for kind in kinds))
-
-
-def event_sources() -> Iterator[Callable[[StateReader, StateReader], Iterable[EventLine]]]:
-    """What gives the event lines of each feature."""
-    return (import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
-
-
-def failure_sources() -> Iterator[Callable[[StateReader, int], Iterable[str]]]:
-    """What finds the failures of each feature."""
-    return (import_object(feature.failures) for feature in FEATURES if feature.failures)
 
 
 def feature_settings() -> dict[str, Setting]:
@@ -120,12 +104,12 @@ def register_features() -> None:
 
     Each program does so before it reads any job.
     """
-    from training import engine_implementations, layers
+    from training import engine_implementations, transformer
     from training.objectives import registry
 
     for feature in FEATURES:
         if feature.layers:
-            layers.register_layers(import_object(feature.layers))
+            transformer.register_layers(import_object(feature.layers))
         if feature.objectives:
             registry.register_objectives(import_object(feature.objectives))
         for engine, place in feature.implementations.items():

@@ -24,7 +24,7 @@ def parse_address(text: str, what: str = "") -> tuple[str, int]:
     is_v6 = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_v6 else host
     is_port = bool(separator) and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    if not is_port or len(text) > ADDRESS_CHARACTERS_MAX or not (_is_v6(host) if is_v6 else _is_host(host)):
+    if not is_port or len(text) > ADDRESS_CHARACTERS_MAX or not _is_host(host, 6 if is_v6 else 4):
         shown = text if len(text) <= 64 else f"{text[:63]}…"
         raise UserError(
             f"{what}{shown!r} is not an address: write HOST:PORT, such as 192.0.2.7:7700, [2001:db8::7]:7700 or example.org:7700"
@@ -135,17 +135,12 @@ def check_dialable_address(text: str, what: str) -> str:
     return text
 
 
-def _is_v6(host: str) -> bool:
-    if "%" in host:  # the name of an interface, which means something on one machine alone, and may be any text
-        return False
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
+def _is_host(host: str, version: int) -> bool:
+    """Whether it is an address of this IP version, or a name, which stands where one of version 4 may.
 
-
-def _is_host(host: str) -> bool:
+    Behind a `%` is the name of an interface, which means something on one machine alone, and may be any text.
+    """
     try:
-        return ipaddress.ip_address(host).version == 4
+        return "%" not in host and ipaddress.ip_address(host).version == version
     except ValueError:
-        return _NAME.fullmatch(host) is not None
+        return version == 4 and _NAME.fullmatch(host) is not None

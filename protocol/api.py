@@ -507,17 +507,14 @@ class LocalPeerRpc(Protocol):
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         """Events numbered above `after` (negative: the last ones); waits up to `wait_seconds` for the first."""
-        ...
 
     async def alerts(self) -> tuple[AlertView, ...]:
         """What the operator should know now, the gravest first."""
-        ...
 
     async def disk_usage(self) -> DiskView: ...
 
     async def engines(self) -> tuple[EngineView, ...]:
         """What this peer computes with; of a busy worker, what it said last."""
-        ...
 
     async def stop_peer(self) -> None: ...
 
@@ -525,7 +522,6 @@ class LocalPeerRpc(Protocol):
 class BlockRpc(Protocol):
     async def block(self, height: int) -> BlockView:
         """A decided block with its certificate; height 0: the last one."""
-        ...
 
 
 class MemberRpc(Protocol):
@@ -533,11 +529,9 @@ class MemberRpc(Protocol):
 
     async def approve_voter(self, peer: str) -> str:
         """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
-        ...
 
     async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
         """Says that a member is gone; says how many voters do, and how many are needed."""
-        ...
 
     async def resign_as_voter(self) -> str: ...
 
@@ -545,19 +539,15 @@ class MemberRpc(Protocol):
 class InvitationRpc(Protocol):
     async def create_invitation(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         """An invitation that names these addresses; none: those at which this peer believes to be reached."""
-        ...
 
     async def invitations(self) -> tuple[InvitationView, ...]:
         """Those that this peer made, the oldest first."""
-        ...
 
     async def revoke_invitation(self, token: str) -> str:
         """Puts it on the log that an invitation of this peer admits nobody any more."""
-        ...
 
     async def dial_address(self, address: str) -> str:
         """Dials an address at once, and says who answered."""
-        ...
 
 
 class JobRpc(Protocol):
@@ -567,38 +557,31 @@ class JobRpc(Protocol):
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
         """Of so many rounds closed last, the oldest first, and of all that are open."""
-        ...
 
     async def start_job(self, request: TrainRequest) -> str:
         """Puts a job on the log and returns its id once it is decided."""
-        ...
 
     async def run_test_round(self) -> str:
         """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
-        ...
 
     async def cancel_job(self, job: str) -> str:
         """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""
-        ...
 
     async def request_rollback(self, job: str, round: int) -> str:
         """Asks that a job goes back to the anchor JOB@round: voters do that by a quorum. The number of the open round takes back
         what this peer has asked for.
         """
-        ...
 
 
 class AuditRpc(Protocol):
     async def audits(self, last: int) -> AuditsView:
         """The last results of sampled audits, and the standing of everybody whom they were about."""
-        ...
 
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         """Has this peer re-execute the accepted proposals of a round; says what it found in this trainer's.
 
         `round`: of the proposal; None: the newest that can be re-executed.
         """
-        ...
 
 
 class ModelRpc(Protocol):
@@ -610,43 +593,35 @@ class ModelRpc(Protocol):
         `turns` are a chat's, the oldest first: prompts with what was said to them. As many of the last ones stand before the
         prompt as the model's context can hold. In a chat a line break ends the text of a model that has learned no end.
         """
-        ...
 
     async def saved_samples(self) -> tuple[SampleView, ...]:
         """What this peer keeps of each job's models while it trains, the oldest first; none where it does not."""
-        ...
 
     async def export_run(self, path: str) -> RunExportView: ...
 
     async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
         """Writes a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the latest model of text."""
-        ...
 
 
 class RowProofRpc(Protocol):
     async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
         """Writes a file that shows the row of a key, or that there is none, at the newest height that a block certifies."""
-        ...
 
 
 class NetworkRpc(Protocol):
     async def voter_liveness(self) -> LivenessMatrix:
         """By observer and voter, both as peer ids, for how many seconds the voter was silent; null: nobody here can say."""
-        ...
 
     async def modules(self) -> tuple[ModuleView, ...]:
         """What this program knows and what the network runs, a module each, in their order inside a block."""
-        ...
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
         """Says that this voter wants the network to run a version of a module from a height on; height 0: soon."""
-        ...
 
     async def limits(self) -> tuple[LimitView, ...]: ...
 
     async def set_limit(self, name: str, most: int) -> str:
         """Says that this voter wants the network to allow so many at most; says how many voters do, and how many are needed."""
-        ...
 
 
 class PeerApi(LocalPeerRpc, BlockRpc, MemberRpc, InvitationRpc, JobRpc, AuditRpc, ModelRpc, RowProofRpc, NetworkRpc, Protocol):

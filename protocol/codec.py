@@ -21,9 +21,8 @@ import math
 import operator
 import struct
 import types
-import typing
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -60,15 +59,13 @@ Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, millisec
 
 def encode(value: Any) -> bytes:
     """The canonical bytes of a message, record or plain value. Raises `TypeError` for anything that has none."""
-    packed: bytes = msgpack.packb(to_plain(value), use_bin_type=True)
-    return packed
+    return pack(to_plain(value))
 
 
 def decode(kind: type[T], data: bytes, size_max: int = MESSAGE_BYTES_MAX) -> T:
     """The value of type `kind` whose canonical encoding is `data`; `RemoteProtocolError` for every other byte string."""
     _check_size(data, size_max)
-    value: T = _whole(_reader_of(kind), data, kind)
-    return value
+    return _whole(data, kind)
 
 
 def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESSAGE_BYTES_MAX) -> T:
@@ -77,8 +74,7 @@ def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESS
     tag = _tag(data)
     for kind in kinds:
         if getattr(kind, "TAG") == tag:  # noqa: B009 - TAG is what makes a dataclass a message
-            value: T = _whole(_reader_of(kind), data, kind)
-            return value
+            return _whole(data, kind)
     raise RemoteProtocolError("unknown-message", repr(tag)[:40])
 
 
@@ -97,9 +93,10 @@ def _tag(data: bytes) -> str:
     return tag
 
 
-def _whole(reader: Reader, data: bytes, kind: Any) -> Any:
+def _whole(data: bytes, kind: type[T]) -> T:
+    value: T
     try:
-        value, end = reader(data, 0)
+        value, end = _reader(cast(Any, kind))(data, 0)
     except IndexError:
         raise RemoteProtocolError("malformed", f"{_name(kind)} ends early, after {len(data)} bytes") from None
     except RemoteProtocolError as error:
@@ -162,7 +159,7 @@ def pack(plain: Plain) -> bytes:
 def from_plain(kind: type[T], plain: Plain) -> T:
     """The value of type `kind` that was unpacked as `plain`."""
     try:
-        return decode(kind, msgpack.packb(plain, use_bin_type=True))
+        return decode(kind, pack(plain))
     except (ValueError, OverflowError, TypeError) as error:
         raise RemoteProtocolError("malformed", f"{_name(kind)}: {error}") from None
 
@@ -178,7 +175,6 @@ def to_plain(value: Any) -> Plain:
 
 
 _AS_THEY_ARE = frozenset({bytes, int, str, bool, type(None)})
-_SCALARS = (bool, int, float, str, bytes)
 
 
 @functools.cache
@@ -231,18 +227,14 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 # Reading -----------------------------------------------------------------------------------------------------------------
 
 
-def _reader_of(kind: Any) -> Reader:
-    return _reader(kind)
-
-
 @functools.cache
 def _reader(kind: Any, bound: Any = None) -> Reader:
     """The strict reader of one type, built once."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     length = bound if isinstance(bound, Length) else Length(0, COLLECTION_MAX)
     if origin is Annotated:
         return _reader(*arguments)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         return _optional(arguments)
     if origin is tuple:
         return _sequence(_reader(arguments[0]), length) if arguments[-1] is Ellipsis else _fixed(arguments)
@@ -251,14 +243,14 @@ def _reader(kind: Any, bound: Any = None) -> Reader:
     if hasattr(kind, "WIRE"):
         return _deputy(kind)
     if dataclasses.is_dataclass(kind):
-        return _record(typing.cast(type, kind))
+        return _record(cast(type, kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enumeration(kind)
     if kind in (bytes, str):
         return _string(kind, length)
     if kind is int:
         return _integer(bound if isinstance(bound, Between) else Between(-INTEGER_MAX, INTEGER_MAX))
-    if kind in _SCALARS:
+    if kind in (bool, float):
         return _truth if kind is bool else _real
     raise TypeError(f"{kind!r} is not a wire type")
 
@@ -342,7 +334,7 @@ def _string(kind: type, length: Length) -> Reader:
         if data[at] == 0xC4:
             size, start = data[at + 1], at + 2
         else:
-            size, start = _long_size(data, at, 0xC4, 0x100, "bytes")
+            size, start = _long_size(data, at, _BYTES_FORMS, "bytes")
         end = start + size
         if not low <= size <= high:
             raise RemoteProtocolError("oversized", f"length {size} at byte {at}, allowed {low}..{high}")
@@ -355,13 +347,16 @@ def _string(kind: type, length: Length) -> Reader:
         if 0xA0 <= head <= 0xBF:
             size, start = head - 0xA0, at + 1
         else:
-            size, start = _long_size(data, at, 0xD9, 0x20, "str")
+            size, start = _long_size(data, at, _TEXT_FORMS, "str")
         end = start + size
         if size > 4 * high:  # no character is longer in UTF-8
             raise RemoteProtocolError("oversized", f"{size} bytes of text at byte {at}, allowed {low}..{high} characters")
         if end > len(data):
             raise IndexError
-        text = _characters(data[start:end], at)
+        try:
+            text = data[start:end].decode()
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("malformed", f"no UTF-8 at byte {at}") from None
         if not low <= len(text) <= high:
             raise RemoteProtocolError("oversized", f"{len(text)} characters at byte {at}, allowed {low}..{high}")
         return text, end
@@ -369,25 +364,24 @@ def _string(kind: type, length: Length) -> Reader:
     return read_bytes if kind is bytes else read_text
 
 
-def _long_size(data: bytes, at: int, first: int, least: int, what: str) -> tuple[int, int]:
-    """The length in a head of 1, 2 or 4 bytes, whose codes start with `first`; `least` needs the first of these forms."""
-    form = data[at] - first
-    if not 0 <= form <= 2:
+# First byte -> bytes of the length behind it, and the least length that needs this form.
+_BYTES_FORMS = {0xC4: (1, 0), 0xC5: (2, 0x100), 0xC6: (4, 0x1_0000)}
+_TEXT_FORMS = {0xD9: (1, 0x20), 0xDA: (2, 0x100), 0xDB: (4, 0x1_0000)}
+_LIST_FORMS = {0xDC: (2, 0x10), 0xDD: (4, 0x1_0000)}
+
+
+def _long_size(data: bytes, at: int, forms: Mapping[int, tuple[int, int]], what: str) -> tuple[int, int]:
+    """A length in bytes of its own, and where what is so long begins."""
+    if data[at] not in forms:
         raise _refuse(what, data, at)
-    start = at + 1 + (1 << form)
+    width, least = forms[data[at]]
+    start = at + 1 + width
     if start > len(data):
         raise IndexError
     size = int.from_bytes(data[at + 1 : start], "big")
-    if size < (least, 0x100, 0x1_0000)[form]:
+    if size < least:
         raise _long_form(at)
     return size, start
-
-
-def _characters(data: bytes, at: int) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise RemoteProtocolError("malformed", f"no UTF-8 at byte {at}") from None
 
 
 _text = _string(str, Length(0, COLLECTION_MAX))
@@ -398,16 +392,7 @@ def _read_count(data: bytes, at: int) -> tuple[int, int]:
     head = data[at]
     if 0x90 <= head <= 0x9F:
         return head - 0x90, at + 1
-    form = head - 0xDC
-    if not 0 <= form <= 1:
-        raise _refuse("list", data, at)
-    start = at + 1 + (2 << form)
-    if start > len(data):
-        raise IndexError
-    count = int.from_bytes(data[at + 1 : start], "big")
-    if count < (0x10, 0x1_0000)[form]:
-        raise _long_form(at)
-    return count, start
+    return _long_size(data, at, _LIST_FORMS, "list")
 
 
 def _optional(arguments: tuple[Any, ...]) -> Reader:
@@ -475,7 +460,7 @@ def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
 
 def _deputy(kind: Any) -> Reader:
     """Of a class whose values travel as values of another; a generic one is told its arguments."""
-    inner, arguments = _reader_of(kind.WIRE), typing.get_args(kind)
+    inner, arguments = _reader(kind.WIRE), get_args(kind)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         value, end = inner(data, at)
@@ -485,8 +470,8 @@ def _deputy(kind: Any) -> Reader:
 
 
 def _enumeration(kind: type[enum.Enum]) -> Reader:
-    values = {type(member.value) for member in kind}
-    inner = _reader_of(values.pop())
+    values: set[Any] = {type(member.value) for member in kind}
+    inner = _reader(values.pop())
     assert not values, f"{kind.__name__} mixes types"
 
     def read(data: bytes, at: int) -> tuple[enum.Enum, int]:
@@ -500,7 +485,7 @@ def _enumeration(kind: type[enum.Enum]) -> Reader:
 
 
 def _record(kind: type) -> Reader:
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     names = _field_names(kind)
     readers = [_reader(hints[name]) for name in names]
     tag = getattr(kind, "TAG", None)
@@ -509,7 +494,10 @@ def _record(kind: type) -> Reader:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         count, at = _read_count(data, at)
         if tag is not None:
-            count, at = count - 1, _skip_tag(tag, count, data, at)
+            found, end = _text(data, at) if count else ("", at)
+            if found != tag:
+                raise RemoteProtocolError("unknown-message", f"expected {tag} at byte {at}")
+            count, at = count - 1, end
         if count != len(readers):
             what = "missing" if count < len(readers) else "unknown"
             raise RemoteProtocolError("mistyped", f"{what} field before byte {at}, {count} instead of {len(readers)}")
@@ -523,10 +511,3 @@ def _record(kind: type) -> Reader:
         return kind(**dict(zip(names, values, strict=True))) if by_name else kind(*values), at
 
     return read
-
-
-def _skip_tag(tag: str, count: int, data: bytes, at: int) -> int:
-    found, end = _text(data, at) if count else ("", at)
-    if found != tag:
-        raise RemoteProtocolError("unknown-message", f"expected {tag} at byte {at}")
-    return end

@@ -7,8 +7,10 @@ for one purpose, or on one chain, can be used for another.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -16,14 +18,14 @@ from nacl import bindings, exceptions
 from nacl.public import PublicKey, SealedBox
 from nacl.signing import SigningKey, VerifyKey
 
-from protocol import codec
-from protocol.codec import Digest, Key, Length, SignatureBytes
+from protocol.codec import Digest, Key, Length, SignatureBytes, decode_message, encode
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
 WIRE_VERSION = 3  # of what peers say on a link: ends of other versions part
+VERIFIED_SIGNATURES_MAX = 8_192  # a block of COST_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
 SIGNED_VERSION = 2  # part of all that is signed. It stays: blocks of every later release are verified with it
 
 
@@ -86,9 +88,51 @@ class Ed25519Verifier:
         return True
 
 
-@functools.lru_cache(maxsize=1024)
-def _verify_key(public: bytes) -> VerifyKey:
-    return VerifyKey(public)
+class RecentDigests:
+    """The digests that were added or found last, `count_max` of them. Each takes about 250 bytes.
+
+    Threads may share it: each step is one operation of a dictionary, and another thread may have removed the digest in between.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __contains__(self, digest: bytes) -> bool:
+        try:
+            self._digests.move_to_end(digest)
+        except KeyError:
+            return False
+        return True
+
+    def add(self, digest: bytes) -> None:
+        self._digests[digest] = None
+        while len(self._digests) > self._count_max:
+            with contextlib.suppress(KeyError):
+                self._digests.popitem(last=False)
+
+
+class CachingVerifier:
+    """Checks each signature once: the votes seen one by one come back inside certificates. Only good ones are kept."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._good = RecentDigests(VERIFIED_SIGNATURES_MAX)
+
+    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+        entry = hashlib.sha256(public + signature + data).digest()
+        if entry in self._good:
+            return True
+        if not self._verifier.verify(public, data, signature):
+            return False
+        self._good.add(entry)
+        return True
+
+
+_verify_key = functools.lru_cache(maxsize=1024)(VerifyKey)
 
 
 def seal(public: bytes, data: bytes) -> bytes | None:
@@ -114,7 +158,7 @@ def _prefix(domain: str, chain_id: bytes) -> bytes:
 
 
 def sign_message(signer: Signer, chain_id: Digest, message: Any) -> Signed:
-    body = codec.encode(message)
+    body = encode(message)
     return Signed(body, signer.public, signer.sign(signing_preimage(message.TAG, chain_id, body)))
 
 
@@ -128,7 +172,7 @@ def derive_secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) ->
 
 def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:
     """The signed message, after checking type, form and signature; `RemoteProtocolError` otherwise."""
-    message = codec.decode_message(signed.body, kinds)
+    message = decode_message(signed.body, kinds)
     tag: str = getattr(message, "TAG")  # noqa: B009 - TAG is what makes a dataclass a message
     if not verifier.verify(signed.signer, signing_preimage(tag, chain_id, signed.body), signed.signature):
         raise RemoteProtocolError("bad-signature", f"{tag} of {short_id(signed.signer)}")

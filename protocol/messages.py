@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from protocol.addresses import AddressScope
-from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
+from protocol.codec import COUNT_MAX, Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
     ADDRESS_CHARACTERS_MAX,
@@ -48,7 +48,6 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-ViewNumber = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
 AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for the drawing of audits
 
 
@@ -56,10 +55,9 @@ AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # o
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
-    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `ProposeEnvelope`."""
+class _BlockStatement:
+    """What Propose, Prepare and Commit have in common: they name one block in one view."""
 
-    TAG: ClassVar[str] = "propose"
     voters: Digest  # hash of the voter set that decides this height
     height: Count
     view: Count
@@ -67,21 +65,20 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    TAG: ClassVar[str] = "prepare"
-    voters: Digest
-    height: Count
-    view: Count
-    block: Digest
+class Propose(_BlockStatement):
+    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `ProposeEnvelope`."""
+
+    TAG: ClassVar[str] = "propose"
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Prepare(_BlockStatement):
+    TAG: ClassVar[str] = "prepare"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(_BlockStatement):
     TAG: ClassVar[str] = "commit"
-    voters: Digest
-    height: Count
-    view: Count
-    block: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ class Timeout:
     voters: Digest
     height: Count
     view: Count
-    high_view: ViewNumber
+    high_view: Annotated[int, Between(NO_VIEW, COUNT_MAX)]
     high_block: Digest | None
 
 
@@ -224,12 +221,18 @@ class LossCommitment:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class _RoundMessage:
+    """What all messages of a round begin with."""
+
+    job: Digest
+    round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(_RoundMessage):
     """A trainer's claim: `payload` is my update for this round, computed on this model root."""
 
     TAG: ClassVar[str] = "proposal"
-    job: Digest
-    round: Count
     model_root: Digest
     payload: Digest
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
@@ -249,12 +252,10 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
+class Ballot(_RoundMessage):
     """A voter's one statement on a round: its verdict on every proposal it saw."""
 
     TAG: ClassVar[str] = "ballot"
-    job: Digest
-    round: Count
     model_root: Digest
     judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, each once
     reveal: AuditNonce | None = None  # what my ballot of an earlier round committed to; where audits are sampled, as the next
@@ -262,7 +263,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
-class Vouch:
+class Vouch(_RoundMessage):
     """I have re-executed these proposals: a voter's verdicts, one on each trainer in a round.
 
     A voter may sign several in a round, of different trainers. UNJUDGED says that the voter is unsure: the update is between one
@@ -270,18 +271,14 @@ class Vouch:
     """
 
     TAG: ClassVar[str] = "vouch"
-    job: Digest
-    round: Count
     judgements: Annotated[tuple[Judgement, ...], Length(1, TRAINERS_MAX)]  # ascending by trainer, each once
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff:
+class CutOff(_RoundMessage):
     """Close the round without waiting longer: these are the ballots I hold (SHA-256 of their signed bodies)."""
 
     TAG: ClassVar[str] = "cut-off"
-    job: Digest
-    round: Count
     ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]
 
 
@@ -317,12 +314,10 @@ class GossipEnvelope:
 
 
 @dataclass(frozen=True, slots=True)
-class GetRound:
+class GetRound(_RoundMessage):
     """Send me the proposals, ballots, vouches and cut-offs that you hold for this round."""
 
     TAG: ClassVar[str] = "get-round"
-    job: Digest
-    round: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,8 +382,7 @@ class SnapshotContent(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GetSnapshotPart:
-    TAG: ClassVar[str] = "get-snapshot-part"
+class _SnapshotPlace:
     height: Count  # of the snapshot
     content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
@@ -396,12 +390,13 @@ class GetSnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotPart:
+class GetSnapshotPart(_SnapshotPlace):
+    TAG: ClassVar[str] = "get-snapshot-part"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart(_SnapshotPlace):
     TAG: ClassVar[str] = "snapshot-part"
-    height: Count
-    content: SnapshotContent
-    name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
-    index: Count
     data: Annotated[bytes, Length(0, SNAPSHOT_PART_BYTES_MAX)]
 
 
@@ -409,43 +404,45 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
-class GetBlob:
-    TAG: ClassVar[str] = "get-blob"
+class _BlobMessage:
+    """What all messages about one blob begin with."""
+
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GetBlob(_BlobMessage):
+    TAG: ClassVar[str] = "get-blob"
     offset: Count
 
 
 @dataclass(frozen=True, slots=True)
-class BlobChunk:
+class BlobChunk(_BlobMessage):
     TAG: ClassVar[str] = "blob-chunk"
-    digest: Digest
     offset: Count
     total: Annotated[int, Between(0, BLOB_PART_BYTES)]
     chunk: Annotated[bytes, Length(0, BLOB_CHUNK_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class NoBlob:
+class NoBlob(_BlobMessage):
     TAG: ClassVar[str] = "no-blob"
-    digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class BlobElsewhere:
+class BlobElsewhere(_BlobMessage):
     """The answer to GetBlob of a peer that serves enough others, or is only getting the blob: these have it or are getting it."""
 
     TAG: ClassVar[str] = "blob-elsewhere"
-    digest: Digest
     held: bool  # I have it, too
     holders: Annotated[tuple[Key, ...], Length(0, BLOB_HOLDERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class HasBlob:
+class HasBlob(_BlobMessage):
     """I have this blob now: to those I asked for it, and to those that I told to wait, whose turn it is."""
 
     TAG: ClassVar[str] = "has-blob"
-    digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,47 +565,49 @@ class RelayReservations:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCircuit:
+class _CircuitMessage:
+    """What all messages about one circuit begin with."""
+
+    circuit: CircuitId
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCircuit(_CircuitMessage):
     """To a relay: I want to speak to `peer`."""
 
     TAG: ClassVar[str] = "open-circuit"
-    circuit: CircuitId
     peer: Key
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingCircuit:
+class IncomingCircuit(_CircuitMessage):
     """From a relay: `peer` wants to speak to you."""
 
     TAG: ClassVar[str] = "incoming-circuit"
-    circuit: CircuitId
     peer: Key
 
 
 @dataclass(frozen=True, slots=True)
-class CircuitData:
+class CircuitData(_CircuitMessage):
     """One record of the session that the two ends have: handshake bytes, then ciphertext of messages of one priority."""
 
     TAG: ClassVar[str] = "circuit-data"
-    circuit: CircuitId
     priority: CircuitPriority
     data: Annotated[bytes, Length(1, CIRCUIT_RECORD_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class CircuitCredit:
+class CircuitCredit(_CircuitMessage):
     """I have passed on, or read, so much of what you sent in this lane; you may send as much again."""
 
     TAG: ClassVar[str] = "circuit-credit"
-    circuit: CircuitId
     priority: CircuitPriority
     bytes: Annotated[int, Between(1, CIRCUIT_WINDOW_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class CloseCircuit:
+class CloseCircuit(_CircuitMessage):
     TAG: ClassVar[str] = "close-circuit"
-    circuit: CircuitId
     reason: Name
 
 

@@ -29,7 +29,8 @@ def why_unhealthy(status: StatusView) -> str:
 def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]:
     status = stats.status
     who = format_labels(peer=status.peer, name=status.name, network=status.network, role=status.role, version=status.version)
-    times = {"0.5": stats.decision_ms_p50, "0.99": stats.decision_ms_p99}
+    times_ms = {"0.5": stats.decision_ms_p50, "0.99": stats.decision_ms_p99}
+    seconds = {quantile: time / 1_000 for quantile, time in times_ms.items() if time is not None}
     reachable = {"": float(status.reachability == "direct")} if status.reachability in ("direct", "relayed") else {}
     ago = {} if status.decided_seconds_ago is None else {"": status.decided_seconds_ago}
 
@@ -51,7 +52,7 @@ def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]
             "reachable", "1 if others dial this peer, 0 if they cannot; left out while too few have said", reachable
         ),
         PrometheusMetric("decided_seconds_ago", "since the last decision that came here", ago),
-        PrometheusMetric("decision_seconds", "how long decisions took", _labelled("quantile", _in_seconds(times))),
+        PrometheusMetric("decision_seconds", "how long decisions took", _labelled("quantile", seconds)),
         one("transactions_pending", "transactions that wait for a block", stats.transactions_pending),
         one("memory_bytes", "of the daemon and its worker", stats.memory_mb * 1_000_000),
         one("uptime_seconds", "since the peer started", status.uptime_seconds),
@@ -84,10 +85,6 @@ def format_labels(**named: str) -> str:
     """As they stand between braces, escaped as the text format wants it."""
     escaped = ((name, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, text in named.items())
     return ",".join(f'{name}="{text}"' for name, text in escaped)
-
-
-def _in_seconds(times_ms: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: time / 1_000 for name, time in times_ms.items() if time is not None}
 
 
 def format_exposition(metrics: Iterable[PrometheusMetric]) -> str:

@@ -1,5 +1,5 @@
 """RLHF: preference sets, reward models, PPO, DPO, instruction tuning.
 
 The rules are pure: no clock, no disk, no network, no torch. Only `pytorch/` imports torch, and only the worker imports that.
-`services/` is what every peer does beside agreeing.
+`services.py` is what every peer does beside agreeing.
 """

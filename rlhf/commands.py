@@ -134,37 +134,32 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
         raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
     if options.beta is not None:
         said["beta"] = str(options.beta)
-    start = asked.api.start_rlhf_training(
-        options.base,
-        options.reward,
-        options.ppo_iterations,
-        options.name,
-        said,
-        _absolute(options.preferences),
-        options.reward_epochs,
-        options.project,
-        _absolute(options.blocklist),
-        options.algorithm,
-        options.skip_bad,
-        options.truncate,
-        options.ignore_accuracy,
+    job = await asked.wait_for_decision(
+        asked.api.start_rlhf_training(
+            options.base,
+            options.reward,
+            options.ppo_iterations,
+            options.name,
+            said,
+            _absolute(options.preferences),
+            options.reward_epochs,
+            options.project,
+            _absolute(options.blocklist),
+            options.algorithm,
+            options.skip_bad,
+            options.truncate,
+            options.ignore_accuracy,
+        )
     )
-    job = await asked.wait_for_decision(start)
     asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
     for stage in (await asked.api.rlhf_status()).stages:
         if stage.job == job:
-            _show_notes(asked, stage)
-            for line in odd_pair_lines(stage):
+            for line in (*_notes(stage), *odd_pair_lines(stage)):
                 asked.show(line)
     if options.preferences:
         asked.show("its preferences are those of a file, not decided by annotators")
     if options.project:
         asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
-
-
-def _show_notes(asked: CommandContext[RlhfRpc], stage: StageView) -> None:
-    for note in stage.notes:
-        asked.show(f"{stage.job[:SHORT]}: {note}")
 
 
 def _absolute(file: str) -> str:
@@ -207,9 +202,9 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
     if not pair:
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
     if folder:  # without a peer, and in a process of its own: it checks the whole export
-        run = import_object("peer.commands.module_subprocess:run_module")
+        run = import_object("peer.commands.definitions.model_commands:run_module")
         found = json.loads(
-            await run("peer.export.export_query", "rlhf.api.exported_pair_trace:ExportedPairTrace", _absolute(folder), pair)
+            await run("peer.export.export_replay", "rlhf.api.pair_trace:ExportedPairTrace", _absolute(folder), pair)
         )
         traced = PairTraceView(**found | {"draws": tuple(PairDrawView(**draw) for draw in found["draws"])})
     else:
@@ -239,7 +234,7 @@ async def _score(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if not options.what or not options.pairs:
         raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
-    run = import_object("peer.commands.module_subprocess:run_module")
+    run = import_object("peer.commands.definitions.model_commands:run_module")
     files = filter(None, (options.what, options.pairs, options.tokenizer))
     printed: str = await run("rlhf.pytorch.score_pairs", *map(_absolute, files))
     if options.json:
@@ -289,6 +284,10 @@ def _measured(stage: StageView) -> Iterator[str]:
     yield from odd_pair_lines(stage)
 
 
+def _notes(stage: StageView) -> list[str]:
+    return [f"{stage.job[:SHORT]}: {note}" for note in stage.notes]
+
+
 def odd_pair_lines(stage: StageView) -> Iterator[str]:
     identical, contradictory = stage.identical_pairs or 0, stage.contradictory_pairs or 0
     counts = [f"{pluralize(identical, 'pair')} {'has' if identical == 1 else 'have'} identical responses"] if identical else []
@@ -304,8 +303,7 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
     table = TextTable("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
         round = "–" if stage.state == "waiting" else str(min(display_round_number(stage.round), stage.rounds))
-        rounds = (round, str(stage.rounds))
-        table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
+        table.add_row(stage.objective, stage.job[:SHORT], stage.state, round, str(stage.rounds), stage.model_root[: 2 * SHORT])
     asked.show(table)
     if view.state == "paused":
         asked.show("the plan is paused: `rlhf resume`, said by its author, lets it go on")
@@ -320,9 +318,8 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
             )
         if stage.failure:
             asked.show(f"{stage.job[:SHORT]} failed: {stage.failure}")
-        for line in _measured(stage):
+        for line in (*_measured(stage), *_notes(stage)):
             asked.show(line)
-        _show_notes(asked, stage)
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:

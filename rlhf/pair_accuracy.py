@@ -1,4 +1,4 @@
-"""Accuracy of a reward model on held-out pairs: the count, its interval, and the rule that lets a policy start."""
+"""Accuracy of a model on held-out pairs: the count, its interval, and the rule that lets a policy start."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Annotated, Final
 
 from consensus.voter_set import VoterSet
 from protocol.codec import Between
+
+# Names of figures of a model that learned from pairs, and of its set.
+ACCURACY: Final = "held_out_accuracy"
+CALIBRATION: Final = "calibration_error"
+IDENTICAL: Final = "identical_pairs"
+CONTRADICTORY: Final = "contradictory_pairs"
+WORD_COUNT: Final = "word_count_accuracy"
+PAIRS: Final = "held_out_pairs"  # with a better response
 
 MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
 Z: Final = Fraction(196, 100)  # deviations of the normal distribution that hold 95 %
@@ -25,10 +33,6 @@ class PairAccuracy:
     @classmethod
     def from_share(cls, share: float, pairs: int) -> PairAccuracy:
         return cls(round(2 * share * pairs), pairs)
-
-    @property
-    def is_possible(self) -> bool:
-        return self.halves <= 2 * self.pairs
 
     @property
     def share(self) -> float:

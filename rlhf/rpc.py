@@ -134,38 +134,29 @@ class RlhfRpc(Protocol):
         out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. The policy starts
         `ignore_accuracy`, or only if its reward model is better than chance. Returns the id of the first job, once it is decided.
         """
-        ...
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
         """Ends this member's plan, and the job that it has come to. Of another's, named by its job: a voter wants it to end."""
-        ...
 
     async def pause_rlhf_training(self) -> str:
         """Once the open round of this member's plan is closed, no other round and no stage of it begins."""
-        ...
 
     async def resume_rlhf_training(self) -> str:
         """This member's plan goes on."""
-        ...
 
     async def rlhf_status(self) -> RlhfView:
         """How far the newest tuning is."""
-        ...
 
     async def measure_last_model(self, job: str, asked: bool) -> StageView:
         """The figures of a finished job's last model. It is measured now if this peer has not done so, and either that is `asked`
         or the peer measures models anyway. Raises `UserError` at a peer without a worker.
         """
-        ...
 
     async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
         """Of the newest tuning; nothing before its first round is closed."""
-        ...
 
     async def trace_pair(self, pair: str) -> PairTraceView:
         """Where a pair was drawn, by its task or its line, in all jobs that the network still knows."""
-        ...
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
         """What the newest policy and its reference say."""
-        ...

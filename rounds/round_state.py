@@ -23,8 +23,7 @@ from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
 from protocol.units import display_round_number
 from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from rounds.round_terms import RoundTerms, signed_body_digest
-from rounds.vouch_set import VouchSet, check_judgements, check_vouch
-from rounds.vouch_state import VouchState
+from rounds.vouch_set import VouchSet, VouchState, check_judgements, check_vouch
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
 PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
@@ -141,7 +140,7 @@ def compute_round_result(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vou
         rejected=rejected,
         absent=terms.trainers - enough.keys() - reasons.keys(),
         unjudged=frozenset(unjudged),
-        vouchers=vouches.vouchers_by_trainer(accepted),
+        vouchers={trainer: tuple(vouches.accepting_voters(trainer, proposal)) for trainer, proposal in accepted.items()},
         wrong_vouchers=vouches.wrong_vouchers(enough),
         silent_reexecutors=vouches.silent_reexecutors(accepted),
         trainers_with_invalid_updates=vouches.trainers_with_invalid_updates(enough),
@@ -205,15 +204,10 @@ class OpenRoundState:
 
     def has_seen_statement(self, signer: bytes, message: Proposal | Ballot | Vouch | CutOff) -> bool:
         """Whether this peer has said something of this kind in this round before; of vouches, all that it says."""
-        match message:
-            case Proposal():
-                return signer in self.proposals
-            case Ballot():
-                return signer in self.ballots
-            case Vouch():
-                return not self.vouching.new_judgements(signer, message)
-            case CutOff():
-                return signer in self.cut_offs
+        if isinstance(message, Vouch):
+            return not self.vouching.new_judgements(signer, message)
+        tables: Mapping[type, Mapping[bytes, object]] = {Proposal: self.proposals, Ballot: self.ballots, CutOff: self.cut_offs}
+        return signer in tables[type(message)]
 
     def statements_signed_by(self, signer: bytes) -> list[Signed]:
         """All that this peer has signed in the round, as far as it is here."""
@@ -233,7 +227,8 @@ class OpenRoundState:
         if first is signed:
             said = (judgement for ballot in self.ballots.values() for judgement in ballot.judgements)
             named = {judgement.proposal for judgement in said if judgement.trainer == signed.signer}
-            self._compare(signed, named | self.vouching.vouches.proposals_of(signed.signer))
+            vouched = {proposal for trainer, proposal in self.vouching.vouches.verdicts if trainer == signed.signer}
+            self._compare(signed, named | vouched)
         if first.body == signed.body or signed.signer in self.equivocators:
             return None
         self.equivocators.add(signed.signer)
@@ -330,17 +325,14 @@ class OpenRoundState:
         few are awaited now. A peer that trains and has measured nothing waits for its own worker, which may only be starting.
         """
         usual, pace = self.timers.proposals_usual_seconds, self.majority_arrival_seconds
+        is_behind = self.me in self.terms.trainers and self.me not in self.delivered
         if pace is not None:
             seconds = max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
-        elif self.latest_arrival is not None and usual is not None and (usual or not self._is_behind):
+        elif self.latest_arrival is not None and usual is not None and (usual or not is_behind):
             seconds = max(MINORITY_SECONDS_MIN, MINORITY_FACTOR * usual, PROPOSALS_FACTOR * self.latest_arrival)
         else:
             seconds = self.timers.proposals_max_seconds
         return min(self.timers.proposals_max_seconds, seconds)
-
-    @property
-    def _is_behind(self) -> bool:
-        return self.me in self.terms.trainers and self.me not in self.delivered
 
     @property
     def _times(self) -> tuple[float, float, float, float]:
@@ -463,15 +455,12 @@ class OpenRoundState:
         return self.vouching.vouches.rejection_reason(trainer, digest)
 
     def _ballot(self) -> Ballot:
+        verdicts = {trainer: self.current_verdict(trainer) for trainer in sorted(self.trainers_in_ballot)}
         judgements = tuple(
-            Judgement(trainer, signed_body_digest(self.proposals[trainer]), self._final_verdict(trainer))
-            for trainer in sorted(self.trainers_in_ballot)
+            Judgement(trainer, signed_body_digest(self.proposals[trainer]), Verdict.UNJUDGED if verdict is None else verdict)
+            for trainer, verdict in verdicts.items()
         )
         return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
-
-    def _final_verdict(self, trainer: bytes) -> Verdict:
-        verdict = self.current_verdict(trainer)
-        return Verdict.UNJUDGED if verdict is None else verdict
 
     def make_cut_off_if_due(self, now: float) -> CutOff | None:
         """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""
@@ -518,7 +507,11 @@ class OpenRoundState:
         """Why we do not prepare a fresh block with this closing: a leader must not veto by leaving ballots or vouches out."""
         if not closing.cut_offs:
             return None
-        held, carried = self._certain(), {(signed.signer, signed_body_digest(signed)) for signed in closing.proposals}
+        # Voters that contradicted themselves do not count. Such a voter could give each of us another message, so that we would
+        # refuse each other's blocks for ever.
+        ballots = {voter: ballot for voter, ballot in self.ballots.items() if voter not in self.double_voters}
+        held = compute_round_result(self.terms, ballots, self.vouching.without_double_vouchers()).accepted
+        carried = {(signed.signer, signed_body_digest(signed)) for signed in closing.proposals}
         if left_out := held.items() - carried:
             return f"leaves out {len(left_out)} proposals that have their accepts and vouches"
         own = self.cut_offs.get(self.me) if self.me else None
@@ -528,14 +521,6 @@ class OpenRoundState:
         named = {voter for voter, signed in self.signed_ballots.items() if signed_body_digest(signed) in own.ballots}
         missing = named - {signed.signer for signed in closing.ballots}
         return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
-
-    def _certain(self) -> dict[bytes, bytes]:
-        """The proposals that are accepted by the messages here, without those of voters that contradicted themselves.
-
-        Such a voter could give each of us another message, so that we would refuse each other's blocks for ever.
-        """
-        ballots = {voter: ballot for voter, ballot in self.ballots.items() if voter not in self.double_voters}
-        return compute_round_result(self.terms, ballots, self.vouching.without_double_vouchers()).accepted
 
 
 def _ascending(signed: Iterable[Signed]) -> tuple[Signed, ...]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from protocol.identity import Signed
 
 

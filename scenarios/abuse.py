@@ -35,7 +35,8 @@ from curation.ledger.transaction_types import (
 from curation.limits import LEASE_MS
 from curation.rpc import CurationRpc, ImportRequest
 from ledger.core.genesis import Founder, Genesis
-from peer.daemon.daemon import Daemon, running_daemon
+from peer.api.running_peer import RunningPeer
+from peer.daemon.daemon import running_daemon
 from peer.features import founding_modules
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import load_settings
@@ -60,7 +61,7 @@ class Stage:
     """The network, and the people in it."""
 
     folder: Path
-    daemons: list[Daemon]
+    daemons: list[RunningPeer]
     sites: list[Site]  # of the honest serving peer and of the lying one
     project: str = ""  # of one vote
     rows: list[list[str]] = field(default_factory=list)
@@ -304,7 +305,7 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
     modules = founding_modules()
     genesis = Genesis("abuse", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
     async with AsyncExitStack() as stack:
-        daemons: list[Daemon] = []
+        daemons: list[RunningPeer] = []
         for number, key in enumerate(keys):
             directory = DataDirectory.create(folder / str(number))
             directory.write_identity(key)

@@ -27,8 +27,7 @@ from protocol.identity import Identity, sign_message
 from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, TRANSACTION_LIFETIME_HEIGHTS
 from protocol.messages import GetBlob, GetDecisions, GossipEnvelope, LinkClosing, Ping, Transaction
 from transport.wire.framing import Channel, Message, Priority
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession
+from transport.wire.noise_session import KeyPair, NoiseSession
 
 HALF_OPEN, SLOW, GARBAGE, OVERSIZE, DEAF = 300, 40, 40, 20, 20  # connections at once, of all kinds but the flood
 AGAIN_SECONDS = 0.5  # before a connection that was closed is made anew

@@ -17,9 +17,8 @@ from random import Random
 
 import trio
 
-from demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer, PeerDisk
 from demo.network_demo import IDLE_SECONDS
-from demo.peer_disk import PeerDisk
 from ledger.audits.audit_state import AuditResult, AuditsState, MemberAuditRecord
 from protocol.api import JobView
 from protocol.identity import peer_id

@@ -25,7 +25,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import PeerDisk
 from peer.api import control_socket
 from peer.settings.data_directory import DataDirectory
 from protocol.errors import UserError

@@ -19,10 +19,7 @@ import trio
 from protocol.errors import UserError
 from scenarios import probe, virtual
 from scenarios.alarm import hurried
-from scenarios.probe import Dial, Pings, Poured, Server
-from scenarios.proxy import running_proxy
-from scenarios.tun import Router, running_router
-from transport.emulation.link_profiles import (
+from scenarios.emulation.link_profiles import (
     MEGABIT_BYTES,
     PROFILES,
     SHIFT_SECONDS,
@@ -31,6 +28,9 @@ from transport.emulation.link_profiles import (
     AccessProfile,
     NetworkPath,
 )
+from scenarios.probe import Dial, Pings, Poured, Server
+from scenarios.proxy import running_proxy
+from scenarios.tun import Router, running_router
 
 ENDS_SECONDS = 3.0  # for which both ends are measured by themselves, over a link that takes no time
 DIALED_SECONDS = 1.0  # until all connections beside those of the pings are made

@@ -19,9 +19,9 @@ from random import Random
 
 import trio
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo.lying_trainer import ATTACKS
-from peer.commands.job_fields import PRESETS, preset_overrides
+from peer.commands.definitions.job_commands import PRESETS, preset_overrides
 from scenarios import coming, network, rolling
 from scenarios.network import Network
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order

@@ -21,11 +21,11 @@ from peer.settings.data_directory import DataDirectory
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from scenarios import network
+from scenarios.emulation.link_profiles import load_profile
 from scenarios.network import SMALL_JOB, Network
 from scenarios.pace import STALL_SECONDS_MAX
 from scenarios.proxy import running_proxy
 from scenarios.trials import Trial, report, table_of
-from transport.emulation.link_profiles import load_profile
 
 FOUNDERS, PEERS_MAX = 4, 10
 STAY = 2  # of them, who train

@@ -23,8 +23,7 @@ import trio
 
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from ledger.audits.audit_state import AuditResult
 from peer.commands.view_tables import NEUTRAL_REASONS
 from protocol.errors import UserError

@@ -16,8 +16,7 @@ from functools import partial
 
 import trio
 
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from ledger.jobs import NO_PROGRESS_ROUNDS
 from protocol.api import AlertCause, RoundView, TrainRequest
 from protocol.verdicts import DIVERGING

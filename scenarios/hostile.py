@@ -23,7 +23,7 @@ from statistics import median
 import trio
 
 from demo.demo_peers import DemoPeer
-from peer.api.process_memory import process_memory_mb
+from peer.settings.process_resources import process_memory_mb
 from scenarios import network
 from scenarios.join import Join, join
 from scenarios.network import Network, children

@@ -13,7 +13,7 @@ import trio
 
 from demo.demo_peers import DemoPeer
 from features.command_arguments import parse_set_options
-from peer.api.process_memory import process_memory_mb
+from peer.settings.process_resources import process_memory_mb
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Network, children

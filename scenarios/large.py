@@ -20,8 +20,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from features.command_arguments import parse_count, parse_set_options
 from protocol.api import BULK_TRAFFIC_KINDS
 from protocol.errors import UserError

@@ -1,6 +1,6 @@
 """`python -m scenarios.links --profile dsl`: links as people have them: asked and measured, and what peers do over them.
 
-A profile (`transport/emulation/link_profiles.py`, or a trace file) is carried by the in-memory network, by a proxy, and by kernel
+A profile (`scenarios/emulation/link_profiles.py`, or a trace file) is carried by the in-memory network, by a proxy, and by kernel
 TCP through TUN devices. Each carrier's round trip, rate and loss are measured from outside; then real peers decide, train and are
 joined over it, and as many in-memory ones decide the same in virtual time.
 
@@ -36,12 +36,12 @@ from protocol.errors import UserError
 from scenarios import carried, network, tun
 from scenarios.alarm import hurried
 from scenarios.carried import in_virtual_time, is_slow, is_steady
+from scenarios.emulation.link_profiles import CONGESTION_CONTROL, PROFILES, UNLIMITED, AccessProfile, load_profile
 from scenarios.join import MILLION, is_long, join, parameters
 from scenarios.network import Network, Watch
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, duration, report, write
 from scenarios.tun import Router, running_router
-from transport.emulation.link_profiles import CONGESTION_CONTROL, PROFILES, UNLIMITED, AccessProfile, load_profile
 
 CARRIERS = ("memory", "proxy", "kernel")
 ROUND_TRIP_OFF_MAX, RATE_OFF_MAX, ROUNDS_OFF_MAX = 0.10, 0.15, 0.25

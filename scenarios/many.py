@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from demo.demo_peers import DemoPeer
-from peer.api.process_memory import process_memory_mb
+from peer.settings.process_resources import process_memory_mb
 from protocol.api import BULK_TRAFFIC_KINDS
 from scenarios import network
 from scenarios.idle import processor_seconds

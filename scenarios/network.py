@@ -24,8 +24,7 @@ from typing import Any
 import trio
 
 from demo import network_demo
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from demo.shutdown_signals import map_signals_to_interrupt
 from peer.settings.data_directory import DataDirectory
 from protocol import codec

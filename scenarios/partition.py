@@ -16,7 +16,7 @@ from random import Random
 
 import trio
 
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from demo.demo_peers import DemoPeer
 from protocol.api import LivenessMatrix
 from protocol.codec import decode

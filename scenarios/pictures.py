@@ -14,8 +14,8 @@ from pathlib import Path
 
 import trio
 
-from curation.demo.simulated_annotators import OPTIONS, ServingPeerClient, make_annotators, make_tasks
 from curation.rpc import CurationRpc, ImportRequest
+from curation.simulated_annotators import OPTIONS, ServingPeerClient, make_annotators, make_tasks
 from demo.demo_peers import DemoPeer
 from protocol.api import TrainRequest
 from protocol.errors import UserError

@@ -3,7 +3,7 @@
 A peer started as `python -m scenarios.proxy peer.cli run …` dials nobody itself: it tells this proxy, in one line, who it is and
 whom it wants. What is cut is held back and not lost, as TCP does with packets that do not arrive; or the connections are closed
 as well. Where there is a profile, every peer has an uplink and a downlink of its own, which all its links share, and bytes come
-as late as TCP would bring them (`transport/emulation/link_profiles.py`).
+as late as TCP would bring them (`scenarios/emulation/link_profiles.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import trio
 
 from demo.demo_peers import DemoPeer
 from scenarios.alarm import Alarm
-from transport.emulation.link_profiles import (
+from scenarios.emulation.link_profiles import (
     QUEUE_SECONDS,
     SEGMENT_BYTES,
     SHIFT_SECONDS,
@@ -224,7 +224,7 @@ async def _greeting(stream: trio.SocketStream) -> tuple[str, str]:
 
 def main() -> int:
     """A peer whose every connection goes through the proxy; the first argument is the module that runs it."""
-    from demo import liar
+    from demo import lying_trainer
     from peer import cli
 
     module, *arguments = sys.argv[1:]
@@ -237,7 +237,7 @@ def main() -> int:
         return stream
 
     setattr(trio, "open_tcp_stream", through_proxy)  # noqa: B010 - the swarm dials with this function
-    return liar.main(arguments) if module == liar.__name__ else cli.main(arguments)
+    return lying_trainer.main(arguments) if module == lying_trainer.__name__ else cli.main(arguments)
 
 
 if __name__ == "__main__":

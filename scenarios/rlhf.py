@@ -23,8 +23,7 @@ from typing import Any
 import trio
 
 from demo import network_demo
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from features.command_arguments import parse_integer_in
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
 from protocol.api import INVITATION_DAYS

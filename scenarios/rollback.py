@@ -18,7 +18,7 @@ from random import Random
 
 import trio
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo import network_demo
 from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory

@@ -15,8 +15,7 @@ from functools import partial
 
 import trio
 
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
 from ledger.model_anchors import UndoReason

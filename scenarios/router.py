@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 
 from scenarios.alarm import hurried
-from transport.emulation.link_profiles import AccessLink, AccessProfile, NetworkPath, ProfileSegment
+from scenarios.emulation.link_profiles import AccessLink, AccessProfile, NetworkPath, ProfileSegment
 
 READ_BYTES = 1 << 16
 PACKETS_AT_ONCE = 64  # of one device, before what is due is delivered

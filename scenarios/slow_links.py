@@ -17,22 +17,21 @@ from functools import partial
 import trio
 
 from consensus.block import decode_block
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from ledger.audits.audit_state import FINDING_KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
 from ledger.ledger_state import decode_body
-from peer.commands.job_fields import preset_overrides
+from peer.commands.definitions.job_commands import preset_overrides
 from protocol import codec
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
 from scenarios import network
 from scenarios.audits import view_of
+from scenarios.emulation.link_profiles import steady_profile
 from scenarios.network import Network, journal
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 from training.job_spec import PRESETS
-from transport.emulation.link_profiles import steady_profile
 
 UPLINKS = (100.0, 10.0, 2.0)  # Mbit/s
 ROUND_TRIPS = (100.0, 200.0, 300.0)  # ms

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from random import Random
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from scenarios import clock, crash_points, leaders, network, partition, pause, rolling
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Attempt, arguments, conduct, duration

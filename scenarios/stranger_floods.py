@@ -13,12 +13,11 @@ from itertools import islice
 
 import trio
 
-from curation.annotator_statements import EnrolStatement
-from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, StatementBatch
 from curation.limits import BATCH_MAX
 from demo.demo_peers import DemoPeer
 from ledger.members import ADMIT_KIND
-from peer.api.process_memory import process_memory_mb
+from peer.settings.process_resources import process_memory_mb
 from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError

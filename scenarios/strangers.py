@@ -24,8 +24,7 @@ from typing import Any
 
 import trio
 
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from scenarios import network
 from scenarios.network import Network
 from scenarios.stranger_floods import GROWTH_MB_MAX, false_batches, large_messages, memory_mb

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from demo.demo_peers import DemoPeer
 from protocol.errors import UserError
+from scenarios.emulation.link_profiles import CONGESTION_CONTROL, SHIFT_SECONDS, AccessProfile
 from scenarios.namespace import VARIABLE
-from transport.emulation.link_profiles import CONGESTION_CONTROL, SHIFT_SECONDS, AccessProfile
 
 NETWORK = "10.78.0."
 HOSTS_MAX = 250

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import trio
 
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from ledger.network_governance import NetworkState
 from protocol.api import StatusView
 from scenarios import network, tally

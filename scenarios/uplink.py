@@ -26,11 +26,11 @@ from peer.settings.data_directory import DataDirectory
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from scenarios import network
+from scenarios.emulation.link_profiles import steady_profile
 from scenarios.network import Network
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Trial, arguments, duration, report, table_of
-from training.formats import safetensors_writer
-from transport.emulation.link_profiles import steady_profile
+from training.formats import checkpoint
 
 PEERS, NARROW = 13, 10
 SHARE_MAX = 0.5  # of the time that a copy for each takes over the narrow uplink, were nothing else on it
@@ -70,7 +70,7 @@ def write_model(folder: Path) -> int:
     drawn = np.random.default_rng(0)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     with (folder / "model.safetensors").open("wb") as stream:
-        safetensors_writer.write_safetensors(
+        checkpoint.write_safetensors(
             stream, ((name, (drawn.normal(size=shape) * 0.1).astype("<f4")) for name, shape in shapes.items())
         )
     return sum(map(prod, shapes.values()))

@@ -23,12 +23,12 @@ from unittest import mock
 import trio
 from trio.testing import MockClock
 
+from scenarios.emulation.link_profiles import PROFILES, UNLIMITED, AccessProfile, load_profile
+from scenarios.emulation.memory_network import MemoryNetwork, Mesh
 from scenarios.probe import PING, PING_BYTES, POUR, POUR_BYTES, WARM_SECONDS, Pings, Poured, Server
 from tests.peer.network import Network, has_finished
 from tests.transport.helpers import MemoryBlobs, linked
 from transport.blobs.blob_store import BlobStore
-from transport.emulation.link_profiles import PROFILES, UNLIMITED, AccessProfile, load_profile
-from transport.emulation.memory_network import MemoryNetwork, Mesh
 from transport.network import DataReceived, Priority
 
 PINGS, PINGS_OF_LOSS = 200, 4_000  # so many make a loss of some per cent certain within half a point
@@ -114,7 +114,7 @@ async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> Non
     end, given = trio.current_time() + seconds, Counter[bytes]()
     while trio.current_time() < end:
         for speaker, hearer in links:
-            sent = next(link.sent[Priority.BULK] for link in speaker.links() if link.peer == hearer)
+            sent = next(link.outbox.sent[Priority.BULK] for link in speaker.links() if link.peer == hearer)
             while given[speaker.me + hearer] - sent < QUEUED_BYTES:
                 speaker.send(hearer, POUR + bytes(POUR_BYTES - 1), Priority.BULK)
                 given[speaker.me + hearer] += POUR_BYTES
@@ -162,7 +162,7 @@ async def _rounds(profile: AccessProfile, peers: int, count: int, seconds: float
             began = trio.current_time()
             while len(found) < count or trio.current_time() - began < seconds:
                 begun = trio.current_time()
-                await first.until(has_finished(await first.scratch()))
+                await first.until(has_finished(await first.start_job()))
                 found.append(trio.current_time() - begun)
             network._nursery.cancel_scope.cancel()
     return found

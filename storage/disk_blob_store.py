@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from protocol.blob_digest import LIST_BYTES_MAX, PART_LIST_DOMAIN, BlobHasher
+from protocol.blob_digest import LIST_BYTES_MAX, BlobHasher
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from protocol.limits import BLOB_PART_BYTES
 from storage.crash_points import crash_points
@@ -93,16 +93,9 @@ class DiskBlobStore:
         `of` is the object of which it is a part. A blob that turns out to be a list is kept as one.
         """
         if of is not None:
-            return self._parts.open_part_writer(digest, total)
-        take = self._take_list if total <= LIST_BYTES_MAX else None
+            return PartWriter(self._parts, digest, total)
+        take = self._parts.add_encoded_list if total <= LIST_BYTES_MAX else None
         return BlobFileWriter(self.path(digest), digest, total, next(self._numbers), BlobHasher(self._parts.part_bytes), take)
-
-    def _take_list(self, digest: bytes, data: bytes) -> bool:
-        """Whether these bytes are the list of an object."""
-        parts = self._parts.parse_list(digest, data)
-        if parts is not None:
-            self._parts.add_list(parts)
-        return parts is not None
 
     def add_bytes(self, data: bytes) -> bytes:
         """Its digest. An object that is larger than a part is named by the list of its parts."""
@@ -132,19 +125,17 @@ class DiskBlobStore:
             self.add_round_reference(digest, *lent)
         path = self.path(digest)
         with self._parts.pause_sweeps(), explain_os_errors(path), crash_points("blob"):
-            self._adopt_list(file, digest)
-            _sync(file)
+            listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # durable before the blob, which would else be sent as if it had no parts
+                is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
+                assert is_list, f"{listed} is not of {digest.hex()}"
+                listed.unlink()
+            with file.open("rb+") as stream:
+                os.fsync(stream.fileno())
             os.replace(file, path)
             sync_directory(path.parent)
-
-    def _adopt_list(self, file: Path, digest: bytes) -> None:
-        """It is durable before the blob is, which would otherwise be sent as if it had no parts."""
-        listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
-        with contextlib.suppress(FileNotFoundError):
-            parts = self._parts.parse_list(digest, listed.read_bytes())
-            assert parts is not None, f"{listed} is not of {digest.hex()}"
-            self._parts.add_list(parts)
-            listed.unlink()
 
     # Lists and parts, which travel as blobs of their own
 
@@ -180,11 +171,9 @@ class DiskBlobStore:
         return any(of == digest and self._parts.lacks_part(of, index) for of, index in self._parts.part_positions(part))
 
     def complete_object(self, digest: bytes) -> None:
-        """An object whose parts have come is held from here on; one that is gone lacks all again."""
         self._parts.complete_object(digest, self.path(digest))
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:
-        """Forgets objects that come and are not `wanted`, but for a bounded rest."""
         self._parts.sweep_partial(wanted, self._find_blob)
 
     def _find_blob(self, digest: bytes) -> Path | None:
@@ -388,11 +377,6 @@ def _read(path: Path, offset: int, length: int) -> bytes:
         return file.read(length)
 
 
-def _sync(file: Path) -> None:
-    with file.open("rb+") as stream:
-        os.fsync(stream.fileno())
-
-
 def _folder_name(job: bytes, round: int) -> str:
     return f"{job[:JOB_BYTES].hex()}-{round}"
 
@@ -422,9 +406,13 @@ class BlobFileWriter:
         if self._hash.digest() != self._digest:
             self.abort()
             raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
-        if self._take_list is not None and self._is_list():
-            self.abort()
-            return
+        if self._take_list is not None:
+            with explain_os_errors(self._part):
+                self._file.flush()
+                data = self._part.read_bytes()
+            if self._take_list(self._digest, data):
+                self.abort()
+                return
         try:
             with explain_os_errors(self._path), crash_points("blob"):
                 self._file.flush()
@@ -435,12 +423,6 @@ class BlobFileWriter:
         except StorageError:
             self.abort()
             raise
-
-    def _is_list(self) -> bool:
-        with explain_os_errors(self._part):
-            self._file.flush()
-            data = self._part.read_bytes()
-        return data.startswith(PART_LIST_DOMAIN) and self._take_list is not None and self._take_list(self._digest, data)
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more

@@ -3,7 +3,7 @@
 Write-ahead log with `synchronous=FULL`: a commit that returned is on disk. One connection, used by one thread at a time.
 
 What was committed comes back whole, or `StorageError` does:
-- `storage.wal` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
+- `storage.ledger_integrity` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
 - the number of committed transactions stands in the database and in a file beside it, which may lag behind, but not be ahead;
 - every row carries a digest of its table and values, since SQLite does not notice other bytes inside them.
 """
@@ -37,10 +37,16 @@ from protocol.codec import Count, Digest, Key
 from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Certificate, LightBlock
-from storage import wal
 from storage.crash_points import crash_points, reach_point
-from storage.high_water_mark import HighWaterMark
-from storage.row_checksums import REKEY_ADVICE, damage_error, insert_row, row_digest, storage_error
+from storage.ledger_integrity import (
+    REKEY_ADVICE,
+    HighWaterMark,
+    damage_error,
+    explain_sqlite_errors,
+    find_log_damage,
+    insert_row,
+    row_digest,
+)
 from storage.sqlite_rows import SCHEMA as ROWS_SCHEMA
 from storage.sqlite_rows import SqliteBucketStore, TableChange
 
@@ -85,6 +91,14 @@ CREATE TABLE measured (
 ) WITHOUT ROWID;
 """
 _TABLES = (*(statement.strip() for statement in _SCHEMA.split(";") if statement.strip()), ROWS_SCHEMA)
+# Names of writes in `storage.crash_points`, of all but own statements.
+_KINDS: Final[dict[type[JournalRecord], str]] = {
+    StoredBlock: "block",
+    StoredCertificate: "certificate",
+    DecidedBlock: "decided",
+    Evidence: "evidence",
+    VotePause: "silence",
+}
 # What is looked up by key: a row whose key has other bytes would not be found, and so not be missed. They stay small.
 _SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
 _TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
@@ -117,7 +131,7 @@ class LedgerStore:
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
             raise LostVotesError(f"{path} is gone or empty: {REKEY_ADVICE}")
         self._require_whole_log()
-        with self._explained():
+        with explain_sqlite_errors(self.path):
             self._database = self._connect()
             try:
                 self._open(chain_id)
@@ -128,7 +142,7 @@ class LedgerStore:
     def _require_whole_log(self) -> None:
         log = self.path.with_name(self.path.name + "-wal")
         try:
-            damage = wal.find_damage(log.read_bytes()) if log.exists() else None
+            damage = find_log_damage(log.read_bytes()) if log.exists() else None
         except OSError as error:
             raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
         if damage:
@@ -216,19 +230,12 @@ class LedgerStore:
         self._database.close()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
-            raise storage_error(self.path, error) from error
-
-    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             try:
-                with self._explained(), self._committing():
+                with explain_sqlite_errors(self.path), self._committing():
                     yield self._database
             except StorageError as error:
                 # After a failed fsync the kernel may take the lost pages for written: a second attempt would succeed, and lie.
@@ -254,7 +261,7 @@ class LedgerStore:
         self._committed.write_value(count)
 
     def _rows(self, query: str, *arguments: object) -> list[StoredRow]:
-        with self._lock, self._explained():
+        with self._lock, explain_sqlite_errors(self.path):
             return self._database.execute(query, arguments).fetchall()
 
     def _checked_rows(self, table: str, rest: str = "", *arguments: object) -> list[StoredRow]:
@@ -340,7 +347,7 @@ class LedgerStore:
             votes=tuple(OwnStatement((tag, height, view), self._decoded(Signed, signed)) for tag, height, view, signed in votes),
             blocks=tuple(StoredBlock(height, digest, block) for digest, height, block in blocks),
             prepared=self._decoded(Certificate, prepared[0][2]) if prepared else None,
-            evidence=tuple(Evidence(first, second) for first, second in self.evidence()),
+            evidence=tuple(self.evidence()),
             no_votes_below=self._get("silent") or 0,
         )
 
@@ -355,17 +362,14 @@ class LedgerStore:
         for *values, written in rows:
             # the newest are needed to start at all
             if row_digest("blocks", values) != written and height < self.decided_height - 1:
-                raise self._block_damaged(height)
+                # Votes stand elsewhere, so a lost old block costs nobody a key.
+                raise StorageError(
+                    f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is "
+                    "not lost, and other peers hold that block; check the disk, and take exports from one of them"
+                )
         for _, digest, block, certificate in self._check_rows("blocks", rows):
             return DecidedBlock(height, digest, block, self._decoded(Certificate, certificate))
         return None
-
-    def _block_damaged(self, height: int) -> StorageError:
-        """Votes stand elsewhere, so a lost old block costs nobody a key."""
-        return StorageError(
-            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, "
-            "and other peers hold that block; check the disk, and take exports from one of them"
-        )
 
     def get_block(self, digest: bytes) -> bytes | None:
         rows = self._checked_rows("undecided", "WHERE digest = ?", digest)
@@ -435,9 +439,8 @@ class LedgerStore:
         rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND tag = ?", job, number, ACCEPTED)
         return tuple(self._decoded(Signed, signed) for *_, signed in rows)
 
-    def evidence(self) -> list[tuple[Signed, Signed]]:
-        pairs = [self._decoded(Evidence, pair) for _, pair in self._checked_rows("evidence", "ORDER BY id")]
-        return [(pair.first, pair.second) for pair in pairs]
+    def evidence(self) -> list[Evidence]:
+        return [self._decoded(Evidence, pair) for _, pair in self._checked_rows("evidence", "ORDER BY id")]
 
     # State
 
@@ -534,16 +537,7 @@ def _kind(record: JournalRecord) -> str:
     match record:
         case OwnStatement(slot=(tag, _, _)) | OwnRoundStatement(tag=tag):
             return tag.partition(":")[0]
-        case StoredBlock():
-            return "block"
-        case StoredCertificate():
-            return "certificate"
-        case DecidedBlock():
-            return "decided"
-        case Evidence():
-            return "evidence"
-        case VotePause():
-            return "silence"
+    return _KINDS[type(record)]
 
 
 class ReadOnlyStore(LedgerStore):

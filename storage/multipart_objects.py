@@ -50,7 +50,7 @@ class MultipartStore:
 
     def __init__(self, folder: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self.part_bytes = part_bytes
-        self._folder = folder
+        self.folder = folder
         self._lists: dict[bytes, BlobPartList] = {}
         self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}  # of a part: the objects that have it, and its number there
         self._lacking: dict[bytes, set[int]] = {}  # of objects that come
@@ -59,15 +59,15 @@ class MultipartStore:
 
     def load_lists(self, file_of: FileOf) -> None:
         """What an earlier process left."""
-        if not self._folder.exists():
+        if not self.folder.exists():
             return
-        with explain_os_errors(self._folder):
-            for path in list(self._folder.iterdir()):
+        with explain_os_errors(self.folder):
+            for path in list(self.folder.iterdir()):
                 if path.suffix == UNFINISHED_SUFFIX:
                     path.unlink()
                 elif not path.suffix:
                     self._load(bytes.fromhex(path.name), file_of)
-            for path in list(self._folder.iterdir()):
+            for path in list(self.folder.iterdir()):
                 if path.suffix and bytes.fromhex(path.stem) not in self._lacking:
                     path.unlink()
         self.sweep_partial((), file_of)
@@ -92,24 +92,31 @@ class MultipartStore:
         return parts if parts is not None and parts.blob_digest == digest else None
 
     def _path(self, digest: bytes, suffix: str = "") -> Path:
-        return self._folder / f"{digest.hex()}{suffix}"
+        return self.folder / f"{digest.hex()}{suffix}"
 
     # Lists -----------------------------------------------------------------------------------------------------------
+
+    def add_encoded_list(self, digest: bytes, data: bytes) -> bool:
+        """False unless these bytes are the list of this object; else it is durable when this returns."""
+        parts = self.parse_list(digest, data)
+        if parts is not None:
+            self.add_list(parts)
+        return parts is not None
 
     def add_list(self, parts: BlobPartList) -> None:
         """Its list is durable when this returns."""
         digest = parts.blob_digest
-        with self._lock, explain_os_errors(self._folder):
+        with self._lock, explain_os_errors(self.folder):
             if digest in self._lists:
                 return
-            make_directory(self._folder)
+            make_directory(self.folder)
             unfinished = self._path(digest, UNFINISHED_SUFFIX)
             with unfinished.open("wb") as stream:
                 stream.write(parts.encode())
                 stream.flush()
                 os.fsync(stream.fileno())
             unfinished.rename(self._path(digest))
-            sync_directory(self._folder)
+            sync_directory(self.folder)
             self._register_list(digest, parts)
 
     @contextlib.contextmanager
@@ -129,7 +136,6 @@ class MultipartStore:
             self._places.setdefault(part, {})[digest, index] = None
 
     def find_list(self, digest: bytes) -> BlobPartList | None:
-        """The list of an object."""
         return self._lists.get(digest)
 
     def part_positions(self, part: bytes) -> list[tuple[bytes, int]]:
@@ -149,10 +155,6 @@ class MultipartStore:
     def partial_path(self, digest: bytes) -> Path | None:
         """Where an object that comes is; what it does not lack can be read there."""
         return self._path(digest, DATA_SUFFIX) if digest in self._lacking else None
-
-    def open_part_writer(self, part: bytes, size: int) -> PartWriter:
-        """Of a part that objects lack."""
-        return PartWriter(self, self._folder, part, size)
 
     def store_part(self, part: bytes, source: int, size: int) -> None:
         """The open file `source` is a part, and checked: all objects that lack it have it then, durably."""
@@ -188,14 +190,14 @@ class MultipartStore:
         with self._path(digest, MARKS_SUFFIX).open("wb") as stream:
             stream.truncate(len(parts.digests))
             os.fsync(stream.fileno())
-        sync_directory(self._folder)
+        sync_directory(self.folder)
         self._lacking[digest] = set(range(len(parts.digests)))
 
     # What goes -------------------------------------------------------------------------------------------------------
 
     def forget_object(self, digest: bytes) -> None:
         """The list, and what has come of the object."""
-        with self._lock, explain_os_errors(self._folder):
+        with self._lock, explain_os_errors(self.folder):
             parts = self._lists.pop(digest, None)
             for index, part in enumerate(parts.digests if parts else ()):
                 places = self._places[part]
@@ -206,7 +208,6 @@ class MultipartStore:
             self._path(digest).unlink(missing_ok=True)
 
     def forget_deleted(self, file_of: FileOf) -> None:
-        """Lists of objects that are deleted."""
         with self._lock:
             for digest in list(self._lists) if not self._adding else ():
                 if digest not in self._lacking and file_of(digest) is None:
@@ -233,7 +234,6 @@ class MultipartStore:
                 self.forget_object(digest)
 
     def _abandon(self, digest: bytes) -> None:
-        """It does not come any more."""
         self._lacking.pop(digest, None)
         for suffix in (MARKS_SUFFIX, DATA_SUFFIX):  # without the first the second means nothing
             self._path(digest, suffix).unlink(missing_ok=True)
@@ -249,17 +249,17 @@ class PartWriter:
     comes near an object, and a crash leaves nothing.
     """
 
-    def __init__(self, folder: MultipartStore, directory: Path, part: bytes, size: int) -> None:
-        self._folder, self._directory, self._part, self._size = folder, directory, part, size
+    def __init__(self, store: MultipartStore, part: bytes, size: int) -> None:
+        self._store, self._part, self._size = store, part, size
         self._hash, self._written = hashlib.sha256(), 0
-        with explain_os_errors(directory):
-            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - `abort` closes it
+        with explain_os_errors(store.folder):
+            self._file = tempfile.TemporaryFile(dir=store.folder, buffering=0)  # noqa: SIM115 - `abort` closes it
 
     def write(self, chunk: bytes) -> None:
         if self._written + len(chunk) > self._size:
             raise RemoteProtocolError("bad-blob", f"more than the {self._size} bytes of the part")
         self._hash.update(chunk)
-        with explain_os_errors(self._directory):
+        with explain_os_errors(self._store.folder):
             _write(self._file.fileno(), chunk, self._written)
         self._written += len(chunk)
 
@@ -268,7 +268,7 @@ class PartWriter:
         try:
             if self._hash.digest() != self._part:
                 raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} has other bytes")
-            self._folder.store_part(self._part, self._file.fileno(), self._size)
+            self._store.store_part(self._part, self._file.fileno(), self._size)
         finally:
             self.abort()
 

@@ -5,7 +5,7 @@ buckets' hashes are read, not their data: the root that the state names says whe
 read, its hash must be the one in memory, and the digest beside its data theirs: SQLite does not notice other bytes in them.
 
 Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
-block has just written to a slot: what stood there is then in memory (`ledger.tables.store_versions`).
+block has just written to a slot: what stood there is then in memory (`ledger.tables.table.StoreVersion`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import itertools
 import sqlite3
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,9 +23,9 @@ from typing import Any, Final, TypeVar
 from ledger.tables import Table, TableRoot
 from ledger.tables.bucket_changes import PATH_BYTES, BucketChanges, StoredBucket, compute_bucket_changes, load_tree
 from ledger.tables.sparse_merkle_tree import Node
-from ledger.tables.store_versions import StoreVersion
+from ledger.tables.table import StoreVersion
 from protocol.errors import StorageError
-from storage.row_checksums import damage_error, storage_error
+from storage.ledger_integrity import damage_error, explain_sqlite_errors
 
 R = TypeVar("R")
 
@@ -61,7 +60,7 @@ class SqliteBucketStore:
         self._lock = threading.Lock()
         self._recent: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()  # slot -> hash, data
         self._recent_bytes = 0
-        with self._explained():
+        with explain_sqlite_errors(self.path):
             self._reading = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
@@ -72,18 +71,11 @@ class SqliteBucketStore:
     def close(self) -> None:
         self._reading.close()
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise storage_error(self.path, error) from error
-
     def _load(self) -> tuple[dict[str, Node], int]:
         """The trees, and the highest slot."""
         found: defaultdict[str, list[StoredBucket]] = defaultdict(list)
         last = -1
-        with self._explained():
+        with explain_sqlite_errors(self.path):
             layouts = self._reading.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'rows\\_%' ESCAPE '\\'").fetchall()
             if layouts != [(_ROWS,)]:
                 names = ", ".join(name for (name,) in layouts) or "none"
@@ -117,10 +109,8 @@ class SqliteBucketStore:
             if known is not None and known[0] == hash:
                 self._recent.move_to_end(slot)
                 return known[1]
-            try:
+            with explain_sqlite_errors(self.path):
                 rows = self._reading.execute(f"SELECT hash, data, digest FROM {_ROWS} WHERE slot = ?", (slot,)).fetchall()
-            except (sqlite3.Error, UnicodeDecodeError) as error:
-                raise storage_error(self.path, error) from error
             for found, data, digest in rows:
                 if found == hash and hashlib.sha256(data).digest() == digest:
                     self._remember(slot, hash, data)

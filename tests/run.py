@@ -44,7 +44,8 @@ def run_python(*arguments: str) -> int:
 
 def lint() -> int:
     steps = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]]
-    return next((status for name, *rest in steps if (status := run(BIN / name, *rest))), 0)
+    failed = next((status for name, *rest in steps if (status := run(BIN / name, *rest))), 0)
+    return failed or run_python("-m", "tools.prose")
 
 
 def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
@@ -104,6 +105,11 @@ def demo() -> int:
         return run(BIN / "peer", "demo", "--rounds", "3", "--no-web", *files)
 
 
+def pages() -> int:
+    """Execute the code blocks of tutorials and how-to pages."""
+    return run_python("-m", "tools.run_pages")
+
+
 def simulator() -> int:
     return run_python("-m", "tests.sim", "--seeds", "0:200", "--jobs", str(CORES))
 
@@ -113,7 +119,7 @@ def mutants() -> int:
 
 
 TESTS = ["tests"]
-STEPS = {step.__name__: step for step in (lint, virtual, real, long, simulator, mutants, demo)}
+STEPS = {step.__name__: step for step in (lint, virtual, real, long, simulator, mutants, demo, pages)}
 passed_at_second_try: list[str] = []
 
 

@@ -62,8 +62,9 @@ from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.settings import with_settings
 from benchmarks.simulated import text_file
+from benchmarks.tuning import run_sweep
 from benchmarks.virtual import Costs, Network, limit
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits.sortition import EARLY_SHARE
 from peer.cli import build_parser
 from peer.features import known_modules
@@ -92,7 +93,7 @@ from training.replay.proposal_replay import make_proposal
 from training.replicated import codec as payloads
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import layout_of
-from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeWithoutAudits
+from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeNetwork
 from training.transformer import ModelSpec
 from training.worker_protocol import ProposeRequest
 
@@ -546,13 +547,13 @@ def test_only_a_step_a_round_is_held_to_one_process_alone() -> None:
     ],
 )
 def test_a_grid_goes_on_where_its_best_lies_at_an_edge(values: tuple[float, ...], best: float, tried: list[float]) -> None:
-    losses = rate_sweep.run_sweep(values, lambda value: abs(math.log(value / best)))
+    losses = run_sweep(values, lambda value: abs(math.log(value / best)))
     assert list(losses) == tried
     assert rate_sweep.is_best_at_edge(losses) == (best == 1e9)
 
 
 def test_a_rate_that_diverges_ends_a_grid() -> None:
-    losses = rate_sweep.run_sweep((1.0, 2.0, 4.0), lambda value: 1 / value if value < 5 else math.nan)
+    losses = run_sweep((1.0, 2.0, 4.0), lambda value: 1 / value if value < 5 else math.nan)
     assert list(losses) == [1.0, 2.0, 4.0, 8.0]
     assert rate_sweep.best_value(losses) == 4.0
     assert not rate_sweep.is_best_at_edge(losses)
@@ -793,7 +794,7 @@ def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_br
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "estimates 1 bit"
-    monkeypatch.setattr(attacks_digits, "SAFE_WITHOUT_AUDITS", (SafeWithoutAudits(13, 4, 0.5),))
+    monkeypatch.setattr(attacks_digits, "SAFE_WITHOUT_AUDITS", (SafeNetwork(13, 4, 0.5),))
 
     def rows(attacked: float, mean: float) -> list[attacks.Digits]:
         figures = {"none": 97.0, "search": attacked}

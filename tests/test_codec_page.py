@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from training.replicated import codec
-from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.codec.payload import HEADER_BYTES
 from training.replicated.tensor_layout import Float32Array, layout_from_shapes
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol" / "codec.md"

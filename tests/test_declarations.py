@@ -19,7 +19,7 @@ from peer import features
 from peer.features import founding_modules
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_declared
-from peer.runtime.audits.audit_messages import describe_audit_entry
+from peer.runtime.auditor import describe_audit_entry
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
@@ -35,7 +35,7 @@ from tests.training.replicated.support import proposed
 from tests.waiting import patience
 from training import corpus, worker_protocol
 from training.data.default_text import default_text
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec
 from training.objectives import registry
 from training.objectives.objective import Objective, RejectionReason

@@ -27,11 +27,9 @@ from consensus.block import Block, BlockHeader, block_digest, encode_block, enco
 from consensus.evidence import Evidence
 from consensus.light_client import TrustedBlock
 from consensus.voter_set import VoterSet
-from curation import annotator_statements
 from curation import limits as curation_limits
-from curation.estimation.dawid_skene import run_dawid_skene
 from curation.estimation.fixed_point import log2, negative_power_of_two
-from curation.estimation.reputation import annotator_weight, divide_points, final_confusions
+from curation.estimation.reputation import annotator_weight, divide_points
 from curation.ledger import curation_state as curation
 from curation.ledger import transaction_types
 from curation.ledger.curation_module import project_id
@@ -43,7 +41,7 @@ from ledger import jobs, members, model_anchors
 from ledger.audits import audit_state as audits
 from ledger.audits import loss_commitments, sortition
 from ledger.audits.transitions import AUDIT_TRANSITIONS
-from ledger.blocks.compact_blocks import CompactBody, CompactRoundCertificate, WholeBody, compact_body
+from ledger.blocks.application import CompactBody, CompactRoundCertificate, WholeBody, compact_body
 from ledger.blocks.mempool import signed_digest, transaction_digest
 from ledger.core.genesis import Founder, Genesis, ModuleVersion
 from ledger.jobs import JobsState
@@ -61,33 +59,31 @@ from protocol.identity import Identity, Signed, peer_id, sign_message, signing_p
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
 from protocol.name_validation import REFUSED_CHARACTERS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
-from rlhf.data import prompt_sampling, rollouts, tokenized_pairs, tokenized_responses
-from rlhf.data.pair_sampling import draw_pairs, draw_pairs_by_epoch
-from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_responses import InstructionExample
+from rlhf.data import tokenized_records
+from rlhf.data.preference_sets import InstructionExample, PreferencePair
+from rlhf.data.tokenized_records import draw_pairs, draw_pairs_by_epoch
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.rlhf_module import RlhfState
-from rlhf.objectives.kl_controller import KlControllerState
+from rlhf.objectives import rollouts
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians
-from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MeanRewardSettings
-from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
+from rlhf.objectives.ppo import KlControllerState, PpoSettings, RolloutDeclaration
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms, MeanRewardSettings
 from rounds.round_state import RoundCertificate
+from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 from tests.ledger.world import PlainJobs
 from tests.packages import PACKAGES
+from tests.route_table import markdown_table
 from training import random_stream
 from training.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from training.corpus import DataManifest
 from training.data.token_sequences import batch_offsets
 from training.data.tokenizer import ByteTokenizer
 from training.job_spec import JobSpec, complete_fields
-from training.replicated import codec, momentum_estimates, outer_optimizer
+from training.replicated import codec, error_feedback, outer_optimizer
 from training.replicated.error_feedback import FeedbackRecord, accumulate_feedback, buffer_digest
-from training.replicated.model_directory import ModelManifest
-from training.replicated.model_state import ModelState
+from training.replicated.model_directory import ModelManifest, ModelState
 from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
-from web import routes
 from web.site import load_site
 
 ROOT = Path(__file__).parents[1]
@@ -150,9 +146,9 @@ RECORDS: tuple[type, ...] = (
     DataManifest,
     RowProofFile,
     RowProof,
-    annotator_statements.EnrolStatement,
-    annotator_statements.SessionStatement,
-    annotator_statements.AnnotationStatement,
+    transaction_types.EnrolStatement,
+    transaction_types.SessionStatement,
+    transaction_types.AnnotationStatement,
     AnnotationReceipt,
     transaction_types.GoldAnswerProof,
     transaction_types.EnrolmentEntry,
@@ -199,9 +195,9 @@ NAMES: dict[type, str] = {task_pages.PageEntry: "TaskEntry"}
 
 
 def of_messages() -> list[type]:
-    """Every dataclass of protocol/messages.py, in its order."""
+    """Every dataclass of protocol/messages.py, in its order; private ones are bases, which do not travel."""
     kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
-    return [kind for kind in kinds if kind.__module__ == messages.__name__]
+    return [kind for kind in kinds if kind.__module__ == messages.__name__ and not kind.__name__.startswith("_")]
 
 
 def table_of(kind: type) -> list[str]:
@@ -359,7 +355,7 @@ def of_training() -> dict[str, str]:
     job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
     header = codec.PayloadHeader(job, 2, SIGNER.public, root, 10, 8, 1)
     m = accumulate_feedback(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
-    buffer = codec.quantize_vector(dataclasses.replace(header, bits=momentum_estimates.ESTIMATE_BITS), m, layout)
+    buffer = codec.quantize_vector(dataclasses.replace(header, bits=error_feedback.ESTIMATE_BITS), m, layout)
     payload = codec.encode_payload(header, buffer.dequantize(), layout)
     e = buffer.dequantize() - codec.decode_payload(payload, header, layout).dequantize()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))
@@ -369,7 +365,7 @@ def of_training() -> dict[str, str]:
         "m": m.astype("<f4").tobytes().hex(),
         "buffer": buffer.encode().hex(),
         "buffer digest": buffer_digest(buffer).hex(),
-        "estimate": momentum_estimates.update_estimate(None, codec.decode_payload(payload, header, layout)).encode().hex(),
+        "estimate": error_feedback.update_estimate(None, codec.decode_payload(payload, header, layout)).encode().hex(),
         "payload": payload.hex(),
         "next e": e.astype("<f4").tobytes().hex(),
         "outer step": (parameters.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
@@ -383,9 +379,9 @@ def of_curation() -> dict[str, str]:
     task = task_id(project, 0)
     assignment = assignment_id(task, SIGNER.public)
     said = answer_commitment(assignment, bytes(range(16)), (1,))
-    enrol = annotator_statements.EnrolStatement("ann", SECOND.public, False)
-    session = annotator_statements.SessionStatement(SECOND.public, bytes(range(16)), 1_700_000_000_000)
-    annotation = annotator_statements.AnnotationStatement(assignment, said)
+    enrol = transaction_types.EnrolStatement("ann", SECOND.public, False)
+    session = transaction_types.SessionStatement(SECOND.public, bytes(range(16)), 1_700_000_000_000)
+    annotation = transaction_types.AnnotationStatement(assignment, said)
     signed = sign_message(SIGNER, CHAIN, enrol)
     return {
         "project id": project.hex(),
@@ -428,15 +424,15 @@ def of_rlhf() -> dict[str, str]:
     texts = ("One", "", "Two and three", "One", "Five")
     some = [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
     set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
-    asked = prompt_sampling.draw_prompts(
-        place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(set_, some, ByteTokenizer()), 6)
+    asked = rollouts.draw_prompts(
+        place, 4, rollouts.PreferenceSetPrompts(tokenized_records.tokenize_pairs(set_, some, ByteTokenizer()), 6)
     )
     features.register_features()
     given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
-    of_given = tokenized_responses.tokenize_responses(
+    of_given = tokenized_records.tokenize_responses(
         dataclasses.replace(set_, objective="instruct", objective_settings=encode(InstructTerms())), given, ByteTokenizer()
     )
-    numbers = tokenized_responses.response_batch(of_given.train, of_given.train_split, np.array([0, 1]))
+    numbers = tokenized_records.response_batch(of_given.train, of_given.train_split, np.array([0, 1]))
     learned = [bytes(array.astype(np.uint8).ravel()).hex() for array in numbers]
     step = (hashlib.sha256(b"job").digest(), 2, SIGNER.public, 3)
     return {
@@ -483,7 +479,7 @@ def rewritten(page: str) -> str:
     page = _put(page, r"\| state \| event \| [^\n]*\n\|---\|---\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", transition_rows())
     page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
     page = _put(page, r"\| bound \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", curation_limit_rows())
-    page = _put(page, r"\| call \| sends \| reply \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", routes.markdown_table(ROUTES))
+    page = _put(page, r"\| call \| sends \| reply \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", markdown_table(ROUTES))
     for name, value in vectors().items():
         page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
     return page
@@ -534,7 +530,7 @@ def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: s
 
 
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
-    assert not [row for row in routes.markdown_table(ROUTES) if row not in protocol.splitlines()]
+    assert not [row for row in markdown_table(ROUTES) if row not in protocol.splitlines()]
     assert set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol)) == {(route.method, route.path) for route in ROUTES}
 
 

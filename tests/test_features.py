@@ -36,6 +36,7 @@ from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolErr
 from protocol.verdicts import Verdict, verdict_label
 from storage.ledger_store import LedgerStore
 from tests.fuzz.decoders import decoders
+from tests.ledger.blocks import with_rows_of
 from tests.ledger.snapshots import Chain, Fetch, Server
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.notes import http_routes as notes_routes
@@ -46,26 +47,24 @@ from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import Sizes
 from tests.notes.requests import CountParameters, ParametersCounted
 from tests.peer.network import SECONDS_MAX
+from tests.route_table import markdown_table
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
 from tests.web.room import Room, said
-from training import engine_implementations, layers, worker_protocol
+from training import engine_implementations, transformer, worker_protocol
 from training.data.default_text import default_text
-from training.engines.worker_context import WorkerContext
-from training.formats import gguf, llama_mapping
+from training.engines.request_handlers import WorkerContext
+from training.formats import gguf, huggingface_model
 from training.job_spec import JobSpec
-from training.layers import LayerPlace, layer_names
 from training.model_store import JobModelStore
 from training.objectives import registry
-from training.replicated import feedback_buffer
-from training.replicated.parameter_init import initial_parameters
+from training.replicated import error_feedback
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import layout_of
-from training.transformer import ModelSpec
+from training.replicated.tensor_layout import initial_parameters, layout_of
+from training.transformer import LayerPlace, ModelSpec, layer_names
 from training.worker_protocol import WorkerFailed
-from web.html_pages import HtmlPage, PageSet
-from web.routes import ClientClass, Route, RouteReply, RouteSet, markdown_table, openapi_document
+from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteReply, RouteSet, openapi_document
 from web.site import Site, load_site
 
 NOTES_PATH = "/api/notes/{member}"
@@ -90,6 +89,10 @@ def feature() -> Iterator[None]:
         yield
 
 
+def objects_of(field: str) -> list[Any]:
+    return [import_object(place) for feature in FEATURES if (place := getattr(feature, field))]
+
+
 def seen() -> dict[str, bool]:
     """Where the feature shows."""
     help_text = cli.build_parser().format_help()
@@ -108,8 +111,8 @@ def seen() -> dict[str, bool]:
         "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
         "services": "scribe" in features.roles()["full"].services,
         "objectives": registry.find_objective("ones") is not None,
-        "news": any(tells.__module__ == "tests.notes.module" for tells in features.event_sources()),
-        "failures": any(find.__module__ == "tests.notes.module" for find in features.failure_sources()),
+        "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
+        "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
@@ -328,9 +331,9 @@ def in_root(chain: Chain, folder: Path) -> bool:
     """One row more or less is another state root, and all else of the state is the same."""
     state = chain.state
     notes = state.module_state(NotesState)
-    without = state.with_modules(notes=replace(notes, lines=notes.lines.without_row(SHOWN)))
+    without = state.with_modules(notes=replace(notes, lines=notes.lines.with_rows({SHOWN: None})))
     with_it = without.with_modules(
-        notes=replace(notes, lines=without.module_state(NotesState).lines.with_row(SHOWN, line_of(state)))
+        notes=replace(notes, lines=without.module_state(NotesState).lines.with_rows({SHOWN: line_of(state)}))
     )
     return without.state_root != state.state_root == with_it.state_root
 
@@ -351,7 +354,7 @@ def in_store(chain: Chain, folder: Path) -> bool:
     store = LedgerStore(path, chain.chain)
     store.append_records([chain.decided[height] for height in sorted(chain.decided)])
     # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
-    state = chain.rules.decode_state(chain.rules.encode_state(chain.state)).with_rows_of(chain.state)
+    state = with_rows_of(chain.rules.decode_state(chain.rules.encode_state(chain.state)), chain.state)
     store.save_state(state.height, state.state_root, chain.rules.encode_state(state), tables=state.tables)
     store.close()
     again = LedgerStore(path, chain.chain)
@@ -448,7 +451,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             propose = worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
             proposed = await worker.ask(propose)
             Path(propose.payload_out).rename(payload)
-            update = feedback_buffer.read_buffer(Path(buffer), LETTERS).dequantize()
+            update = error_feedback.read_buffer(Path(buffer), LETTERS).dequantize()
             assert update.argmin() == ord(" "), "of its share there is most to learn"
             declared = worker_protocol.DeclarationFiles(
                 proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()}
@@ -465,7 +468,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             assert (await worker.ask(audit)).verdict is Verdict.OWN_0, "steps of invented counts are not even re-executed"
             counts.tofile(file)
             other = tmp_path / "other"
-            doubled = feedback_buffer.make_buffer(
+            doubled = error_feedback.make_buffer(
                 update * np.float32(2), ReplicatedModel.open(Path(model)).header(b"t" * 32), LETTERS
             )
             assert doubled is not None
@@ -496,7 +499,7 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
     requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
     assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
     with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
-        llama_mapping.llama_tensor_names(SQUARES.model)
+        huggingface_model.llama_tensor_names(SQUARES.model)
     with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
         gguf.write_gguf(BytesIO(), {}, SQUARES.model, list(views.items()), is_half=False)
 
@@ -521,7 +524,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
                     worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
                 )
             ).verdict is Verdict.ACCEPT
-            update = layout_of(SQUARES).tensor_views(feedback_buffer.read_buffer(Path(buffer), SQUARES).dequantize())
+            update = layout_of(SQUARES).tensor_views(error_feedback.read_buffer(Path(buffer), SQUARES).dequantize())
             assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
             # The worker of a program without the line, asked by one with it.
             other = WorkerSupervisor()
@@ -622,6 +625,6 @@ def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypa
 
 def test_a_layer_of_a_feature_names_the_module_by_which_networks_know_it(feature: None) -> None:
     """Else peers with the feature would start a job that the others refuse."""
-    unknown = type("Unknown", (layers.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
+    unknown = type("Unknown", (transformer.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
     with pytest.raises(AssertionError, match="no module says that a network knows the layer 'unknown'"):
-        layers.register_layers([unknown])
+        transformer.register_layers([unknown])

@@ -15,7 +15,7 @@ from benchmarks.curation import ASKED, PROJECT_TASKS, VOTES, Batches, Chain, Clo
 from benchmarks.verdicts import MISSED
 from curation.ledger.curation_state import CurationState
 from ledger.tables import Table, sparse_merkle_tree
-from rlhf.data import word_count_baseline
+from rlhf.data import preference_set_statistics
 from training.data.tokenizer import ByteTokenizer
 from training.job_spec import OuterOptimizerKind
 from training.replicated.replicated_model import ReplicatedModel
@@ -57,8 +57,8 @@ def test_a_judge_prefers_what_reads_kinder(tmp_path: Path) -> None:
     samples = [("good good", "bad bad"), ("good film", "good film"), ("bad", "good")]
     file = tmp_path / "samples.jsonl"
     file.write_text("\n".join([json.dumps({"prompt": "", "policy": ours, "reference": theirs}) for ours, theirs in samples]))
-    judge = np.zeros(word_count_baseline.FEATURES)
-    judge[list(word_count_baseline.hash_features("good"))] = 1.0
+    judge = np.zeros(preference_set_statistics.FEATURES)
+    judge[list(preference_set_statistics.hash_features("good"))] = 1.0
     assert rlhf_text.judged(judge, file) == {"preferred": 0.5, "distinct_2": 1.0, "reference_distinct_2": 1.0}
     assert rlhf_text.distinct(["a b a b"]) == 2 / 3 and rlhf_text.distinct(["a"]) == 0.0
 

@@ -168,7 +168,9 @@ def open_tokens(
             f"the tokenizer has {tokenizer.vocabulary} tokens, but the job's model has vocabulary {spec.model.vocabulary}"
         )
     if tokenized:
-        train, held_out = _mapped_tokens(spec, text, on_block)
+        require_known_tokens(text, spec.model.vocabulary, on_block)
+        mapped = np.memmap(text, dtype="<u2", mode="r")
+        train, held_out = np.split(mapped, [len(mapped) * (1000 - spec.held_out_permille) // 1000])
     else:
         train, held_out = _tokens_of_text(spec, text, tokenizer, on_block)
     for name, part in (("training", train), ("held-out", held_out)):
@@ -178,7 +180,8 @@ def open_tokens(
             )
     tokens = TokenizedText(train, held_out, tokenizer.token_bytes)
     if named is not None and tokens_digest(tokens) != named:
-        for made in _token_files(text, tokenizer):
+        prefix = _token_prefix(text, tokenizer)
+        for made in [path for path in text.parent.iterdir() if path.name.startswith(prefix)]:
             made.unlink()  # for another release to make them anew
         release = f"tokenizers {importlib.metadata.version('tokenizers')}"
         raise UserError(f"{release} makes other tokens of {text} than the job was made with: install the release of the others")
@@ -196,13 +199,6 @@ def _tokens_of_text(
         return mapped[:held_out_from], mapped[held_out_from:]
     train = _tokenized(text, 0, held_out_from, tokenizer, on_block)
     return train, _tokenized(text, held_out_from, size, tokenizer, on_block)
-
-
-def _mapped_tokens(spec: JobSpec, path: Path, on_block: Callable[[], None]) -> tuple[TokenArray, TokenArray]:
-    require_known_tokens(path, spec.model.vocabulary, on_block)
-    mapped = np.memmap(path, dtype="<u2", mode="r")
-    held_out_from = len(mapped) * (1000 - spec.held_out_permille) // 1000
-    return mapped[:held_out_from], mapped[held_out_from:]
 
 
 def _held_out_start(text: Path, size: int, permille: int) -> int:
@@ -226,10 +222,6 @@ def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block
     if not path.stat().st_size:
         return np.zeros(0, dtype=np.uint16)
     return np.memmap(path, dtype=np.uint16, mode="r")
-
-
-def _token_files(text: Path, tokenizer: Tokenizer) -> list[Path]:
-    return [path for path in text.parent.iterdir() if path.name.startswith(_token_prefix(text, tokenizer))]
 
 
 def _token_prefix(text: Path, tokenizer: Tokenizer) -> str:

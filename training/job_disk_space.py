@@ -44,7 +44,7 @@ class JobDiskSpace:
 
 def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     """At most, for a valid job with so many trainers, at a peer that trains it, or votes only."""
-    from training.replicated import feedback_buffer
+    from training.replicated import error_feedback
     from training.replicated.codec import payload_bytes
     from training.replicated.tensor_layout import layout_of
 
@@ -58,7 +58,7 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
         return JobDiskSpace(models, 0, *payloads)
     is_full = spec.audit is AuditMode.FULL or spec.final_full_audit_rounds > 0
     shown = trainers if is_full else 1  # those of others are fetched by whoever re-executes them
-    own = BUFFERS * shown * (feedback_buffer.buffer_bytes(spec) + 8 * layout.size * spec.keeps_inner_state)
+    own = BUFFERS * shown * (error_feedback.buffer_bytes(spec) + 8 * layout.size * spec.keeps_inner_state)
     if spec.audit is AuditMode.SAMPLED:
         own += spec.audit_bytes - spec.model_bytes * (spec.rounds_audited + 1)
     return JobDiskSpace(models, own, *payloads)

@@ -25,10 +25,9 @@ from protocol.limits import (
 )
 from protocol.messages import Name
 from protocol.name_validation import name_problem
-from training.layers import layer_names
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, ModelSpec
+from training.transformer import BYTES, ModelSpec, layer_names
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed
@@ -107,12 +106,12 @@ class OuterOptimizerKind(enum.StrEnum):
     ADAMW = "adamw"  # on aggregated gradients: one step per round, and no inner optimizer
 
 
-# vectors beside the parameters
-OUTER_SLOTS: Final = {
-    OuterOptimizerKind.NESTEROV: 1,
-    OuterOptimizerKind.SGD: 0,
-    OuterOptimizerKind.SIGN: 1,
-    OuterOptimizerKind.ADAMW: 2,
+# Names of the vectors that it keeps beside the parameters.
+OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
+    OuterOptimizerKind.NESTEROV: ("momentum",),
+    OuterOptimizerKind.SGD: (),
+    OuterOptimizerKind.SIGN: ("momentum",),
+    OuterOptimizerKind.ADAMW: ("first", "second"),
 }
 
 
@@ -324,18 +323,16 @@ class JobSpec:
             return error.detail
 
     def _number_problem(self) -> str | None:
-        positive = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
         for name, value in FLOATS_MAX.items():
             if not getattr(self, name) <= value:  # also if it is not a number
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
-        fractions = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")
-        for name in positive:
+        for name in ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name, value in FLOATS_MIN.items():
             if getattr(self, name) < value:
                 return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
-        for name in fractions:
+        for name in ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
         for name in ("beta1", "beta2"):
@@ -376,26 +373,22 @@ class JobSpec:
         if self.outer is OuterOptimizerKind.SIGN and self.outer_rate > SIGN_RATE_MAX:
             moves = f"outer 'sign' would move every parameter by outer_rate {self.outer_rate:g} in each round"
             return f"{moves}: take {SIGN_RATE_MAX:g} at most, {SIGN_RATE:g} is usual"
-        if self.sends_gradients:
-            return self._gradient_problem() or self._audit_problem() or self._memory_problem()
+        if self.sends_gradients and self.local_steps != 1:
+            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
+        if self.sends_gradients and self.inner is not InnerOptimizerKind.ADAMW:
+            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
+        if self.sends_gradients and self.inner_state is InnerStatePolicy.KEEP:
+            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
         return self._audit_problem() or self._memory_problem()
 
-    def _gradient_problem(self) -> str | None:
-        if self.local_steps != 1:
-            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
-        if self.inner is not InnerOptimizerKind.ADAMW:
-            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
-        if self.inner_state is InnerStatePolicy.KEEP:
-            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
-        return None
-
     def _audit_problem(self) -> str | None:
+        is_sampled = self.audit is AuditMode.SAMPLED
         if self.precision is Precision.BF16 and self.is_reexecuted:
             differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
             return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
-        if self.audit is not AuditMode.SAMPLED and self.uplink_mbit_min != UPLINK_MBIT_MIN:
+        if not is_sampled and self.uplink_mbit_min != UPLINK_MBIT_MIN:
             return f"uplink_mbit_min {self.uplink_mbit_min} says nothing with audit {self.audit.value!r}: leave it out"
-        if self.audit is not AuditMode.SAMPLED and self.final_full_audit_rounds:
+        if not is_sampled and self.final_full_audit_rounds:
             return (
                 f"final_full_audit_rounds {self.final_full_audit_rounds} says nothing with audit "
                 f"{self.audit.value!r}: leave it out"
@@ -405,24 +398,19 @@ class JobSpec:
                 f"final_full_audit_rounds {self.final_full_audit_rounds} is more than rounds "
                 f"{self.rounds}: take audit 'full' to re-execute all"
             )
-        if self.audit is AuditMode.SAMPLED and (problem := self._sampled_problem()):
-            return problem
+        if is_sampled and self.keeps_inner_state:
+            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
+        if is_sampled and self.has_estimates:
+            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
+        if is_sampled and self.audit_rate < AUDIT_RATE_MIN:
+            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
+            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
+        if is_sampled and self.audit_bytes > AUDIT_BYTES_MAX:
+            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
+            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
         if self.object_bytes_max > BLOB_BYTES_MAX:
             size = f"its largest object has {self.object_bytes_max} bytes, and others can get {BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset'"
-        return None
-
-    def _sampled_problem(self) -> str | None:
-        if self.keeps_inner_state:
-            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
-        if self.has_estimates:
-            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
-        if self.audit_rate < AUDIT_RATE_MIN:
-            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
-            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
-        if self.audit_bytes > AUDIT_BYTES_MAX:
-            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
-            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
         return None
 
     def _memory_problem(self) -> str | None:
@@ -463,7 +451,7 @@ class JobSpec:
     def model_bytes(self) -> int:
         """The parameters, with the outer optimizer's state and as many estimates as there may be beside them."""
         held = self.estimates_max if self.has_estimates else 0
-        return self.model.parameters * (4 * (1 + OUTER_SLOTS[self.outer]) + held)
+        return self.model.parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -475,15 +463,13 @@ class JobSpec:
 
     def validated(self) -> JobSpec:
         """Itself, or `UserError`."""
-        problem, made = self.problem(), self
+        problem = self.problem()
         if not problem:
             try:
-                made = self.decode(self.encode())
+                return self.decode(self.encode())
             except RemoteProtocolError as error:
                 problem = error.detail
-        if problem:
-            raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
-        return made
+        raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
 # Every block asks for the terms of the jobs that the state has, 164 at most. Features may add objectives and layers between two
@@ -560,13 +546,6 @@ def fields_set_by_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return ("bits", "feedback_decay", "rule", *of_gradients)
 
 
-def _has_usual_steps(fields: Mapping[str, Any]) -> bool:
-    """Whether the inner moments begin anew in each round, and the outer step is Nesterov's, of updates without estimates."""
-    usual = JobSpec(name="usual")
-    names = ("outer", "memory", "inner_state")
-    return all(fields.get(name, getattr(usual, name)) == getattr(usual, name) for name in names)
-
-
 def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a person has set, with what follows from them for those that were left unset.
 
@@ -579,8 +558,10 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
     rule would leave a part of it out.
     """
-    usual = PRESETS["per-step"]
-    fields = {"inner": InnerOptimizerKind.MUON, **fields} if _has_usual_steps(fields) else fields
+    usual, unset = PRESETS["per-step"], JobSpec(name="usual")
+    steps = ("outer", "memory", "inner_state")  # Nesterov's outer step of updates without estimates, inner moments begin anew
+    if all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
+        fields = {"inner": InnerOptimizerKind.MUON, **fields}
     rule = {"rule": AggregationRule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
     follows: dict[tuple[str, Any], dict[str, Any]] = {
@@ -593,6 +574,5 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     said = [follows.get((name, fields.get(name)), {}) for name in ("outer", "inner", "memory")]
     is_exact = fields.get("bits") == 8 and fields.get("memory") != FeedbackMemory.ESTIMATES
     decay = {"feedback_decay": 0.0} if is_exact else {}
-    is_sampled = fields.get("audit") == AuditMode.SAMPLED
-    sampled = {"audit_rate": AUDIT_RATE} if is_sampled else {}
+    sampled = {"audit_rate": AUDIT_RATE} if fields.get("audit") == AuditMode.SAMPLED else {}
     return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import AuditTerms, ClosedRound, JobTerms, ModelReference
+from ledger.jobs import AuditTerms, ClosedRound, Job, JobTerms
 from protocol import codec
-from protocol.errors import StorageError
+from protocol.errors import StorageError, UserError
 from protocol.identity import Signed
 from protocol.limits import AUDIT_RESPONSE_MS
 from protocol.messages import Proposal
@@ -25,14 +25,15 @@ from protocol.verdicts import Verdict
 from training.job_spec import DECODED_KEPT_MAX, AuditMode, JobSpec
 from training.objectives.objective import Objective
 from training.replicated import model_files
-from training.replicated.parallel_map import ParallelMap
-from training.thread_map import default_thread_count, thread_map
+from training.replicated.parallel_map import ParallelMap, default_thread_count, thread_map
 
 if TYPE_CHECKING:
+    from storage.ledger_store import LedgerStore
     from training.parameter_blob import Read
-    from training.replicated.incoming_model import IncomingModelDirectory
+    from training.replicated.model_directory import IncomingModelDirectory
     from training.replicated.replicated_model import ReplicatedModel
 
+ROUNDS_SHOWN_MAX = 8  # in an error
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
 AUDITED_BYTES_MAX = 16 << 30
@@ -97,22 +98,38 @@ class JobModelStore:
             model = self._models[job] = self._read_model(job, number)
         return model
 
+    def require_model(self, key: bytes, job: Job, number: int) -> None:
+        """`UserError` unless the model after so many rounds is here."""
+        kept = self.stored_rounds(key)
+        if number not in kept:
+            shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
+            are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
+            raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+
+    def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
+        """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
+        self.require_model(key, job, number)
+        model = self.open_verified_model(key, number)
+        closed = None if number == job.round else store.closed_round(key, number - 1)
+        decided = job.model_root if number == job.round else closed.model_root if closed else model.root
+        if model.root != decided:
+            place = self.round_directory(key, number)
+            raise UserError(f"{place} holds another model than the network decided: take one of another round")
+        return model
+
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
         """As `model`, of a round that may be over, every tensor hashed: what a power cut left of a model that was not durable
         must not be held against somebody. It may run in another thread.
         """
         model = self._read_model(job, number)
-        self._verify(model)
+        with self._sharing(model.spec) as each:
+            model.verify(each)
         return model
 
     def _read_model(self, job: bytes, number: int) -> ReplicatedModel:
         from training.replicated.replicated_model import ReplicatedModel
 
         return ReplicatedModel.open(self.round_directory(job, number))
-
-    def _verify(self, model: ReplicatedModel) -> None:
-        with self._sharing(model.spec) as each:
-            model.verify(each)
 
     def _sharing(self, spec: JobSpec) -> AbstractContextManager[ParallelMap]:
         from training.replicated.tensor_layout import layout_of
@@ -122,7 +139,7 @@ class JobModelStore:
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
         """`read` is needed for a job that starts from a blob, which is here."""
         from training import parameter_blob
-        from training.replicated.replicated_model import ReplicatedModel
+        from training.replicated.replicated_model import ReplicatedModel, first_values
 
         decoded, directory = JobSpec.decode(spec), self.round_directory(job, 0)
         if decoded.initial_model is not None:
@@ -131,17 +148,14 @@ class JobModelStore:
                 directory, job, decoded, partial(parameter_blob.read_block_values, decoded, read)
             )
             return self._models[job].root
+        base, start = decoded.base, None
         with self._sharing(decoded) as each:
-            start = self._start(decoded.base, each)
-            self._models[job] = ReplicatedModel.create_initial(directory, job, decoded, start, each)
+            if base is not None:
+                start = ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
+            self._models[job] = ReplicatedModel.create_from_values(
+                directory, job, decoded, partial(first_values, decoded, start), each
+            )
         return self._models[job].root
-
-    def _start(self, base: ModelReference | None, each: ParallelMap) -> ReplicatedModel | None:
-        from training.replicated.replicated_model import ReplicatedModel
-
-        if base is None:
-            return None
-        return ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
 
     def apply_round(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
@@ -171,8 +185,9 @@ class JobModelStore:
         """Makes the model of round `anchor` that of the later round `number`, or of an ended job the last one, if both are the
         same. Returns its root.
         """
-        model = self._read_model(job, anchor)
-        self._models[job] = model if number == anchor else model.rolled_back_into(self.round_directory(job, number), number)
+        if number != anchor:
+            self._read_model(job, anchor).rolled_back(number).save(self.round_directory(job, number))
+        self._models[job] = self._read_model(job, number)
         return self._models[job].root
 
     # After a restart -------------------------------------------------------------------------------------------------
@@ -186,7 +201,8 @@ class JobModelStore:
         rounds that `judged` gives by their numbers, and their payloads. `StorageError` if they do not lead to `root`.
         """
         self._forget(job)
-        whole = self._is_whole(job, number, root)
+        # What is wrong with a durable one is not that the machine stopped: whoever reads it says so.
+        whole = model_files.is_durable(self.round_directory(job, number)) or self.has_model(job, number, root)
         for of, directory in self._directories(job):
             if not model_files.is_durable(directory) and (of > number or not whole):
                 model_files.remove_directory(directory)
@@ -203,17 +219,9 @@ class JobModelStore:
             )
         return number - base
 
-    def _is_whole(self, job: bytes, number: int, root: bytes) -> bool:
-        directory = self.round_directory(job, number)
-        if model_files.is_durable(directory):
-            return True  # what is wrong with it is not that the machine stopped: whoever reads it says so
-        return self.has_model(job, number, root)
-
     def _last_durable(self, job: bytes, number: int) -> int | None:
         """The round, up to `number`, of the model from which the others can be computed."""
-        durable = [
-            of for of, path in self._directories(job) if path == self.round_directory(job, of) and model_files.is_durable(path)
-        ]
+        durable = [of for of in self.stored_rounds(job) if model_files.is_durable(self.round_directory(job, of))]
         return max((of for of in durable if of <= number), default=None)
 
     def _directories(self, job: bytes) -> Iterator[tuple[int, Path]]:
@@ -230,15 +238,13 @@ class JobModelStore:
         return model_files.read_manifest(self.round_directory(job, number))
 
     def read_part(self, job: bytes, number: int, index: int) -> bytes:
-        from training.replicated.incoming_model import read_model_part
-
         served = self._served
         if served is None or (served.job, served.round) != (job, number):
             served = self._served = self._read_model(job, number)
-        return read_model_part(served, index)
+        return served.read_part(index)
 
     def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModelDirectory:
-        from training.replicated.incoming_model import IncomingModelDirectory
+        from training.replicated.model_directory import IncomingModelDirectory
 
         return IncomingModelDirectory(self.round_directory(job, number), job, number, root, manifest, partial(self._forget, job))
 
@@ -289,7 +295,7 @@ class JobModelStore:
             if (of <= number - kept or (is_over and of > number)) and directory not in needed:
                 model_files.recycle_directory(directory)
         if is_over:
-            model_files.remove_spare(self.round_directory(job, number))
+            shutil.rmtree(model_files.spare_directory(self.round_directory(job, number)), ignore_errors=True)
 
 
 @lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn
@@ -320,9 +326,9 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
 
 def audit_download_bytes_max(job: JobSpec) -> int:
     """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
-    from training.replicated import feedback_buffer
+    from training.replicated import error_feedback
 
-    return 2 * feedback_buffer.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
+    return 2 * error_feedback.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
 
 
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:

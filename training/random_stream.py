@@ -24,12 +24,10 @@ def random_bytes(length: int, *seed: Any) -> bytes:
 def _block(start: Any, counter: int) -> bytes:
     state = start.copy()
     state.update(counter.to_bytes(8, "little"))
-    digest: bytes = state.digest()
-    return digest
+    return state.digest()
 
 
 def irwin_hall_integers(count: int, *seed: Any) -> npt.NDArray[np.int32]:
     """`count` integers, nearly normal, with mean 0 and deviation `IRWIN_HALL_DEVIATION`."""
     uniform = np.frombuffer(random_bytes(2 * IRWIN_HALL_TERMS * count, *seed), dtype="<u2").reshape(count, IRWIN_HALL_TERMS)
-    centred: npt.NDArray[np.int32] = uniform.sum(axis=1, dtype=np.int32) - IRWIN_HALL_TERMS * 65535 // 2
-    return centred
+    return uniform.sum(axis=1, dtype=np.int32) - IRWIN_HALL_TERMS * 65535 // 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 BEYOND_MAX = 4  # values tried beyond the edges of a line: with factors of two, a rate sixteen times as far away
 
@@ -28,14 +28,6 @@ class RateSweep:
         line, best = sorted(self.losses), best_value(self.losses)
         inner = line[1] if best == line[0] else line[-2]
         return float(f"{best * best / inner:.3g}")
-
-
-def run_sweep(values: Iterable[float], measure: Callable[[float], float], beyond: int = BEYOND_MAX) -> dict[float, float]:
-    """Value → loss, ascending by value."""
-    line = RateSweep(values, beyond)
-    while (value := line.next_value()) is not None:
-        line.losses[value] = measure(value)
-    return dict(sorted(line.losses.items()))
 
 
 def best_value(losses: dict[float, float]) -> float:

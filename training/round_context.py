@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from features.peer_context import PeerContext
 from ledger.audits.loss_commitments import LossOpening
-from ledger.jobs import ModelReference
+from ledger.jobs import Job, ModelReference
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_terms import RoundTerms
 from storage.disk_blob_store import DiskBlobStore
 from training.job_spec import JobSpec
-from training.model_store import round_directory
+from training.model_store import JobModelStore, round_directory
 
 if TYPE_CHECKING:
     from training.replicated.replicated_model import ReplicatedModel
@@ -131,3 +132,28 @@ class RoundParticipant(Protocol):
 
     async def observe_round(self, round: OpenRoundContext) -> None:
         """Called once for each round, beside everything else."""
+
+
+class TrainingPeer(PeerContext, Protocol):
+    """The running peer as those see it who make jobs and ask about their models."""
+
+    @property
+    def models(self) -> JobModelStore: ...
+
+    @property
+    def local_data(self) -> str:
+        """The path of this peer's own text, for jobs on local data; empty: it has none."""
+
+    @property
+    def evaluates_models(self) -> bool:
+        """Whether its worker measures models unasked."""
+
+    @property
+    def worker_client(self) -> WorkerClient | None:
+        """None: this peer has no worker."""
+
+    def make_round_context(self, job: bytes, round: int, of: Job) -> OpenRoundContext:
+        """What a role sees of the job's open round, or of a finished job."""
+
+    def audit_window_ms(self, spec: JobSpec) -> int:
+        """How long the audits of one round of such a job may take."""

@@ -44,36 +44,30 @@ MEASURED_FIELDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class SafeWithoutAudits:
-    """It stood on seeds 0 to 2, with so many trainers and liars: no more liars, and no fewer trainers, are defended."""
+class SafeNetwork:
+    """A network that was defended. Without audits it stood on seeds 0 to 2, and with sampled audits, which defend jobs like its
+    preset, on seed 0. No more liars, and no fewer trainers, are defended.
+    """
 
     trainers: int
     liars: int
-    lost: float  # most points of the digits, of any attack and seed; among 13 also with 30 % of the honest absent in each round
+    # The most that any attack did, on any seed. Without audits, points of the digits; among 13 trainers also with 30 % of the
+    # honest absent in each round. With sampled audits, times the held-out loss of the clean run.
+    harm: float
+    preset: str = ""  # with sampled audits
 
 
 SAFE_WITHOUT_AUDITS: Final = (
-    SafeWithoutAudits(4, 1, 0.55),
-    SafeWithoutAudits(13, 4, 0.83),
+    SafeNetwork(4, 1, 0.55),
+    SafeNetwork(13, 4, 0.83),
 )
 TEXT_FELL: Final = "with 1 liar of 4 the loss of a language model grows to 1.14 times, and at most 1.05 counts as defended"
 ONE_BIT_FELL: Final = "one bit with error feedback falls at 4 liars of 13: the model reads 8 % of the digits, not 97 %"
 
-
-@dataclass(frozen=True, slots=True)
-class SafeWithSampledAudits:
-    """A network that sampled audits defended. They defend jobs like its preset with at most `liars` and at least `trainers`."""
-
-    preset: str
-    trainers: int
-    liars: int
-    worse: float  # times the held-out loss of the clean run, of any attack, on seed 0
-
-
 SAFE_WITH_SAMPLED_AUDITS: Final = (
-    SafeWithSampledAudits("local", 4, 1, 1.015),
-    SafeWithSampledAudits("per-step", 4, 1, 1.023),
-    SafeWithSampledAudits("per-step", 7, 2, 1.027),
+    SafeNetwork(4, 1, 1.015, "local"),
+    SafeNetwork(4, 1, 1.023, "per-step"),
+    SafeNetwork(7, 2, 1.027, "per-step"),
 )
 # How fields of a job with sampled audits compare to those of a preset. All other fields are free.
 FIELDS_EQUAL: Final = (
@@ -126,11 +120,11 @@ def _why(spec: JobSpec, trainers: int) -> str | None:
     return None if _is_measured(SAFE_WITHOUT_AUDITS, spec, trainers) else _more(SAFE_WITHOUT_AUDITS, trainers)
 
 
-def _is_measured(rows: Sequence[SafeWithoutAudits | SafeWithSampledAudits], spec: JobSpec, trainers: int) -> bool:
+def _is_measured(rows: Sequence[SafeNetwork], spec: JobSpec, trainers: int) -> bool:
     return any(spec.byzantine_max <= row.liars and trainers >= row.trainers for row in rows)
 
 
-def _more(rows: Sequence[SafeWithoutAudits | SafeWithSampledAudits], trainers: int) -> str:
+def _more(rows: Sequence[SafeNetwork], trainers: int) -> str:
     measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
     return f"of {trainers} trainers that is more than was measured to hold ({measured})"
 

@@ -6,16 +6,50 @@ who reads slowly is waited for. Between slices a text lies here, with all that i
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from training import worker_protocol
-from training.stop_sequences import StopSequenceDecoder
 
 SLICE_SECONDS: Final = 0.1  # so long a proposal may wait for a text, and one pass longer; ten times a second people see it grow
 OPEN_MAX: Final = 8  # more than the daemon lets people begin at once: those that nobody reads any more go first
+
+
+class StopSequenceDecoder:
+    """Bytes come in as tokens have them; text goes out up to the first stop text that is complete.
+
+    Held back is what a stop text may begin with, and the bytes of a character that is not complete. So the text is the same
+    wherever one token ends and the next one begins. Bytes that are no UTF-8 become U+FFFD.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.has_ended = False
+        self._stops = [stop.encode() for stop in stops]
+        self._held = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed_bytes(self, data: bytes) -> str:
+        """What may be seen now and could not before."""
+        assert not self.has_ended
+        self._held += data
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self.has_ended = bool(found)
+        seen = min(found)[1] if found else len(self._held) - self._begun()
+        text = self._decoder.decode(self._held[:seen], final=self.has_ended)
+        self._held = self._held[seen:]
+        return text
+
+    def flush_text(self) -> str:
+        """What is held back, once no token comes any more."""
+        return self._decoder.decode(self._held, final=True)
+
+    def _begun(self) -> int:
+        """Bytes at the end that a stop text may begin with."""
+        begun = (size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size]))
+        return max(begun, default=0)
 
 
 class TextGenerations:
@@ -38,16 +72,12 @@ class TextGenerations:
                 self._open.popitem(last=False)
         return worker_protocol.GenerateReply(piece, text.is_over, text.is_withheld)
 
-    def drop_all(self) -> None:
-        """Nobody has asked for anything for a while, so nobody reads any of them."""
-        self._open.clear()
-
 
 class TextGeneration:
     """One text, as far as it is made."""
 
     def __init__(
-        self, pieces: Iterator[bytes], stops: StopSequenceDecoder, told: int, withholds: Callable[[str], bool] | None = None
+        self, pieces: Iterator[bytes], stops: StopSequenceDecoder, told: int, withholds: Callable[[bytes], bool] | None = None
     ) -> None:
         """`pieces` are the bytes of the next tokens. The first `told` characters were told before.
 
@@ -67,7 +97,7 @@ class TextGeneration:
         if self._withholds is not None:
             self._whole += text
             text = self._whole if self.is_over else ""
-            self.is_withheld = self.is_over and self._withholds(text)
+            self.is_withheld = self.is_over and self._withholds(text.encode())
             text = "" if self.is_withheld else text
         piece, self._known = text[self._known :], max(0, self._known - len(text))
         self.told += len(piece)

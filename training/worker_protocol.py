@@ -8,9 +8,11 @@ of one. Features declare further requests (`features.feature.Feature.worker_requ
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from ledger.audits.loss_commitments import LossMillionths
@@ -156,7 +158,7 @@ class WorkerRequestKind(Generic[R]):
     request: type[WorkerRequest[R]]
     reply: type[R]
     priority: int  # smaller ones are answered first
-    # `module:function`, imported by the worker alone: takes a `training.engines.worker_context.WorkerContext` and the request,
+    # `module:function`, imported by the worker alone: takes a `training.engines.request_handlers.WorkerContext` and the request,
     # returns the reply.
     handler: str
 
@@ -319,3 +321,30 @@ def parse_header(header: bytes) -> tuple[int, int]:
 
 def parse_body(body: bytes, kinds: tuple[type[Any], ...]) -> Any:
     return codec.decode_message(body, kinds, FRAME_BYTES_MAX)
+
+
+# Texts, asked for a slice at a time: what rounds need of the worker goes in between ---------------------------------
+
+Ask = Callable[[GenerateRequest], Awaitable[GenerateReply]]
+
+_numbers = itertools.count(1)
+
+
+async def stream_text(ask: Ask, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+    """Whoever reads slowly keeps nobody waiting, and whoever stops reading ends the text. To be closed (`aclosing`)."""
+    request = replace(request, text_number=next(_numbers))
+    while True:
+        done = await ask(request)
+        yield done
+        if done.is_over:
+            return
+        request = replace(request, told_characters=request.told_characters + len(done.text))
+
+
+async def generate_text(ask: Ask, request: GenerateRequest) -> GenerateReply:
+    """The last slice, with the text of all of them."""
+    parts = []
+    async with aclosing(stream_text(ask, request)) as made:
+        async for done in made:
+            parts.append(done.text)
+    return replace(done, text="".join(parts))

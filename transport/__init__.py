@@ -1,1 +1,1 @@
-"""Authenticated links between peers, over TCP or circuits, and an in-memory twin."""
+"""Authenticated links between peers, over TCP or circuits."""

@@ -1,4 +1,9 @@
-"""Dials what is in the address book: a task for each entry, which waits while its peer is linked."""
+"""Dials what is in the address book: a task for each entry, which waits while its peer is linked.
+
+Names of hosts are looked up in threads of their own: whoever names hosts may answer for them, or never. A thread that looks a
+name up ends when the system's resolver gives up, however long ago the dial did. In Trio's common threads, of which there are 40,
+some dozen such names would hold up what is written to the disk, and so every vote.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,37 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final
 
 import trio
 
 from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError, UserError
-from transport.connections.connection_manager import PeerLink
-from transport.connections.resolver import lookup_threads
+from transport.connections.peer_link import PeerLink
 from transport.discovery.address_book import AddressBook, AddressEntry, AddressSource
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # at once
 DIAL_SECONDS: Final = 10.0  # for TCP to connect
 HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
+THREADS_MAX: Final = 16  # for names that the operator has given
+
+# In which a task looks names up.
+_threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
+
+
+class ThreadedResolver(trio.abc.HostnameResolver):
+    def __init__(self) -> None:
+        self._own = trio.CapacityLimiter(THREADS_MAX)
+
+    async def getaddrinfo(self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+        look = partial(socket.getaddrinfo, host, port, family, type, proto, flags)
+        return await trio.to_thread.run_sync(look, limiter=_threads.get() or self._own, abandon_on_cancel=True)
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+        raise NotImplementedError("nobody asks for the name of a host")
 
 
 class Dialer:
@@ -65,8 +87,12 @@ class Dialer:
         """Raises `OSError`, `trio.TooSlowError`, and `ValueError` where the resolver does not take the name."""
         host, port = parse_address(address)
         async with source.dials if source else contextlib.nullcontext(), self._dials:
-            with trio.fail_after(DIAL_SECONDS), lookup_threads(source.lookups if source else None):
-                return await trio.open_tcp_stream(host, port)
+            token = _threads.set(source.lookups if source else None)
+            try:
+                with trio.fail_after(DIAL_SECONDS):
+                    return await trio.open_tcp_stream(host, port)
+            finally:
+                _threads.reset(token)
 
     async def _keep_dialed(self, entry: AddressEntry) -> None:
         while self._book.has_entry(entry):

@@ -13,11 +13,10 @@ from protocol.addresses import AddressScope, format_address, scope_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
 from protocol.messages import CircuitDeliveryReport, Ping
-from transport.connections.connection_manager import PeerLink
-from transport.quotas.connection_eviction import HalfOpenSlot
-from transport.relay.circuit_session import CircuitSession
+from transport.connections.peer_link import PeerLink
+from transport.quotas.accept_limiter import HalfOpenSlot
+from transport.relay.circuit_session import SILENT_SECONDS, CircuitSession, RelayWatchdog
 from transport.relay.relay_client import CircuitStream
-from transport.relay.relay_watchdog import SILENT_SECONDS, RelayWatchdog
 from transport.wire.framing import TAG_BYTES, Priority
 from transport.wire.link_measurements import PIECE_BYTES_START, TCP_INFO_BYTES, TcpInfo
 from transport.wire.noise_session import NoiseSession
@@ -27,8 +26,6 @@ CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link: whether the rela
 
 
 class SessionLink(PeerLink):
-    """A link with a session of its own."""
-
     half_open: HalfOpenSlot | None = None  # that it takes until it is attached
 
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
@@ -43,7 +40,6 @@ class SessionLink(PeerLink):
         self.ended.set()
 
     def frame_bytes(self) -> int:
-        """Of the next frame."""
         return self.meter.frame_bytes
 
     def probe(self) -> None:
@@ -67,7 +63,11 @@ class TcpLink(SessionLink):
         self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
 
     def tcp_info(self) -> TcpInfo:
-        return read_tcp_info(self._stream) or super().tcp_info()
+        if sys.platform == "linux":  # others have a structure of their own
+            with contextlib.suppress(OSError):  # closed
+                told = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+                return TcpInfo.parse(told) or super().tcp_info()
+        return super().tcp_info()
 
     def frame_bytes(self) -> int:
         """Of the next frame; and the kernel is told how much it may hold."""
@@ -78,8 +78,6 @@ class TcpLink(SessionLink):
 
 
 class RelayedLink(SessionLink):
-    """Over a circuit."""
-
     address_scope = AddressScope.PUBLIC  # nobody sees at which host the peer is
 
     def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
@@ -146,11 +144,3 @@ def limit_unsent(stream: trio.SocketStream, count: int) -> None:
     """Keeps the kernel from taking megabytes of bulk that a vote then waits behind."""
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
-
-
-def read_tcp_info(stream: trio.SocketStream) -> TcpInfo | None:
-    if sys.platform != "linux":  # others have a structure of their own
-        return None
-    with contextlib.suppress(OSError):  # closed
-        return TcpInfo.parse(stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
-    return None

@@ -13,7 +13,7 @@ import math
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -29,36 +29,31 @@ from protocol.addresses import (
 )
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signer, short_id
+from protocol.messages import CIRCUIT_MESSAGES, DialBack, DialBackFailed, GetPeerRecords, ObservedAddress, PeerRecords
 from transport.blobs.blob_store import BlobStore
-from transport.connections.close_reason import LinkClosedByPeer, raise_if_closed
-from transport.connections.connection_manager import LINKS_MAX, ConnectionManager, PeerLink
+from transport.connections.connection_manager import LINKS_MAX, ConnectionManager
 from transport.connections.inbound_queue import UNREAD_BYTES_MAX
-from transport.connections.resolver import ThreadedResolver
-from transport.dialer import HANDSHAKE_SECONDS, Dialer, describe_handshake_error
-from transport.discovery.address_book import AddressBook, parse_bootstrap
-from transport.discovery.own_addresses import OwnAddresses
+from transport.connections.peer_link import LinkClosedByPeer, PeerLink, raise_if_closed
+from transport.dialer import HANDSHAKE_SECONDS, Dialer, ThreadedResolver, describe_handshake_error
+from transport.discovery.address_book import AddressBook, AddressEntry, parse_bootstrap
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
-from transport.discovery.reachability import ReachabilityState, RelayMode
-from transport.network import DialInfo, DuplicateIdentity
-from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
-from transport.quotas.accept_limiter import BACKLOG, AcceptLimiter
-from transport.quotas.connection_eviction import HALF_OPEN_MAX, HalfOpenSlot, HalfOpenTable
+from transport.discovery.reachability import OwnAddresses, ReachabilityState, RelayMode
+from transport.network import DuplicateIdentity
+from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerClass, PeerPolicy
+from transport.quotas.accept_limiter import BACKLOG, HALF_OPEN_MAX, AcceptLimiter, HalfOpenSlot, HalfOpenTable
 from transport.quotas.cpu_quota import CpuAccount
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.peer_class import PeerClass
-from transport.relay.circuit_session import CircuitSession
+from transport.relay.circuit_session import SILENT_SECONDS, CircuitSession
 from transport.relay.relay_client import CircuitStream, RelayClient
-from transport.relay.relay_watchdog import SILENT_SECONDS
 from transport.session_links import RelayedLink, SessionLink, TcpLink, remote_address, set_socket_options
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.framing import Message, Priority
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 
 log = logging.getLogger(__name__)
 
-Stream = trio.abc.HalfCloseableStream  # a connection, or one end of a circuit
+Stream = trio.SocketStream | CircuitStream
 
 SEND_SECONDS = 30.0  # for one frame to fit into the kernel's buffer: slower than 2 KiB/s is dead
 READ_BYTES = 256 << 10  # at once; a few frames
@@ -71,7 +66,7 @@ CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # that were accepted
 LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
 MEMBER_HOSTS_MAX = 2048  # remembered, from which members were linked
 
-REFUSAL_REASONS = frozenset({"banned", "not-allowed", "too-many-links"})  # of whoever was dialed
+REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # of whoever was dialed
 
 # These may be the work of somebody on the way, so they end the connection and are counted, but the peer's key is not banned.
 UNATTRIBUTED_REASONS = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
@@ -117,7 +112,7 @@ class Swarm(ConnectionManager):
         self._identity, self._chain_id = identity, chain_id
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.from_private(secrets.token_bytes(32))  # one for each start, see `PeerAuthenticated.incarnation`
-        self.records = PeerRecordBook(identity, chain_id, allow=policy.is_allowed, members=policy.is_member)
+        self.records = PeerRecordBook(identity, chain_id, policy.is_member)
         self._book = AddressBook(
             self.me,
             [*map(parse_bootstrap, bootstrap), *(parse_bootstrap(known, remembered=True) for known in remembered)],
@@ -196,8 +191,7 @@ class Swarm(ConnectionManager):
 
     @property
     def address(self) -> str:
-        """The first of them."""
-        return self._own.first_listening
+        return self._own.listening[0] if self._own.listening else NO_LISTEN_ADDRESS
 
     # Connections -----------------------------------------------------------------------------------------------------
 
@@ -211,15 +205,21 @@ class Swarm(ConnectionManager):
         if self._open.total() >= self._connections_max or self._open[host] >= LINKS_PER_HOST_MAX:
             self.count_refusal("too-many-links")
         else:
-            with _counted(self._open, host):
+            self._open[host] += 1
+            try:
                 await self._serve_connection(stream, address, None, dialed=False)
+            finally:
+                self._open -= Counter([host])  # and forget hosts without connections
         await trio.aclose_forcefully(stream)
 
     async def _serve_connection(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
         """Serve one connection to its end. Whatever goes wrong on it is counted, and ends here."""
         try:
             set_socket_options(stream)
-            await self._serve(stream, address, expected, dialed)
+            host = host_subnet(parse_address(address)[0])
+            place = None if dialed else self._half_open.hold_slot(host, self._member_hosts)
+            with place or contextlib.nullcontext() as half_open:
+                await self._serve(stream, address, host, expected, half_open)
             if dialed:
                 self._book.record_end(address, "the other side ended the connection")
         except LinkClosedByPeer as farewell:
@@ -254,11 +254,6 @@ class Swarm(ConnectionManager):
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _serve(self, stream: trio.SocketStream, address: str, expected: bytes | None, dialed: bool) -> None:
-        place = None if dialed else self._half_open.hold_slot(host_subnet(parse_address(address)[0]), self._member_hosts)
-        with place or contextlib.nullcontext() as half_open:
-            await self._serve_at(stream, address, expected, half_open)
-
     def _session(self, initiator: bool, expected: bytes | None) -> NoiseSession:
         ephemeral = KeyPair.from_private(secrets.token_bytes(32))
         return NoiseSession(
@@ -270,10 +265,10 @@ class Swarm(ConnectionManager):
             expected=expected,
         )
 
-    async def _serve_at(
-        self, stream: trio.SocketStream, address: str, expected: bytes | None, half_open: HalfOpenSlot | None
+    async def _serve(
+        self, stream: trio.SocketStream, address: str, host: str, expected: bytes | None, half_open: HalfOpenSlot | None
     ) -> None:
-        dialed, host = half_open is None, host_subnet(parse_address(address)[0])
+        dialed = half_open is None
         payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # a dial is our own work
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
@@ -282,7 +277,10 @@ class Swarm(ConnectionManager):
         session = self._session(dialed, expected)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
-            self._meet_own_key(address, established.incarnation, dialed)
+            if established.incarnation != self._static.public:  # another process, on a machine that has a copy of our key
+                self.events.put(DuplicateIdentity(address))
+            elif dialed:
+                self._book.record_own_address(address)
             self.check_peer(self.me)  # raises
         if not dialed:
             self._discovery.on_inbound_handshake(established.peer)
@@ -308,7 +306,7 @@ class Swarm(ConnectionManager):
             static=self._static,
             ephemeral=KeyPair.from_private(secrets.token_bytes(32)),
             expected=peer,
-            credit=stream.credit_of,
+            credit=stream.credit.__getitem__,
         )
         link: RelayedLink | None = None
         try:
@@ -335,13 +333,6 @@ class Swarm(ConnectionManager):
         finally:
             if link is not None:
                 self.detach(link)
-
-    def _meet_own_key(self, address: str, incarnation: bytes, dialed: bool) -> None:
-        """This process itself, or another one, on a machine that has a copy of our key."""
-        if incarnation != self._static.public:
-            self.events.put(DuplicateIdentity(address))
-        elif dialed:
-            self._book.record_own_address(address)
 
     async def _shake_hands(
         self, stream: Stream, session: NoiseSession, deadline: float, payer: CpuAccount | None
@@ -440,7 +431,6 @@ class Swarm(ConnectionManager):
         return messages
 
     def _activate_link(self, link: SessionLink) -> None:
-        """The link is in use from here on."""
         self.attach(link)
         if link.half_open is not None:
             self._half_open.release_slot(link.half_open)
@@ -492,11 +482,17 @@ class Swarm(ConnectionManager):
         if isinstance(link, RelayedLink):
             link.stream.switch_account(MemoryAccount())  # nobody's: there is no link that could give way
 
-    def on_circuit_message(self, link: PeerLink, message: Any) -> None:
-        if link.relay is not None:
-            raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit")
-        self._detours.on_message(link, message)
-        self.enforce_memory_quota(link)
+    def _on_link_message(self, link: PeerLink, message: Any) -> None:
+        match message:
+            case PeerRecords() | GetPeerRecords() | ObservedAddress() | DialBack() | DialBackFailed():
+                self._discovery.on_message(link, message)
+            case _ if isinstance(message, CIRCUIT_MESSAGES):
+                if link.relay is not None:
+                    raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit")
+                self._detours.on_message(link, message)
+                self.enforce_memory_quota(link)
+            case _:
+                super()._on_link_message(link, message)
 
     async def _read(self, link: SessionLink, session: NoiseSession, stream: Stream, messages: Sequence[Message]) -> None:
         idle_seconds = self.keepalive.idle_seconds if link.relay is None else CIRCUIT_IDLE_SECONDS
@@ -540,13 +536,13 @@ class Swarm(ConnectionManager):
     # Dialing ---------------------------------------------------------------------------------------------------------
 
     def _may_dial(self, peer: bytes) -> bool:
-        return self._policy.is_allowed(peer) and self._bans.banned_until(peer) <= trio.current_time()
+        return self._bans.banned_until(peer) <= trio.current_time()
 
     async def connect(self, text: str) -> bytes:
         return await self._dialer.connect(text)
 
-    def unreached_addresses(self) -> tuple[DialInfo, ...]:
-        return self._book.unreachable_addresses(trio.current_time())
+    def unreached_addresses(self) -> tuple[AddressEntry, ...]:
+        return self._book.unreachable_addresses()
 
     def add_local_address(self, address: str) -> None:
         """Somebody may be there, whoever that is. It is dialed, and forgotten where nobody answers for long."""
@@ -558,9 +554,6 @@ class Swarm(ConnectionManager):
         """Where peers are reached: where this peer reached them, or else where their records say."""
         said = {peer: addresses[0] for peer in self.records.peers() if (addresses := self.records.addresses(peer))}
         return said | {link.peer: link.address for link in self._links.values() if link.dialed}
-
-    def on_discovery(self, link: PeerLink, message: Any) -> None:
-        self._discovery.on_message(link, message)
 
     @property
     def external_address(self) -> str | None:
@@ -593,14 +586,3 @@ class Swarm(ConnectionManager):
 
     def _is_outsider(self, peer: bytes) -> bool:
         return self._policy.classify(peer) is PeerClass.STRANGER
-
-
-@contextlib.contextmanager
-def _counted(counter: Counter[str], key: str) -> Iterator[None]:
-    counter[key] += 1
-    try:
-        yield
-    finally:
-        counter[key] -= 1
-        if not counter[key]:
-            del counter[key]

@@ -6,30 +6,25 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from protocol.prometheus_metrics import PrometheusMetric
-from web import browser_security, connection_limits, proxy_headers
+from web import connection_limits, header_trust
+from web.calls import FileReply, HttpProblem, Json, TextReply, parse_fields
 from web.event_stream import EventStreams
-from web.html_pages import VENDOR, render_page
-from web.problem_details import HttpProblem
-from web.replies import FileReply, Json, TextReply
-from web.request_fields import parse_fields
-from web.routes import ENDS_COOKIE, FILE_BYTES_MAX, SETS_COOKIE, ClientClass, Route, openapi_document
-from web.server_routes import PROXIES, ServerHandlers, client_host, is_secure
+from web.routes import FILE_BYTES_MAX, ClientClass, HtmlPage, PageSet, Route, openapi_document
+from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
-from web.stats_cache import StatsCache
 
 VERSION = version("folkmoot")
 UPLOADS_MAX = 2  # files that are in memory at once
-UNKNOWN_PATH = "/{path:.*}"
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -41,42 +36,44 @@ SECURITY_HEADERS = {
 }
 HSTS_HEADER = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
 
+TEMPLATES = Path(__file__).with_name("templates")  # that all features may extend and include
+VENDOR = Path(__file__).with_name("vendor")
+
 log = logging.getLogger("site")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Call = Callable[..., Awaitable[Any]]  # runs a function with these arguments in the thread of the peer
 
 
 def make_application(
     site: Site,
     handlers: SiteHandlers,
-    stats: StatsCache,
-    call: Call,
+    call: Callable[..., Awaitable[Any]],
     names: Collection[str] = (),
     proxies: Collection[str] = (),
 ) -> web.Application:
-    """The application that serves a site. `handlers` and `stats` belong to the peer's thread: `call` alone runs them.
+    """The application that serves a site. `handlers` belong to the peer's thread: `call` alone runs them,
+    with arguments.
 
     `names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask.
     """
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
     answers, uploads = Counter[int](), Counter[str]()
-    app = web.Application(middlewares=[_counted(answers), _guarded(names, proxies, site.problem_statuses)])
-    app[PROXIES] = proxies
+    app = web.Application(middlewares=[_counted(answers), _guarded(names, site.problem_statuses)])
+    app[header_trust.PROXIES] = proxies
     listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
     app.on_shutdown.append(listening.close_streams)
     app.on_response_prepare.append(_headed)
     server = ServerHandlers(
         openapi_text=json.dumps(openapi_document(VERSION, routes, site.problem_statuses)),
-        pages={page.path: render_page(page, page_set, site.pages) for page_set in site.page_sets for page in page_set.pages},
+        pages={page.path: _render_page(page, page_set, site.pages) for page_set in site.page_sets for page in page_set.pages},
         static_files=site.static_files,
         vendor_files={path.name: path for path in VENDOR.iterdir() if path.is_file()},
         statuses=answers,
         streams=listening,
         clients=clients,
-        find_health_problem=partial(call, stats.find_health_problem),
-        read_metrics=partial(call, partial(_read_metrics, handlers, stats)),
+        find_health_problem=partial(call, handlers.stats.find_health_problem),
+        read_metrics=partial(call, handlers.read_metrics),
         authorize=partial(call, handlers.authorize),
     )
     for route in routes:
@@ -84,11 +81,11 @@ def make_application(
             handler: Handler = bind_method(route.handler, (server,))
         else:
             ask, authorize = partial(call, handlers.bind(route)), partial(call, handlers.authorize)
-            handler = _RouteAnswerer(route, ask, authorize, clients, uploads).answer
+            handler = _answerer(route, ask, authorize, clients, uploads)
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
-    unknown, resolve = app.router.add_route("*", UNKNOWN_PATH, _unknown, expect_handler=_expect), app.router.resolve
+    unknown, resolve = app.router.add_route("*", "/{path:.*}", _unknown, expect_handler=_expect), app.router.resolve
 
     async def resolved(request: web.Request) -> web.UrlMappingMatchInfo:
         """What has no path, as CONNECT, is for an unknown one: the library fails over some headers of it."""
@@ -99,14 +96,17 @@ def make_application(
     return app
 
 
-async def _read_metrics(handlers: SiteHandlers, stats: StatsCache) -> tuple[PrometheusMetric, ...]:
-    return (*await stats.metrics(), *handlers.metrics())
+def _render_page(page: HtmlPage, page_set: PageSet, all_pages: Iterable[HtmlPage]) -> str:
+    """The HTML of a page, rendered once: what changes comes by HTTP calls. `all_pages`, of all features, are its navigation."""
+    loader = FileSystemLoader((page_set.folder / "templates", TEMPLATES))
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return templates.get_template(f"{page.name}.html").render(page=page, pages=tuple(all_pages), **page_set.values)
 
 
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of each reply, of streams too."""
     response.headers["Server"] = connection_limits.SERVER_HEADER
-    if is_secure(request):
+    if header_trust.is_secure(request):
         response.headers["Strict-Transport-Security"] = HSTS_HEADER
 
 
@@ -120,48 +120,54 @@ def _counted(answers: Counter[int]) -> Any:
     return counted
 
 
-@dataclass(frozen=True)
-class _RouteAnswerer:
-    """Reads requests of one route as it declares them, calls its handler, and writes the reply."""
+def _answerer(
+    route: Route,
+    call: Callable[[str, dict[str, Any]], Awaitable[Any]],
+    authorize: Callable[[ClientClass, str], Awaitable[object]],
+    clients: Collection[ClientClass],
+    uploads: Counter[str],
+) -> Handler:
+    """Reads requests of one route as it declares them, calls its handler, and writes the reply.
 
-    route: Route
-    call: Callable[[str, dict[str, Any]], Awaitable[Any]]  # takes a token and the fields
-    authorize: Callable[[ClientClass, str], Awaitable[object]]
-    clients: Collection[ClientClass]
-    uploads: Counter[str]
+    `call` takes a token and the fields.
+    """
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        route, is_secured = self.route, is_secure(request)
-        token = browser_security.read_token(request, route.client, self.clients, is_secured) if route.client else ""
+    async def answer(request: web.Request) -> web.StreamResponse:
+        token = header_trust.read_token(request, route.client, clients) if route.client else ""
         given = parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
         if route.by_host:
-            given["host"] = client_host(request)
+            given["host"] = header_trust.client_host(request)
         if route.upload and given["format"]:
             connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
             if route.client:
-                await self.authorize(route.client, token)  # before a large body is read
-            given["file"] = await _file(request, self.uploads)
+                await authorize(route.client, token)  # before a large body is read
+            given["file"] = await _file(request, uploads)
         elif route.body_fields:
             given |= parse_fields(route.body_fields, await _body(request, route.body_bytes_max))
-        owner = route.cookie_owner
-        if owner and route.cookie == SETS_COOKIE:
-            browser_security.require_own_origin(request)
-            given["before"] = request.cookies.get(browser_security.cookie_name(owner, is_secured), "")
-        elif owner and route.cookie == ENDS_COOKIE:
+        if route.sets_cookie:
+            header_trust.require_own_origin(request)
+            given["before"] = request.cookies.get(header_trust.cookie_name(request, route.sets_cookie), "")
+        elif route.ends_cookie:
             given["token"] = token
-        said: Json | TextReply | FileReply | tuple[int, Json] = await self.call(token, given)
+        said: Json | TextReply | FileReply | tuple[int, Json] = await call(token, given)
         if isinstance(said, FileReply):
             return _sent(request, said)
         if isinstance(said, TextReply):
             return web.Response(text=said.text, content_type=said.content_type, status=route.status)
         status, body = said if isinstance(said, tuple) else (route.status, said)
-        session = body.pop("token") if route.cookie == SETS_COOKIE else ""
+        session = body.pop("token") if route.sets_cookie else ""
         response = web.json_response(body, status=status)
-        if owner and route.cookie == SETS_COOKIE:
-            browser_security.set_session_cookie(response, owner, is_secured, session, body["seconds"])
-        elif owner and route.cookie == ENDS_COOKIE:
-            browser_security.delete_session_cookie(response, owner, is_secured)
+        if owner := route.sets_cookie or route.ends_cookie:
+            name, is_secure = header_trust.cookie_name(request, owner), header_trust.is_secure(request)
+            if route.sets_cookie:
+                response.set_cookie(
+                    name, session, max_age=body["seconds"], path="/", httponly=True, samesite="Strict", secure=is_secure
+                )
+            else:
+                response.del_cookie(name, path="/", httponly=True, samesite="Strict", secure=is_secure)
         return response
+
+    return answer
 
 
 def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
@@ -174,17 +180,17 @@ def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
     return web.Response(content_type=file.content_type, charset="utf-8", headers=length)
 
 
-def _guarded(names: Collection[str], proxies: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
+def _guarded(names: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
     told = list[str]()  # the first one
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         connection_limits.set_reply_deadline(request, connection_limits.REQUEST_SECONDS)
-        if not told and (proxy := proxy_headers.find_unnamed_proxy(request, proxies)):
+        if not told and (proxy := header_trust.find_unnamed_proxy(request)):
             told.append(proxy)
             log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_trusted_proxies`", proxy)
         try:
-            browser_security.require_host(request, names)
+            header_trust.require_host(request, names)
             response = await handler(request)
         except HttpProblem as problem:
             response = _problem(problem, problem_statuses)
@@ -210,8 +216,11 @@ def _problem(problem: HttpProblem, problem_statuses: Mapping[str, int]) -> web.R
 
 
 def _refusal(status: int, code: str, detail: str) -> web.Response:
-    body = {"title": code.replace("-", " "), "status": status, "code": code, "detail": detail}
-    return web.json_response(body, status=status, content_type="application/problem+json")
+    return web.json_response(
+        {"title": code.replace("-", " "), "status": status, "code": code, "detail": detail},
+        status=status,
+        content_type="application/problem+json",
+    )
 
 
 async def _expect(request: web.Request) -> None:
@@ -235,7 +244,7 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
 
 async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
     """A body in memory, of an operator: some of them at once, and one of each host."""
-    host = client_host(request)
+    host = header_trust.client_host(request)
     if uploads.total() >= UPLOADS_MAX or uploads[host]:
         raise HttpProblem("too-many", "another file is being read: try again", 2)
     uploads[host] += 1

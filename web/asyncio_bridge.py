@@ -21,10 +21,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.addresses import host_subnet
 from web.app import make_application
+from web.calls import HttpProblem
 from web.connection_limits import ConnectionSlots, LimitedRequestHandler
-from web.problem_details import HttpProblem
 from web.site import Site, SiteHandlers
-from web.stats_cache import StatsCache
 
 SHUTDOWN_SECONDS = 1.0
 HANDSHAKE_SECONDS = 10.0  # of TLS
@@ -112,7 +111,6 @@ class AsyncioBridge:
         self,
         site: Site,
         handlers: SiteHandlers,
-        stats: StatsCache,
         host: str,
         port: int,
         connections_max: int,
@@ -120,8 +118,8 @@ class AsyncioBridge:
         tls: ssl.SSLContext | None = None,
         proxies: Collection[str] = (),
     ) -> None:
-        """`names`: of this host, beside its addresses. `proxies`: for `web.proxy_headers`. Without `tls` it speaks plain HTTP."""
-        self._site, self._handlers, self._stats = site, handlers, stats
+        """`names`: of this host, beside its addresses. `proxies`: for `web.header_trust`. Without `tls` it speaks plain HTTP."""
+        self._site, self._handlers = site, handlers
         self._host, self._port, self._names = host, port, names
         self._calls_max = connections_max  # one for each connection: the bounds of hosts hold there
         self.tls = tls  # another context is for connections that come then
@@ -138,15 +136,15 @@ class AsyncioBridge:
         send, receive = trio.open_memory_channel[Exception | None](2)
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
-            thread = threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True)
-            thread.start()
+            threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True).start()
             try:
                 error = await receive.receive()
                 if error is None:
                     task_status.started(address)
                     error = await receive.receive()  # the thread ends before it is asked to
             finally:
-                self._stop()
+                if self._loop is not None and not self._loop.is_closed():
+                    self._loop.call_soon_threadsafe(self._end.set)
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
         assert error is not None
@@ -168,7 +166,7 @@ class AsyncioBridge:
 
     async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = make_application(self._site, self._handlers, self._stats, self.call, self._names, self._proxies)
+        app = make_application(self._site, self._handlers, self.call, self._names, self._proxies)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         assert runner.server is not None
@@ -184,10 +182,6 @@ class AsyncioBridge:
             ending.cancel()
             await runner.cleanup()
 
-    def _stop(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end.set)
-
     async def call(self, do: Callable[..., Awaitable[Any]], /, *arguments: Any, **named: Any) -> Any:
         """Runs a function in Trio's thread. Raises what it raises, or `HttpProblem` where the peer is busy or stops."""
         assert self._loop is not None
@@ -196,7 +190,7 @@ class AsyncioBridge:
         self._running += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         try:
-            self._token.run_sync_soon(self._start, partial(do, *arguments, **named), answer)
+            self._token.run_sync_soon(self._nursery.start_soon, self._answer, partial(do, *arguments, **named), answer)
             return await answer
         except trio.RunFinishedError:
             raise HttpProblem("stopping", "this peer is stopping") from None
@@ -206,27 +200,20 @@ class AsyncioBridge:
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
-    def _start(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
-        self._nursery.start_soon(self._answer, do, answer)
-
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        result: Any = None
+        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # where the call is cancelled
         try:
             result, error = await do(), None
         except HttpProblem as problem:
-            result, error = None, problem
+            error = problem
         except Exception:  # a slip of ours over what one stranger asked: the peer goes on, and its log says what it was
             log.exception("a call of the site failed")
-            result, error = None, HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
-        except BaseException:
-            self._reply(answer, None, HttpProblem("stopping", "this peer is stopping"))
-            raise
-        self._reply(answer, result, error)
-        del do, answer, error  # the error holds this frame: cycles are looked for seldom
-
-    def _reply(self, answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(partial(_resolve_future, answer, result, error))
+            error = HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
+        finally:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(_resolve_future, answer, result, error)
+            del do, answer, error  # the error holds this frame: cycles are looked for seldom
 
 
 def _resolve_future(answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -57,9 +56,6 @@ class ConnectionSlots:
         self._of_host = max(1, self._most // HOST_SHARE_DIVISOR)
         self._open: dict[ConnectionSlot, None] = {}  # the oldest first
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def acquire_slot(self, host: str, close: Callable[[], object]) -> ConnectionSlot:
         """Another connection is closed where there are too many."""
         hosts = Counter(place.host for place in self._open)
@@ -80,7 +76,6 @@ class ConnectionSlots:
         self._open.pop(place, None)
 
     def close_overdue(self) -> None:
-        """Closes connections that are too late."""
         now = self._clock()
         for place in [place for place in self._open if place.deadline < now]:
             self._close(place)
@@ -131,7 +126,3 @@ def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
     """The reply to this request may take so long."""
     if isinstance(request.protocol, LimitedRequestHandler):
         request.protocol.place.begin_request(seconds)
-
-
-def clear_reply_deadline(request: web.BaseRequest) -> None:
-    set_reply_deadline(request, math.inf)

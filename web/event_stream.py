@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
 LISTENERS_MAX: Final = 100  # each holds a connection; the host with most of them then loses its oldest
@@ -63,15 +62,14 @@ class EventStreams:
 
     async def stream_events(self, request: web.Request, is_live: bool, host: str = "") -> web.StreamResponse:
         # A reverse proxy such as nginx keeps what it reads until a buffer is full, unless it is told not to.
-        own = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers={**self._headers, **own})
+        response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         if request.method == "HEAD":
             return response
         feeds = [feed for feed in self._feeds if is_live or not feed.declared.is_on_request]
         for feed in feeds:
             if feed.looking is None:
-                now = await self._call(feed.declared.wait_for_look, {})
-                self._tell(self._take(feed, now))  # another may have begun to listen meanwhile
+                # Another may have begun to listen meanwhile.
+                self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, {})))
         self._make_room(host)  # nothing is awaited from here until this one is counted
         me, mine = asyncio.current_task(), _Listener(host, is_live, asyncio.Queue(LISTENER_QUEUE_MAX))
         assert me is not None

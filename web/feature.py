@@ -31,10 +31,9 @@ def _not_loopback(value: object) -> str | None:
     """Why monitors cannot be served at this address. It says who is here and how this peer is, and asks for no password."""
     if value == "":
         return None
-    try:
-        host, _ = parse_address(str(value))
-    except UserError as error:
-        return str(error)
+    if problem := _address_problem(value):
+        return problem
+    host, _ = parse_address(str(value))
     return None if is_loopback(host) else "is not on loopback: name 127.0.0.1:PORT, and let a monitor of this machine ask there"
 
 

@@ -14,7 +14,9 @@ from typing import Final
 import trio
 
 from features.services import ServiceContext
+from ledger.members import MembersState
 from protocol.addresses import format_address, parse_address
+from protocol.api import StatsView
 from protocol.errors import RemoteProtocolError
 from protocol.prometheus_metrics import (
     CONTENT_TYPE,
@@ -22,18 +24,36 @@ from protocol.prometheus_metrics import (
     format_exposition,
     format_labels,
     link_metrics,
+    peer_metrics,
+    why_unhealthy,
 )
-from web.stats_cache import StatsCache
 
-LISTEN_SETTING = "metrics"  # the setting
+STATS_CACHE_SECONDS: Final = 1.0  # a look reads the store and /proc
 ADDRESS_FILE = "address"  # a file: where it is served, while it is
 REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
 REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
 CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
-
 log = logging.getLogger("metrics")
 
-Reply = tuple[HTTPStatus, str]
+
+class StatsCache:
+    def __init__(self, desk: ServiceContext) -> None:
+        self._desk, self._lock = desk, trio.Lock()
+        self._looked: tuple[float, StatsView] | None = None
+
+    async def stats(self) -> StatsView:
+        async with self._lock:
+            if self._looked is None or self._looked[0] + STATS_CACHE_SECONDS < trio.current_time():
+                self._looked = trio.current_time(), await self._desk.api.stats()
+            return self._looked[1]
+
+    async def find_health_problem(self) -> str:
+        """Why this peer does not work; empty if it does."""
+        return why_unhealthy((await self.stats()).status)
+
+    async def metrics(self) -> tuple[PrometheusMetric, ...]:
+        """Those of every peer, whatever features it serves."""
+        return tuple(peer_metrics(await self.stats(), len(self._desk.state.module_state(MembersState).members)))
 
 
 class MetricsEndpoint:
@@ -43,7 +63,7 @@ class MetricsEndpoint:
     async def run(self) -> None:
         written = self._desk.folder / ADDRESS_FILE
         written.unlink(missing_ok=True)
-        if not (listen := str(self._desk.get_setting(LISTEN_SETTING))):
+        if not (listen := str(self._desk.get_setting("metrics"))):
             return
         host, port = parse_address(listen)
         try:
@@ -94,7 +114,7 @@ class MetricsEndpoint:
         )
         return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + (b"" if is_head else body)
 
-    async def _reply(self, method: str, path: str) -> Reply:
+    async def _reply(self, method: str, path: str) -> tuple[HTTPStatus, str]:
         if method not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not answered here\n"
         if path == "/healthz":

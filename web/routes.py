@@ -1,4 +1,4 @@
-"""Declarations of HTTP routes: what a feature names in `Feature.routes`.
+"""Declarations of HTTP routes and pages: what a feature names in `Feature.routes` and `Feature.pages`.
 
 The application, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from them. This
 module imports no HTTP library.
@@ -6,16 +6,15 @@ module imports no HTTP library.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.replies import Json
-from web.request_fields import FLAG, LINE, REQUIRED, TEXT, RequestField, hex_type, integer_type
+from web.calls import REQUIRED, Json, RequestField, hex_type, integer_type
 
-SETS_COOKIE, ENDS_COOKIE = "sets", "ends"  # what a call does to the cookie of a session
 BODY_BYTES_MAX: Final = 64 << 10  # of a JSON body, unless its route declares another limit
 FILE_BYTES_MAX: Final = 16 << 20
 SIGNATURE_TYPE, KEY_TYPE = hex_type(64), hex_type(32)
@@ -62,15 +61,12 @@ class Route:
     path_fields: tuple[RequestField, ...] = ()  # in the path
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()
-    cookie: str = ""
-    cookie_owner: ClientClass | None = None  # whose cookie
+    sets_cookie: ClientClass | None = None  # whose session begins, with a cookie for the browser
+    ends_cookie: ClientClass | None = None  # whose session ends
     by_host: bool = False  # the handler gets the address of the client, as the argument `host`
     upload: bool = False  # a file is its body, and the argument `file`, where the query names a `format`
     replies: Mapping[int, RouteReply]
     problem_codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
-
-    def __post_init__(self) -> None:
-        assert bool(self.cookie) == (self.cookie_owner is not None), f"{self.path} names one of a cookie and its owner alone"
 
     @property
     def operation(self) -> str:
@@ -121,6 +117,27 @@ class RouteSet:
             assert any(is_below(route.path, prefix) for prefix in self.prefixes), f"{route.path} is below none of {self.prefixes}"
 
 
+@dataclass(frozen=True, slots=True)
+class HtmlPage:
+    name: str  # of its path, its template, its script and its style sheet
+    title: str  # in the navigation, too
+    is_for_operators: bool = False  # other pages do not lead there
+
+    @property
+    def path(self) -> str:
+        return f"/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PageSet:
+    """The pages of one feature."""
+
+    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` of each page. Files of `static` are under `/static/`.
+    folder: Path
+    pages: tuple[HtmlPage, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)  # that the templates show
+
+
 def is_below(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}/")
 
@@ -129,49 +146,11 @@ def key_path_field(name: str) -> tuple[RequestField, ...]:
     return (RequestField(name, KEY_TYPE),)
 
 
-# The documents --------------------------------------------------------------------------------------------------------
-
-
-def markdown_table(routes: Iterable[Route]) -> list[str]:
-    """Rows of docs/protocol/curation.md."""
-    return [f"| `{route.method} {route.path}` | {_sends(route)} | {_replies(route)} |" for route in routes]
-
-
-def _sends(route: Route) -> str:
-    said = [_shown(item) for item in (*route.query_fields, *route.body_fields)]
-    return "; ".join(part for part in (route.client.letter if route.client else "", ", ".join(said)) if part)
-
-
-def _shown(item: RequestField) -> str:
-    shown = {
-        REQUIRED: "",
-        None: " (custodial: none)",
-        False: " (else false)",
-        "": " (else empty)",
-        (): " (else none)",
-        b"": " (else of all)",
-    }
-    is_number = type(item.default) is int  # 0 is no False
-    default = f" (else {item.default})" if is_number else shown.get(item.default, f" (else {item.default})")
-    kind = (
-        "" if item.kind in (KEY_TYPE, SIGNATURE_TYPE, TIME_TYPE, FLAG, LINE, TEXT) or item.about else f" {item.kind.description}"
-    )
-    return f"`{item.name}`{kind}{' ' * bool(item.about)}{item.about}{default}"
-
-
-def _replies(route: Route) -> str:
-    said = [f"{status} {reply.text}".replace(" ;", ";").replace(" :", ":") for status, reply in route.replies.items()]
-    return ". ".join(
-        ["; ".join(said), ", ".join(f"`{code}` {when}".strip() for code, when in route.problem_codes.items())]
-    ).rstrip(". ")
-
-
-def openapi_document(version: str, routes: Iterable[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
+def openapi_document(version: str, routes: Collection[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
     """`problem_statuses`: HTTP status of each problem code of these routes."""
     paths: dict[str, Any] = {}
-    clients: set[str] = {OPERATOR.name}
+    clients = {OPERATOR.name, *(route.client.name for route in routes if route.client)}
     for route in routes:
-        clients |= {route.client.name} if route.client else set()
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, problem_statuses)
     problem = {
         "type": "object",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,23 +12,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from protocol.prometheus_metrics import CONTENT_TYPE, PrometheusMetric, format_exposition
-from web import browser_security, connection_limits, proxy_headers
+from web import connection_limits, header_trust
+from web.calls import TEXT, HttpProblem, RequestField, parse_fields, query_integer_type
 from web.event_stream import LISTENERS_MAX, LISTENERS_OF_HOST_MAX, EventStreams
-from web.html_pages import HtmlPage
-from web.problem_details import HttpProblem
-from web.request_fields import TEXT, RequestField, parse_fields, query_integer_type
-from web.routes import OPERATOR, ClientClass, Route, RouteReply
+from web.routes import OPERATOR, ClientClass, HtmlPage, Route, RouteReply
 
 QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1: `live` events, too", default=0),)
-PROXIES = web.AppKey("proxies", Collection)
-
-
-def is_secure(request: web.Request) -> bool:
-    return proxy_headers.is_secure(request, request.app[PROXIES])
-
-
-def client_host(request: web.Request) -> str:
-    return proxy_headers.client_host(request, request.app[PROXIES])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +54,8 @@ class ServerHandlers:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         given = parse_fields(QUERY_OF_EVENTS, request.query)
-        connection_limits.clear_reply_deadline(request)
-        return await self.streams.stream_events(request, given["live"] == 1, client_host(request))
+        connection_limits.set_reply_deadline(request, math.inf)
+        return await self.streams.stream_events(request, given["live"] == 1, header_trust.client_host(request))
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         if problem := await self.find_health_problem():
@@ -73,8 +63,8 @@ class ServerHandlers:
         return web.Response(text="ok\n")
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        if not proxy_headers.is_local_request(request):
-            await self.authorize(OPERATOR, browser_security.read_token(request, OPERATOR, self.clients, is_secure(request)))
+        if not header_trust.is_local_request(request):
+            await self.authorize(OPERATOR, header_trust.read_token(request, OPERATOR, self.clients))
         by_status = {f'status="{status}"': float(count) for status, count in sorted(self.statuses.items())}
         metrics = (*await self.read_metrics(), PrometheusMetric("http_calls_total", "by status of the reply", by_status))
         return web.Response(body=format_exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
@@ -93,8 +83,13 @@ def _own_route(
 
 
 def page_route(page: HtmlPage) -> Route:
-    replies = {200: RouteReply("", "HTML", "text/html")}
-    return _own_route(ServerHandlers.page, page.path, "a page for people", operation_id=f"page_{page.name}", replies=replies)
+    return _own_route(
+        ServerHandlers.page,
+        page.path,
+        "a page for people",
+        operation_id=f"page_{page.name}",
+        replies={200: RouteReply("", "HTML", "text/html")},
+    )
 
 
 _FILE: Final[dict[str, Any]] = {

@@ -7,16 +7,18 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from features.feature import Feature
 from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.html_pages import STATIC, HtmlPage, PageSet
-from web.problem_details import STATUS_BY_CODE, HttpProblem
-from web.routes import ClientClass, EventFeed, Route, RouteSet, is_below
+from web.calls import STATUS_BY_CODE, HttpProblem
+from web.metrics_endpoint import StatsCache
+from web.routes import ClientClass, EventFeed, HtmlPage, PageSet, Route, RouteSet, is_below
 from web.server_routes import SERVER_PREFIXES, SERVER_ROUTES, page_route
+
+STATIC = Path(__file__).with_name("static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,12 @@ class Site:
 
     @property
     def problem_statuses(self) -> dict[str, int]:
-        """HTTP status by problem code."""
-        of_features = (item for route_set in self.route_sets for item in route_set.problem_statuses.items())
-        return STATUS_BY_CODE | dict(of_features)
+        return STATUS_BY_CODE | dict(item for route_set in self.route_sets for item in route_set.problem_statuses.items())
 
     @property
     def static_files(self) -> dict[str, Path]:
         """By name, the files under `/static/`."""
-        folders = (STATIC, *(page_set.folder / "static" for page_set in self.page_sets))
-        return {path.name: path for folder in folders for path in _files_in(folder)}
+        return {path.name: path for path in _static_files(self.page_sets)}
 
 
 def load_site(features: Iterable[Feature]) -> Site:
@@ -75,8 +74,7 @@ def load_site(features: Iterable[Feature]) -> Site:
     )
     _require_distinct("a client class", (client.name for client in clients))
     _require_distinct("a cookie", (client.cookie_name for client in clients))
-    folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
-    _require_distinct("a static file", (path.name for folder in folders for path in _files_in(folder)))
+    _require_distinct("a static file", (path.name for path in _static_files(page_sets)))
     return site
 
 
@@ -87,21 +85,21 @@ def _require_distinct(what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else iter(())
+def _static_files(page_sets: Iterable[PageSet]) -> Iterator[Path]:
+    folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
+    return (path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_file())
 
 
 class SiteHandlers:
     """What answers the routes of a site at a running peer."""
 
     def __init__(self, site: Site, desk: ServiceContext) -> None:
+        self.stats = StatsCache(desk)
         self._made = [route_set.make_handlers(desk) for route_set in site.route_sets]
         self._objects = [item for made in self._made for item in made.objects]
-        self._authorizers: dict[ClientClass, Callable[[str], object]] = {}
-        for made in self._made:
-            for client, authorize in made.authorizers.items():
-                assert client not in self._authorizers, f"two features authorize each {client.name}"
-                self._authorizers[client] = authorize
+        authorizers = [item for made in self._made for item in made.authorizers.items()]
+        _require_distinct("an authorizer", (client.name for client, _ in authorizers))
+        self._authorizers = dict(authorizers)
 
     def bind(self, route: Route) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
         """The function that answers a route, for a token and its fields: it authorizes the client first."""
@@ -120,8 +118,8 @@ class SiteHandlers:
             raise HttpProblem("unauthorized", f"this peer knows no {client.name}: no feature that runs here authorizes one")
         return self._authorizers[client](token)
 
-    def metrics(self) -> tuple[PrometheusMetric, ...]:
-        return tuple(metric for made in self._made for metric in made.metrics())
+    async def read_metrics(self) -> tuple[PrometheusMetric, ...]:
+        return (*await self.stats.metrics(), *(metric for made in self._made for metric in made.metrics()))
 
     @property
     def event_feeds(self) -> tuple[EventFeed, ...]:
@@ -136,6 +134,5 @@ def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[objec
     """The function as a method of the object whose class declares it."""
     for item in objects:
         if any(f"{kind.__qualname__}.{function.__name__}" == function.__qualname__ for kind in type(item).__mro__):
-            found: Callable[..., Awaitable[Any]] = getattr(item, function.__name__)
-            return found
+            return cast(Callable[..., Awaitable[Any]], getattr(item, function.__name__))
     raise AssertionError(f"a route names {function.__qualname__}, and no handler object is of that class")

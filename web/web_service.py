@@ -17,7 +17,6 @@ from protocol.addresses import parse_address
 if TYPE_CHECKING:
     from web.asyncio_bridge import AsyncioBridge
 
-LISTEN_SETTING = "web_listen"
 ADDRESS_FILE = "address"  # a file: where people find this peer, while it serves them
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 SERVED_AT_PREFIX = "web pages are served at "  # and the address
@@ -38,7 +37,6 @@ class WebService:
 
             from web.asyncio_bridge import AsyncioBridge
             from web.site import SiteHandlers, load_site
-            from web.stats_cache import StatsCache
 
             site = load_site(features)
         except ModuleNotFoundError as error:
@@ -50,13 +48,12 @@ class WebService:
         except (OSError, ValueError) as error:
             self.desk.log_warning(f"web pages are not served: {error}; see the settings web_tls_cert and web_tls_key")
             return
-        listen = str(self.desk.get_setting(LISTEN_SETTING))
+        listen = str(self.desk.get_setting("web_listen"))
         host, port = parse_address(listen)
         names = tuple(str(name).lower() for name in self.desk.get_setting("web_host_names"))
         proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.get_setting("web_trusted_proxies"))
         handlers = SiteHandlers(site, self.desk)
-        stats, connections_max = StatsCache(self.desk), self.desk.http_connections_max
-        bridge = AsyncioBridge(site, handlers, stats, host, port, connections_max, names, tls, proxies)
+        bridge = AsyncioBridge(site, handlers, host, port, self.desk.http_connections_max, names, tls, proxies)
         async with trio.open_nursery() as nursery:
             try:
                 address = await nursery.start(bridge.run)

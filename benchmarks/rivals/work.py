@@ -21,12 +21,11 @@ from torch import Tensor
 
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.adamw import AdamW
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.pytorch.muon import Muon
+from training.engines.pytorch.inner_optimizers import AdamW, Muon
 from training.job_spec import JobSpec
-from training.replicated.learning_rate_schedule import inner_rate
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.outer_optimizer import inner_rate
+from training.replicated.tensor_layout import initial_parameters
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
 POLL_SECONDS = 0.02
@@ -100,7 +99,7 @@ class Replica:
         return self.engine.model.gradients
 
     def optimizer(self) -> AdamW | Muon:
-        return self.engine.make_optimizer(self.spec.beta1, self.spec.beta2)
+        return self.engine.make_optimizer()
 
     def share(self, step: int, rank: int) -> npt.NDArray[np.int64]:
         """Where the sequences of one peer begin; together they are the global batch."""

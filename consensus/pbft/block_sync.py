@@ -126,12 +126,11 @@ class BlockFetcher:
     _next: float = 0.0
     _turn: int = 0
 
-    def set_wanted_block(self, digest: bytes | None, now: float) -> None:
-        if digest != self._digest:
-            self._digest, self._next, self._turn = digest, now + FIRST_REQUEST_DELAY_SECONDS, 0
-
-    def deadline(self) -> float | None:
-        return None if self._digest is None else self._next
+    def deadline(self, wanted: bytes | None, now: float) -> float | None:
+        """When the next request for the `wanted` block is due; None: there is none."""
+        if wanted != self._digest:
+            self._digest, self._next, self._turn = wanted, now + FIRST_REQUEST_DELAY_SECONDS, 0
+        return None if wanted is None else self._next
 
     def next_request(self, height: int, holders: tuple[bytes, ...], now: float) -> tuple[bytes, GetBlock]:
         """The first of `holders` is asked first. Call it when the deadline has come."""

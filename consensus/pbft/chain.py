@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from consensus.application import Application
 from consensus.block import BODY_BYTES_MAX, FIRST_HEIGHT, Block, block_digest, decode_block, encode_block
 from consensus.effects import DecidedBlock, RestartState
-from consensus.inputs import AppliedInput
-from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
+from consensus.inputs import Application, AppliedInput
 from consensus.voter_set import VoterSet, verify_certificate
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -21,6 +18,59 @@ from protocol.messages import Certificate, Commit
 DECIDED_AHEAD_MAX = 64  # decided heights that wait for being applied; a peer that applies slower stops asking for more
 
 
+# Leaders -------------------------------------------------------------------------------------------------------------
+
+# Each voter has its turns. A voter whose view failed has none until it is seen again. Everything is a pure function of decided
+# blocks, so that all honest voters, also after a restart, agree on every leader. A proposer takes no turn from anybody by what it
+# may choose, such as the ballots and commits that it shows.
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSchedule:
+    """The leaders of all views of one height."""
+
+    height: int
+    voters: tuple[bytes, ...]
+    eligible: tuple[bytes, ...]  # those that are not left out
+
+    def leader_of_view(self, view: int) -> bytes:
+        """Turns go round all voters, so a voter that is left out or comes back moves no other voter's turn.
+
+        The turn of a voter that is left out goes to another voter in each lap. With one heir for all laps, a liar could choose
+        the key next to it.
+        """
+        lap, place = divmod(self.height + view, len(self.voters))
+        key = self.voters[place]
+        return key if key in self.eligible else self.eligible[(lap + place) % len(self.eligible)]
+
+
+def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) -> LeaderSchedule:
+    """The leaders of `height`, from the decided block before it (None for the first height).
+
+    At most n − q voters are left out, the latest failures first. So a quorum remains, with at least one honest voter in it.
+    """
+    failed = parent.failed if parent else {}
+    latest = sorted((-until, key) for key, until in failed.items() if key in voters)
+    left_out = {key for _, key in latest[: len(voters) - voters.quorum]}
+    return LeaderSchedule(height, voters.keys, tuple(key for key in voters.keys if key not in left_out))
+
+
+def update_failed_leaders(
+    height: int, voters: VoterSet, parent: Block, leaders: LeaderSchedule, view: int, signers: Collection[bytes]
+) -> Mapping[bytes, int]:
+    """`Block.failed` of a block at `height` whose parent was decided under `leaders`, in `view`, by the commits of `signers`."""
+    assert parent.height == height - 1 == leaders.height and height > FIRST_HEIGHT
+    failed = {key: until for key, until in parent.failed.items() if key in voters and (until > height or key not in signers)}
+    for earlier in range(min(view, len(leaders.voters))):
+        key = leaders.leader_of_view(view - 1 - earlier)
+        if key in voters and key != leaders.leader_of_view(view):
+            failed[key] = parent.height + 2 * len(voters)
+    return failed
+
+
+# Decided heights -----------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class DecidedHeight:
     """One decided height."""
@@ -28,12 +78,7 @@ class DecidedHeight:
     block: Block  # without its body
     digest: bytes
     vote: Commit
-    certificate: Certificate
-
-    def add_commit(self, signer: bytes, signature: bytes) -> None:
-        """A commit that came after the decision: it shows in the next block that its voter is there."""
-        signatures = {**self.certificate.signatures, signer: signature}
-        self.certificate = Certificate(self.certificate.vote, dict(sorted(signatures.items())))
+    certificate: Certificate  # grows with commits that come after the decision: the next block shows that their voters are there
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +96,7 @@ class Chain:
         self._chain_id = chain_id
         self._application = application
         self._past: dict[int, DecidedHeight] = {}
-        self._voters: dict[int, VoterSet] = {}
+        self.voters: dict[int, VoterSet] = {}  # by height
         self._schedules: dict[int, LeaderSchedule] = {}  # asked for several times a step
         self.applied = applied.height
         self._state_root = applied.state_root
@@ -73,7 +118,7 @@ class Chain:
     @property
     def state_root_split(self) -> str | None:
         """That so many voters stand on another state that no quorum may be left which stands on ours."""
-        voters, count = self._voters.get(self.height), len(self._dissenters)
+        voters, count = self.voters.get(self.height), len(self._dissenters)
         if voters is None or count <= len(voters) - voters.quorum:
             return None
         root = self._state_root.hex()[:16]
@@ -84,18 +129,15 @@ class Chain:
     def parent(self) -> DecidedHeight | None:
         return self._past.get(self.height - 1)
 
-    def voters(self, height: int) -> VoterSet | None:
-        return self._voters.get(height)
-
     def is_known_voter(self, key: bytes) -> bool:
-        return any(key in voters for voters in self._voters.values())
+        return any(key in voters for voters in self.voters.values())
 
     def leader_schedule(self, height: int) -> LeaderSchedule | None:
         """The leaders of `height`; None while what decides about them is not known."""
         known = self._schedules.get(height)
         if known is not None:
             return known
-        voters, parent = self._voters.get(height), self._past.get(height - 1)
+        voters, parent = self.voters.get(height), self._past.get(height - 1)
         if voters is None or (parent is None and height > FIRST_HEIGHT):
             return None
         made = self._schedules[height] = make_leader_schedule(height, voters, parent.block if parent else None)
@@ -109,14 +151,14 @@ class Chain:
         assert decided.height == self.height
         block = decided.decode()
         vote = codec.decode_message(decided.certificate.vote, (Commit,))
-        slim = dataclasses.replace(block, body=b"")
+        slim = replace(block, body=b"")
         self._past[self.height] = DecidedHeight(slim, decided.digest, vote, decided.certificate)
         self.height += 1
         self._dissenters.clear()
         # The sets change rarely: the hash in the block usually names one that is known, before this block is applied.
-        known = {voters.hash: voters for voters in self._voters.values()}
-        if self.height not in self._voters and block.next_voters in known:
-            self._voters[self.height] = known[block.next_voters]
+        known = {voters.hash: voters for voters in self.voters.values()}
+        if self.height not in self.voters and block.next_voters in known:
+            self.voters[self.height] = known[block.next_voters]
         self._compare()
         self._forget()
 
@@ -128,7 +170,7 @@ class Chain:
 
     def _learn(self, applied: AppliedInput) -> None:
         for height, voters in enumerate(applied.voters, applied.height):
-            self._voters[height] = voters
+            self.voters[height] = voters
         self._schedules.clear()
         self._compare()
         self._forget()
@@ -136,13 +178,13 @@ class Chain:
     def _compare(self) -> None:
         """What a decided block says about the state after its parent must be what this replica found."""
         child = self._past.get(self.applied + 1)
-        if child is None or self.divergence is not None or self.applied + 1 not in self._voters:
+        if child is None or self.divergence is not None or self.applied + 1 not in self.voters:
             return
         block, height = child.block, child.block.height
         for what, theirs, mine in (
             ("state root", block.state_root, self._state_root),
-            ("voters", block.voters, self._voters[height].hash),
-            ("next voters", block.next_voters, self._voters[height + 1].hash),
+            ("voters", block.voters, self.voters[height].hash),
+            ("next voters", block.next_voters, self.voters[height + 1].hash),
         ):
             if theirs != mine:
                 self.divergence = f"height {height} was decided with {what} {theirs.hex()[:16]}, here it is {mine.hex()[:16]}"
@@ -150,7 +192,7 @@ class Chain:
     def _forget(self) -> None:
         needed = min(self.applied, self.height - 2)
         self._past = {height: past for height, past in self._past.items() if height >= needed}
-        self._voters = {height: voters for height, voters in self._voters.items() if height >= needed}
+        self.voters = {height: voters for height, voters in self.voters.items() if height >= needed}
         self._schedules = {height: made for height, made in self._schedules.items() if height >= needed}
 
     def commit_votes_of(self, voter: bytes) -> list[Signed]:
@@ -169,27 +211,23 @@ class Chain:
 
     def _envelope(self, proposer: bytes, time_ms: int, parent_certificate: Certificate | None, body: bytes) -> Block:
         """The one correct block with these four free parts."""
-        parent = self.parent
+        parent, leaders, failed = self.parent, self.leader_schedule(self.height - 1), {}
+        if parent_certificate is not None and parent is not None and leaders is not None:
+            view, voters = codec.decode_message(parent_certificate.vote, (Commit,)).view, self.voters[self.height]
+            signers = parent_certificate.signatures
+            failed = dict(update_failed_leaders(self.height, voters, parent.block, leaders, view, signers))
         return Block(
             height=self.height,
             parent=parent.digest if parent else self._chain_id,
             time_ms=time_ms,
             proposer=proposer,
-            voters=self._voters[self.height].hash,
-            next_voters=self._voters[self.height + 1].hash,
+            voters=self.voters[self.height].hash,
+            next_voters=self.voters[self.height + 1].hash,
             state_root=self._state_root,
             parent_certificate=parent_certificate,
-            failed=dict(self._failed(parent_certificate)),
+            failed=failed,
             body=body,
         )
-
-    def _failed(self, certificate: Certificate | None) -> Mapping[bytes, int]:
-        parent, leaders = self.parent, self.leader_schedule(self.height - 1)
-        if certificate is None or parent is None or leaders is None:
-            return {}
-        view = codec.decode_message(certificate.vote, (Commit,)).view
-        voters = self._voters[self.height]
-        return update_failed_leaders(self.height, voters, parent.block, leaders, view, certificate.signatures)
 
     def why_block_refused(
         self, data: bytes, proposer: bytes, now_ms: int, is_vouched_for: bool, verifier: Verifier
@@ -227,7 +265,7 @@ class Chain:
             raise RemoteProtocolError("bad-parent", "every block but the first carries its parent's certificate")
         if certificate is None or parent is None:
             return
-        vote = verify_certificate(certificate, Commit, self._voters[self.height - 1], self._chain_id, verifier)
+        vote = verify_certificate(certificate, Commit, self.voters[self.height - 1], self._chain_id, verifier)
         if (vote.height, vote.block) != (self.height - 1, parent.digest):
             raise RemoteProtocolError("bad-parent", "the certificate is of another block")
 

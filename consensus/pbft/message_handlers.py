@@ -1,20 +1,23 @@
-"""Messages that come in: a replica verifies each. A good one becomes a fact in a book, a bad one costs its sender."""
+"""Messages that come in: a replica verifies each. A good one becomes a fact in a book, a bad one costs its sender.
+
+And what a replica tells: answers to requests, greetings to new links, repeats to peers that seem to have missed something.
+"""
 
 from __future__ import annotations
 
 from consensus.block import block_digest, header_digest
-from consensus.effects import PeerFault
+from consensus.effects import PeerFault, SendBlock, SendDecisions
 from consensus.inputs import AgreementMessage, HeightMessage
 from consensus.pbft.block_sync import FUTURE_HEIGHTS_MAX
 from consensus.pbft.chain import DECIDED_AHEAD_MAX
-from consensus.pbft.responder import ReplicaResponder
-from consensus.pbft.rollback_check import open_remembered_statements
+from consensus.pbft.own_votes import open_remembered_statements
+from consensus.pbft.replica_state import ReplicaState
 from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
 from consensus.voter_set import check_timeout_sizes, covers_timeout, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
-from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
+from protocol.limits import DECISIONS_PER_REPLY_MAX, REMEMBERED_STATEMENTS_MAX, VIEWS_AHEAD_MAX
 from protocol.messages import (
     BlockBytes,
     Certificate,
@@ -37,7 +40,7 @@ from protocol.messages import (
 )
 
 
-class ReplicaMessageHandlers(ReplicaResponder):
+class ReplicaMessageHandlers(ReplicaState):
     def _receive(self, peer: bytes, message: AgreementMessage) -> None:
         try:
             self._handle(peer, message)
@@ -57,23 +60,52 @@ class ReplicaMessageHandlers(ReplicaResponder):
             case ProposeEnvelope():
                 self._on_proposed(peer, message)
             case Vote():
-                self._on_vote(peer, message)
+                vote: Prepare | Commit = codec.decode_message(message.vote.body, (Prepare, Commit))  # type: ignore[assignment]
+                self._remember(message.vote, vote)
+                book = self._book_for(peer, vote.height, message)
+                if book is not None and self._in_window(vote.view):
+                    self._verify(book, message.vote, vote)
+                    self._add(book, message.vote, vote)
             case TimeoutEnvelope():
                 self._on_timed_out(peer, message)
             case Prepared():
-                self._on_prepared(peer, message)
+                height = codec.decode_message(message.certificate.vote, (Prepare,)).height
+                book = self._book_for(peer, height, message)
+                if book is not None:
+                    self._take_prepared(book, message.certificate)
             case ViewEnded():
-                self._on_view_ended(peer, message)
+                check_timeout_sizes(message.certificate)
+                timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
+                book = self._book_for(peer, timeout.height, message)
+                if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
+                    self._take_timeouts(book, message.certificate, timeout.view)
             case Decision():
                 self._on_decision(peer, message)
             case Status():
-                self._on_status(peer, message)
+                if message.height > self.height:
+                    self._catch_up.record_claim(peer, message.height)
+                elif message.height < self.height:
+                    self._send(peer, Status(self.height, self.view))
+                elif self._book is not None and message.view < self.view and peer in self._book.voters:
+                    self._answer(peer, message)
             case GetDecisions() | GetBlock() | GetRememberedStatements():
                 self._answer(peer, message)
             case BlockBytes():
-                self._on_block_bytes(message)
+                missing = self._missing_block()
+                if missing is not None and block_digest(message.block) == missing[0]:
+                    self._hold(missing[0], message.block)
+                    self._ask_application = True
             case RememberedStatements():
-                self._on_heard(peer, message)
+                if not self.accepts_answers_of(peer):
+                    return
+                statements, of_rounds = open_remembered_statements(message, self.me, self._chain_id, self._verifier)
+                for statement in statements:
+                    self._recognise(statement)
+                self._heard.extend(of_rounds)
+                if message.height > self.height:
+                    self._catch_up.record_claim(peer, message.height)
+                self._check.record_answer(peer, message.height, self.height)
+                self._ask_application = True  # this may have been the last answer that was missing
 
     def _book_for(self, peer: bytes, height: int, message: HeightMessage) -> HeightVoteSet | None:
         """The book this message belongs to; None if it is of another height, or nothing can be verified yet."""
@@ -93,7 +125,14 @@ class ReplicaMessageHandlers(ReplicaResponder):
             check_timeout_sizes(message.justification)
         self._remember(message.propose, propose)
         book = self._book_for(peer, propose.height, message)
-        if book is None or not self._in_window(propose.view) or self._is_known_offer(peer, book, propose, message):
+        if book is None or not self._in_window(propose.view):
+            return
+        offer = book.proposals.get(propose.view)
+        if offer is not None and offer.propose == message.propose:
+            # Another sender may have the right body; the leader has.
+            if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
+                book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
+                self._ask_application = True
             return
         self._verify(book, message.propose, propose)
         schedule = self._chain.leader_schedule(self.height)
@@ -111,16 +150,6 @@ class ReplicaMessageHandlers(ReplicaResponder):
             )
             self._ask_application = True
 
-    def _is_known_offer(self, peer: bytes, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> bool:
-        offer = book.proposals.get(propose.view)
-        if offer is None or offer.propose != message.propose:
-            return False
-        # Another sender may have the right one; the leader has.
-        if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
-            book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
-            self._ask_application = True
-        return True
-
     def _justify(self, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
         """(S3) A later view's proposal carries the timeouts of the view before, and keeps to the certificate among them."""
         certificate = message.justification
@@ -135,14 +164,6 @@ class ReplicaMessageHandlers(ReplicaResponder):
 
     # Votes and timeouts ----------------------------------------------------------------------------------------------
 
-    def _on_vote(self, peer: bytes, message: Vote) -> None:
-        vote: Prepare | Commit = codec.decode_message(message.vote.body, (Prepare, Commit))  # type: ignore[assignment]
-        self._remember(message.vote, vote)
-        book = self._book_for(peer, vote.height, message)
-        if book is not None and self._in_window(vote.view):
-            self._verify(book, message.vote, vote)
-            self._add(book, message.vote, vote)
-
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
         """A late statement of a decided height may prove a lie. A late commit goes into the next block: its voter is there."""
         book = self._closed.get(statement.height)
@@ -152,7 +173,8 @@ class ReplicaMessageHandlers(ReplicaResponder):
         self._add(book, signed, statement)
         parent = self._chain.parent
         if parent is not None and statement == parent.vote and signed.signer not in parent.certificate.signatures:
-            parent.add_commit(signed.signer, signed.signature)
+            signatures = {**parent.certificate.signatures, signed.signer: signed.signature}
+            parent.certificate = Certificate(parent.certificate.vote, dict(sorted(signatures.items())))
 
     def _on_timed_out(self, peer: bytes, message: TimeoutEnvelope) -> None:
         timeout = codec.decode_message(message.timeout.body, (Timeout,))
@@ -174,12 +196,6 @@ class ReplicaMessageHandlers(ReplicaResponder):
         else:
             book.record_timed_out_view(message.timeout.signer, timeout.view)
 
-    def _on_prepared(self, peer: bytes, message: Prepared) -> None:
-        height = codec.decode_message(message.certificate.vote, (Prepare,)).height
-        book = self._book_for(peer, height, message)
-        if book is not None:
-            self._take_prepared(book, message.certificate)
-
     def _take_prepared(self, book: HeightVoteSet, certificate: Certificate) -> Prepare:
         vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
         if vote.height != book.height:
@@ -187,13 +203,6 @@ class ReplicaMessageHandlers(ReplicaResponder):
         if self._adopt(book, certificate, vote):
             self._add_certified(book, certificate, vote)
         return vote
-
-    def _on_view_ended(self, peer: bytes, message: ViewEnded) -> None:
-        check_timeout_sizes(message.certificate)
-        timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
-        book = self._book_for(peer, timeout.height, message)
-        if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
-            self._take_timeouts(book, message.certificate, timeout.view)
 
     def _take_timeouts(self, book: HeightVoteSet, certificate: TimeoutCertificate, view: int) -> Prepare | None:
         high = verify_timeout_certificate(certificate, book.height, view, book.voters, self._chain_id, self._verifier)
@@ -240,28 +249,55 @@ class ReplicaMessageHandlers(ReplicaResponder):
         verify_certificate(certificate, Commit, book.voters, self._chain_id, self._verifier)
         self._add_rival(book, certificate, vote)
 
-    def _on_status(self, peer: bytes, message: Status) -> None:
-        if message.height > self.height:
-            self._catch_up.record_claim(peer, message.height)
-        elif message.height < self.height:
-            self._send(peer, Status(self.height, self.view))
-        elif self._book is not None and message.view < self.view and peer in self._book.voters:
-            self._answer(peer, message)
+    # Answers ---------------------------------------------------------------------------------------------------------
 
-    def _on_block_bytes(self, message: BlockBytes) -> None:
-        missing = self._missing_block()
-        if missing is not None and block_digest(message.block) == missing[0]:
-            self._hold(missing[0], message.block)
-            self._ask_application = True
-
-    def _on_heard(self, peer: bytes, message: RememberedStatements) -> None:
-        if not self.accepts_answers_of(peer):
+    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetRememberedStatements | Status) -> None:
+        if not self._answers.allows(peer, self._now):
             return
-        statements, of_rounds = open_remembered_statements(message, self.me, self._chain_id, self._verifier)
-        for statement in statements:
-            self._recognise(statement)
-        self._heard.extend(of_rounds)
-        if message.height > self.height:
-            self._catch_up.record_claim(peer, message.height)
-        self._check.record_answer(peer, message.height, self.height)
-        self._ask_application = True  # this may have been the last answer that was missing
+        match message:
+            case GetDecisions():
+                self._sends.append(SendDecisions(peer, message.first, message.count))
+            case GetBlock() if message.height < self.height:
+                self._sends.append(SendDecisions(peer, message.height, 1))
+            case GetBlock() if message.block in self._stored:
+                self._sends.append(SendBlock(peer, message.height, message.block))
+            case GetRememberedStatements():
+                # The lock first: an asker that forgot its own commit must hold the certificate when it begins to sign again.
+                if self._book is not None and self._book.highest_prepare_certificate is not None:
+                    self._send(peer, Prepared(self._book.highest_prepare_certificate))
+                books = [self._closed[height] for height in sorted(self._closed, reverse=True)]
+                if self._book is not None:
+                    books.insert(0, self._book)
+                said = [signed for book in books for signed in book.statements_of(peer)]
+                held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
+                # Each once, and as many from the front as one answer holds.
+                self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
+            case Status() if self._book is not None:  # of a voter in an earlier view: a few bytes ask for a whole proposal
+                self._repeat_to((peer,), self._book)
+
+    def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:
+        """What this voter has signed last, the best certificate, and the proposal for those that seem to miss it."""
+        offer = book.proposals.get(self.view)
+        unheard = tuple(key for key in book.voters_without_statement_since(self.view) if key in peers)
+        # Only what was found sound here: a liar's block may have a body that nobody can read, let alone condense.
+        if offer is not None and unheard and offer.digest in self._stored and offer.digest in self._blocks:
+            self._send_to(unheard, self._proposal(offer))
+        ended = book.timeout_certificate(self.view - 1)
+        if book.highest_prepare_certificate is not None:
+            self._send_to(peers, Prepared(book.highest_prepare_certificate))
+        is_covered = book.high_vote is None or book.high_vote.view < self.view  # not in the turn in which a higher one came
+        if ended is not None and unheard and is_covered:
+            self._send_to(unheard, ViewEnded(ended))
+        for view in (self.view - 1, self.view):
+            signed = self._said(book, Timeout.TAG, view)
+            if signed is not None:
+                self._send_to(peers, TimeoutEnvelope(signed, book.highest_prepare_certificate))
+        for tag in (Prepare.TAG, Commit.TAG):
+            signed = self._said(book, tag, self.view)
+            if signed is not None:
+                self._send_to(peers, Vote(signed))
+
+    def _said(self, book: HeightVoteSet, tag: str, view: int) -> Signed | None:
+        """An own statement, unless it names other voters than the book's: nobody would take it."""
+        signed = self._own.get_vote(tag, book.height, view)
+        return signed if signed in book.statements_of(self.me) else None

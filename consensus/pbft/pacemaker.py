@@ -34,17 +34,11 @@ class Pacemaker:
 
     def set_view_timer(self, working: bool, now: float) -> None:
         """Starts or stops the view timer."""
-        if not working:
-            self._started = None
-        elif self._started is None:
-            self._started = now
+        self._started = _running_since(self._started, working, now)
 
     def set_repeat_timer(self, talking: bool, now: float) -> None:
         """Starts or stops the repeats."""
-        if not talking:
-            self._repeat_from = None
-        elif self._repeat_from is None:
-            self._repeat_from = now
+        self._repeat_from = _running_since(self._repeat_from, talking, now)
 
     def record_decision(self, leader: bytes, voters: VoterSet, now: float) -> None:
         """A block of `leader` was decided in the view that this peer is in.
@@ -63,8 +57,7 @@ class Pacemaker:
 
     def view_seconds(self) -> float:
         if self._seconds is None:
-            base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * self._tail)
-            self._seconds = min(VIEW_SECONDS_MAX, base * self._growth)
+            self._seconds = min(VIEW_SECONDS_MAX, max(VIEW_SECONDS_MIN, TAIL_FACTOR * self._tail) * self._growth)
         return self._seconds
 
     @property
@@ -93,3 +86,8 @@ class Pacemaker:
 
     def restart_repeat_timer(self, now: float) -> None:
         self._repeat_from = now
+
+
+def _running_since(since: float | None, is_running: bool, now: float) -> float | None:
+    started = now if since is None else since
+    return started if is_running else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Set
 
-from consensus.application import Application
 from consensus.block import decode_block
 from consensus.effects import (
     JournalRecord,
@@ -19,17 +18,14 @@ from consensus.effects import (
     VotePause,
 )
 from consensus.evidence import AgreementStatement
-from consensus.inputs import AgreementMessage, AppliedInput
+from consensus.inputs import AgreementMessage, Application, AppliedInput
 from consensus.pbft.block_sync import BlockFetcher, BlockSync, FutureHeightMessages, ResponseRateLimiter
 from consensus.pbft.chain import Chain
-from consensus.pbft.own_votes import OwnVotes
+from consensus.pbft.own_votes import VOTE_SETS_KEPT, OwnVotes, RollbackCheck, votes_of_certificate
 from consensus.pbft.pacemaker import Pacemaker
-from consensus.pbft.rollback_check import VOTE_SETS_KEPT, RollbackCheck, votes_of_certificate
 from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
-from consensus.voter_set import CachingVerifier
-from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Signer, Verifier, short_id, signing_preimage
+from protocol.identity import CachingVerifier, Signed, Signer, Verifier, short_id, signing_preimage
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, ProposeEnvelope
 
@@ -233,26 +229,11 @@ class ReplicaState:
 
     # Books -----------------------------------------------------------------------------------------------------------
 
-    def _close_book(self, book: HeightVoteSet) -> None:
-        self._rivalry = self._rivalry or self._rivalry_in(book)
-        book.mark_decided(self.view)
-        self._closed[book.height] = book
-        self._closed = {height: kept for height, kept in self._closed.items() if height > book.height - VOTE_SETS_KEPT}
-        self._book = None
-
     def _enter_view(self, book: HeightVoteSet, view: int) -> None:
         self.view = view
         self._ask_application, self._ask_again, self.block_refusal = True, None, None
         self._pacemaker.enter_view(view)
         book.prune_below_view(view - VIEWS_AHEAD_MAX, offers_below=view)
-
-    def _recover_certificate(self, book: HeightVoteSet) -> None:
-        """(S3) Timeouts after a restart must name the certificate from before it, if these voters signed it."""
-        if self._recovered is not None:
-            vote = codec.decode_message(self._recovered.vote, (Prepare,))
-            if vote.height == book.height and vote.voters == book.voters.hash:
-                book.adopt_prepare_certificate(self._recovered, vote)
-                self._add_certified(book, self._recovered, vote)
 
     # Blocks ----------------------------------------------------------------------------------------------------------
 

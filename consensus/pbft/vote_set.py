@@ -177,5 +177,4 @@ class HeightVoteSet:
 
 
 def _certificate(tally: dict[bytes, Signed]) -> Certificate:
-    first = next(iter(tally.values()))
-    return Certificate(first.body, {key: tally[key].signature for key in sorted(tally)})
+    return Certificate(next(iter(tally.values())).body, {key: tally[key].signature for key in sorted(tally)})

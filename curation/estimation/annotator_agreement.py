@@ -27,9 +27,6 @@ class MeasurementLevel(enum.StrEnum):
     INTERVAL = "interval"
 
 
-Coincidences = Mapping[tuple[int, int], int]  # in units of 1/UNIT, in both directions
-
-
 def measurement_level(kind: QuestionKind) -> MeasurementLevel:
     return MeasurementLevel.ORDINAL if kind is QuestionKind.RATING else MeasurementLevel.NOMINAL
 
@@ -76,13 +73,8 @@ def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int
     return found
 
 
-def krippendorff_alpha(units: Sequence[Sequence[int]], metric: MeasurementLevel = MeasurementLevel.NOMINAL) -> Fraction | None:
-    """Krippendorff's α of units, each with the values that it was given. None: nothing was said twice, or all is one value."""
-    return alpha_from_coincidences(count_coincidences(units), metric)
-
-
-def alpha_from_coincidences(together: Coincidences, metric: MeasurementLevel) -> Fraction | None:
-    """α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ²."""
+def alpha_from_coincidences(together: Mapping[tuple[int, int], int], metric: MeasurementLevel) -> Fraction | None:
+    """α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ². `together`: coincidences in units of 1/COINCIDENCE_UNIT, in both directions."""
     marginals: Counter[int] = Counter()
     for (value, _), count in together.items():
         marginals[value] += count

@@ -16,7 +16,7 @@ in any order.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +59,7 @@ class ConfusionTables:
         rows = self._by_annotator.sum_rows(self.counts)
         seen = log2(self.counts * self._others + self._prior)
         of = log2((rows + self._prior_tasks) * self._others)
-        found: Ints = (seen - of[self._whose])[self._cell]
-        return found
+        return cast(Ints, (seen - of[self._whose])[self._cell])
 
 
 class DawidSkene:
@@ -135,14 +134,14 @@ class DawidSkene:
     @property
     def gold_of_votes(self) -> Ints:
         """The right class of the task of each vote of `votes`; −1 where it is no gold."""
-        found: Ints = self._gold[self._task]
-        return found
+        return cast(Ints, self._gold[self._task])
 
     @property
     def checkable_votes(self) -> NDArray[np.bool_]:
         """Which rows of `votes` can be held against something: the task is gold, or somebody else voted, too."""
-        found: NDArray[np.bool_] = (np.bincount(self._task, minlength=self.tasks)[self._task] > 1) | (self.gold_of_votes >= 0)
-        return found
+        return cast(
+            NDArray[np.bool_], (np.bincount(self._task, minlength=self.tasks)[self._task] > 1) | (self.gold_of_votes >= 0)
+        )
 
     def _scores(self, evidence: Ints) -> Ints:
         return (log2(self._common + CLASS_PRIOR_TASKS * ONE) >> 1) + self._by_task.sum_rows(evidence)
@@ -156,18 +155,9 @@ def pin_gold_classes(chance: Ints, gold: Ints) -> Ints:
     return chance
 
 
-def run_dawid_skene(classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> DawidSkene:
-    """After all its turns."""
-    whole = DawidSkene(classes, tasks, annotators, votes, gold)
-    for _ in range(ITERATIONS):
-        whole.run_iteration()
-    return whole
-
-
 def likeliest_classes(posterior: Ints) -> Ints:
     """The likeliest class of each row, the lowest of equally likely ones."""
-    found: Ints = posterior.argmax(axis=1)
-    return found
+    return cast(Ints, posterior.argmax(axis=1))
 
 
 class GroupSums:

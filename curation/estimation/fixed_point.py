@@ -6,7 +6,7 @@ Both are read from tables of 4,096 steps and drawn straight between two of them:
 from __future__ import annotations
 
 from math import isqrt
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ def log2(numbers: Ints) -> Ints:
     up = np.maximum(MANTISSA_BITS - exponents, 0)
     mantissas = ((numbers << up) >> np.maximum(exponents - MANTISSA_BITS, 0)) - (1 << MANTISSA_BITS)
     steps, rests = mantissas >> REST_BITS, mantissas & ((1 << REST_BITS) - 1)
-    found: Ints = (exponents << LOG_BITS) + LOGS[steps] + ((rests * (LOGS[steps + 1] - LOGS[steps])) >> REST_BITS)
-    return found
+    return cast(Ints, (exponents << LOG_BITS) + LOGS[steps] + ((rests * (LOGS[steps + 1] - LOGS[steps])) >> REST_BITS))
 
 
 def negative_power_of_two(falls: Ints) -> Ints:
@@ -43,15 +42,13 @@ def negative_power_of_two(falls: Ints) -> Ints:
     whole, parts = np.minimum(falls >> LOG_BITS, POWER_BITS + 1), falls & (LOG_ONE - 1)
     steps, rests = parts >> rest_bits, parts & ((1 << rest_bits) - 1)
     between = POWERS[steps] - ((rests * (POWERS[steps] - POWERS[steps + 1])) >> rest_bits)
-    found: Ints = between >> whole
-    return found
+    return cast(Ints, between >> whole)
 
 
 def normalize_scores(scores: Ints) -> Ints:
     """Rows of logarithms, in units of 2⁻²⁴, as rows of chances, in units of 1/ONE. A row's sum is ONE, or its length less."""
     weights = negative_power_of_two(scores.max(axis=1, keepdims=True) - scores)
-    found: Ints = weights * ONE // weights.sum(axis=1, keepdims=True)
-    return found
+    return cast(Ints, weights * ONE // weights.sum(axis=1, keepdims=True))
 
 
 def _logs() -> Ints:

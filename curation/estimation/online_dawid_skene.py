@@ -30,7 +30,6 @@ LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # of a label: no further vote is 
 BINARY_CLASSES: Final = 2  # classes of one option where an answer has many: off and on
 
 Counts = Sequence[int]
-Votes = Sequence[tuple[Counts, Answer]]  # of one task: each annotator's counts so far, and its answer
 
 
 def class_count(kind: QuestionKind, options: int) -> int:
@@ -56,8 +55,13 @@ def option_flags(options: int, answer: Answer) -> Iterator[int]:
 # Running -----------------------------------------------------------------------------------------------------------------
 
 
-def estimate_label(kind: QuestionKind, options: int, many: bool, votes: Votes) -> tuple[Answer, Fraction]:
-    """The likeliest label of a task after these votes, and how likely it is; of many options, or a ranking, its weakest part."""
+def estimate_label(
+    kind: QuestionKind, options: int, many: bool, votes: Sequence[tuple[Counts, Answer]]
+) -> tuple[Answer, Fraction]:
+    """The likeliest label of a task after these votes, and how likely it is; of many options, or a ranking, its weakest part.
+
+    `votes`: of one task, each annotator's counts so far, and its answer.
+    """
     if kind is QuestionKind.RANKING:
         order = ranked_pairs_order([answer for _, answer in votes])
         return order, order_confidence([answer for _, answer in votes], order, Fraction(PRIOR_RIGHT, PRIOR_WRONG))
@@ -102,21 +106,14 @@ def vote_likelihood(counts: Counts, classes: int, label: int, vote: int) -> tupl
     return row[vote] * others + prior, (sum(row) + PRIOR_RIGHT + PRIOR_WRONG) * others
 
 
-def class_posterior(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[Fraction]:
-    """The chance of each class after these votes, each with its annotator's counts. Before any vote all are equally likely."""
-    weights = _weights(classes, votes)
-    total = sum(weights)
-    return [Fraction(weight, total) for weight in weights]
-
-
 def likeliest_class(classes: int, votes: Sequence[tuple[Counts, int]]) -> tuple[int, Fraction]:
     """The class, the lowest of equally likely ones, and how likely it is."""
-    weights = _weights(classes, votes)
+    weights = class_weights(classes, votes)
     best = max(range(classes), key=lambda label: (weights[label], -label))
     return best, Fraction(weights[best], sum(weights))
 
 
-def _weights(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[int]:
+def class_weights(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[int]:
     """Chances of all classes over one denominator: exact, and several times as fast as sums of fractions."""
     assert classes >= 2
     told = [[vote_likelihood(counts, classes, label, vote) for counts, vote in votes] for label in range(classes)]

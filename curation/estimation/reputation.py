@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
@@ -34,8 +34,7 @@ ITERATIONS: Final = 20  # then no table changes by a thousandth of a task
 def certainty_of(chance: Ints) -> Ints:
     """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. Σ p², scaled."""
     classes = chance.shape[1]
-    found: Ints = np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0)
-    return found
+    return cast(Ints, np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0))
 
 
 class Reputation:
@@ -67,14 +66,6 @@ class Reputation:
         np.add.at(found[:, :, 0], self._annotator, self._tasks)
         np.add.at(found[:, :, 1], (self._annotator, self._said), self._tasks[np.arange(len(self._said)), self._said])
         return found
-
-
-def final_confusions(whole: DawidSkene, blind: Ints) -> Ints:
-    """`Reputation.confusion_counts` after all turns."""
-    reputation = Reputation(whole, blind)
-    for _ in range(ITERATIONS):
-        reputation.run_iteration()
-    return reputation.confusion_counts()
 
 
 def lower_bound(right: int, seen: int) -> int:

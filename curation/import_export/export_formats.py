@@ -1,4 +1,7 @@
-"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height."""
+"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height.
+
+A line is a settled task with every vote.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from typing import Any, Final
 
 from curation.estimation.rank_aggregation import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry
 from curation.import_export.csv_injection import quote_cell
-from curation.import_export.label_record import to_json_line
-from curation.ledger.curation_state import ProjectSpec
+from curation.ledger.curation_state import Assignment, ProjectSpec, TaskRow
 from curation.limits import SCORED_MAX
 from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, QuestionKind, answer_words
+from curation.tasks.task_pages import AnnotationTask, task_id
 from protocol.errors import UserError
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,6 +33,33 @@ Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: the
 class ExportFormat:
     content_type: str
     write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` where the project is of another kind
+
+
+def label_record(asked: ProjectSpec, row: TaskRow, text: AnnotationTask | None, votes: Iterable[Assignment | None]) -> Line:
+    """A settled task. `text` is None where the page is not here. `votes` are the assignments of all that ever had the task."""
+    assert row.label is not None
+    line: Line = {
+        "task": task_id(row.project, row.number).hex(),
+        "number": row.number,
+        "label": list(row.label),
+        "label_text": answer_words(asked.kind, asked.options, row.label),
+        "height": row.height,
+        "time_ms": row.time_ms,
+    }
+    if row.is_redacted:
+        line["redacted"] = True
+    elif text is not None:
+        line |= {"text": text.text, "items": list(text.items)}
+    opened = [
+        {"annotator": vote.annotator.hex(), "answer": list(vote.answer), "height": vote.height, "time_ms": vote.time_ms}
+        for vote in votes
+        if vote is not None and vote.answer is not None
+    ]
+    return line | {"votes": opened}
+
+
+def to_json_line(line: Line) -> str:
+    return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:

@@ -16,24 +16,30 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
-from curation.import_export.label_record import label_record, to_json_line
+from curation.import_export.export_formats import label_record, to_json_line
+from curation.ledger.curation_module import CurationModule
 from curation.ledger.curation_state import Assignment, CurationState, Project, TaskPageRow, TaskRow, page_key
 from curation.limits import ASSIGNED_MAX
 from curation.tasks.task_pages import TaskPageBlob, assignment_id, decode_page, task_id
-from ledger.core.module import Module
+from features.text_tables import KeyValueTable, pluralize
 from ledger.row_proofs import PROOF_FILE_BYTES_MAX, VerifiedRow, verify_row_proof_file
 from ledger.tables import KeyProof, Table, verify_key
 from ledger.tables.table_proofs import RowValue
 from protocol import codec
 from protocol.codec import Length
-from protocol.errors import RemoteProtocolError
-from protocol.identity import Verifier
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Ed25519Verifier
 from protocol.limits import ROW_BYTES_MAX
+from storage.regular_files import open_regular
 
 LABELS: Final = "labels.jsonl"
 LABELS_PROOF: Final = "labels.proof"
@@ -42,10 +48,8 @@ PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
 PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of one line: its task, and who ever had it
 
-FILE_BYTES_MAX: Final = PROOF_FILE_BYTES_MAX  # of any file but those with a line or a proof for each task
 
 R = TypeVar("R")
-Read = Callable[[str], bytes]  # a small file of the folder by its name; empty: it lacks this page
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,7 @@ class VerifiedExport:
 
 
 def iter_page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
-    project = _row(state.projects, key)
-    for number in range(project.pages):
+    for number in range(state.projects[key].pages):
         yield _framed(codec.encode(_shown(state.pages, page_key(key, number))))
 
 
@@ -85,9 +88,9 @@ def iter_proven_lines(
     state: CurationState, key: bytes, page: Callable[[TaskPageRow], TaskPageBlob | None]
 ) -> Iterator[tuple[str, bytes]]:
     """Each line of the export, and what stands for it in `labels.proof`. Reading rows may raise `StorageError`."""
-    project = _row(state.projects, key)
+    project = state.projects[key]
     for number in range(project.pages):
-        entry = _row(state.pages, page_key(key, number))
+        entry = state.pages[page_key(key, number)]
         found = page(entry)
         for index in range(entry.count):
             task = task_id(key, entry.first + index)
@@ -95,16 +98,10 @@ def iter_proven_lines(
             if row is None or row.label is None:
                 continue
             keys = [assignment_id(task, annotator) for annotator in row.annotators]
-            text = found.entries[index].task if found else None
-            line = label_record(project.spec, row, text, map(state.assignments.get_record, keys))
+            votes = map(state.assignments.get_record, keys)
+            line = label_record(project.spec, row, found.entries[index].task if found else None, votes)
             proof = LineProof(_shown(state.tasks, task), tuple(_shown(state.assignments, key) for key in keys))
             yield to_json_line(line), _framed(codec.encode(proof))
-
-
-def _row(table: Table[R], key: bytes) -> R:
-    found = table.get_record(key)
-    assert found is not None
-    return found
 
 
 def _shown(table: Table[Any], key: bytes) -> RowWithProof:
@@ -121,11 +118,14 @@ def _framed(data: bytes) -> bytes:
 
 
 class LabelProofVerifier:
-    """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong."""
+    """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong.
 
-    def __init__(self, read: Read, modules: Iterable[Module[Any]], verifier: Verifier) -> None:
+    `read` takes the name of a small file of the folder. It returns nothing for a page that the folder lacks.
+    """
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
         self._read = read
-        self.row = verify_row_proof_file(read(PROJECT_PROOF), modules, verifier)
+        self.row = verify_row_proof_file(read(PROJECT_PROOF), (CurationModule(),), Ed25519Verifier())
         if self.row.table != "curation/projects" or not isinstance(self.row.record, Project):
             raise _bad(f"{PROJECT_PROOF} shows {self.row.table}, and no project")
         self._project, self._key = self.row.record, self.row.key
@@ -218,3 +218,55 @@ def iter_frames(stream: BinaryIO) -> Iterator[bytes]:
 
 def _bad(detail: str) -> RemoteProtocolError:
     return RemoteProtocolError("bad-proof", detail)
+
+
+def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
+    """Raises `UserError`, which names the file, the line and what does not fit. `chain_id` is in hex; empty: any chain."""
+    if chain_id and not re.fullmatch("[0-9a-fA-F]{64}", chain_id):
+        raise UserError(f"--chain-id {chain_id!r} is no chain id, which has 64 hexadecimal digits")
+
+    def read(name: str) -> bytes:
+        path = directory / name
+        if name.startswith(f"{PAGES}/") and not path.exists():
+            return b""
+        with open_regular(path) as stream:
+            return stream.read(PROOF_FILE_BYTES_MAX)
+
+    try:
+        folder = LabelProofVerifier(read)
+        found = folder.row.genesis.chain_id.hex()
+        if chain_id and found != chain_id.lower():
+            raise UserError(f"{directory} proves nothing here: it is of the chain {found[:16]}…, --chain-id is {chain_id[:16]}…")
+        with (
+            TextIOWrapper(open_regular(directory / LABELS), encoding="utf-8", newline="\n") as labels,
+            open_regular(directory / LABELS_PROOF) as proofs,
+        ):
+            return folder.verify_lines(labels, iter_frames(proofs))
+    except OSError as error:
+        raise UserError(
+            f"cannot read {error.filename}: {error.strerror}; `tasks export PROJECT --proofs` writes such a folder"
+        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"{directory / LABELS} is no text in UTF-8") from None
+    except RemoteProtocolError as error:
+        raise UserError(f"{directory}: {error.detail or error}") from None
+
+
+def verification_table(found: VerifiedExport, trusted: str) -> KeyValueTable:
+    row, header = found.row, found.row.certified.header
+    at = f"{datetime.fromtimestamp(header.time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    signed = f"{len(row.certified.certificate.signatures)} of {len(row.voters)} voters signed"
+    lines = pluralize(found.lines, "label")
+    return KeyValueTable(
+        {
+            "network": f"{row.genesis.network}, chain id {row.genesis.chain_id.hex()}",
+            "trust from": "the chain id that you gave"
+            if trusted
+            else "the folder alone: compare the chain id, or say --chain-id",
+            "state": f"after height {row.height}, root {header.state_root.hex()}",
+            "certified": f"by block {header.height} of {at}, which {signed}",
+            "project": f"{row.key.hex()} ({found.project.spec.name})",
+            "labels": f"{lines}, each as decided, with every vote; none is missing"
+            + (f"; {found.without_text} without its text" if found.without_text else ""),
+        }
+    )

@@ -1,20 +1,175 @@
-"""Labels of other programs in a file of tasks: some become suggestions or gold, the others are counted with a reason."""
+"""Rows and labels of other programs, and of our own exports.
+
+Rows get the names that a row of ours has. Some labels become suggestions or gold, the others are counted with a reason.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from curation.import_export.foreign_formats import AmbiguousLabel, Fields, UnusableLabel
-from curation.tasks.answer_parser import AnswerSchema
-from curation.tasks.answers import Answer
+from curation.import_export.csv_injection import unquote_cell
+from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, Answer, AnswerSchema, OptionText, QuestionKind
 from features.text_tables import pluralize
 from protocol.errors import UserError
 
+Fields = dict[str, Any]
+EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # of our CSV
+_EXPORTED_LINE: Final = frozenset(("task", "number", "label", "label_text", "height", "votes"))
+_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # of a task for Label Studio
+_EVEN: Final = 0.5  # the `p` of a tie, and of a pair whose votes were equal
+_REFUSED: Final = ("reject", "ignore")  # Prodigy's `answer` where the label is none
 # The likeliest first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
 LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
 EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+
+
+class UnusableLabel(str):
+    """In the place of a label that is no answer: the reason."""
+
+
+class AmbiguousLabel(UnusableLabel):
+    """In the place of a label that may be either of two answers."""
+
+
+def standard_fields(fields: Fields, question: AnswerSchema) -> Fields | None:
+    """The same row with our names. None for a line of an export whose text is redacted or was not at the exporting peer."""
+    fields = {name: value if name == "text" else _choices(value, question) for name, value in fields.items()}
+    if isinstance(fields.get("data"), dict) and "text" not in fields:
+        return _of_label_studio(fields, question)
+    if fields.keys() >= EXPORTED_COLUMNS:
+        return _of_csv_export(fields)
+    if fields.keys() >= _EXPORTED_LINE:
+        return _of_export(fields, question)
+    if question.kind is QuestionKind.PAIR and {"chosen", "rejected"} <= fields.keys() and "items" not in fields:
+        return _of_preference(fields)
+    if fields.get("answer") in _REFUSED and ("label" in fields or "accept" in fields):
+        name = "label" if "label" in fields else "accept"
+        return fields | {name: UnusableLabel(f"has the `answer` {fields['answer']!r}"), "answer": None}
+    if fields.get("answer") == "accept" and ("label" in fields or "accept" in fields):
+        return fields | {"answer": None}
+    return fields
+
+
+def _choices(value: Any, question: AnswerSchema) -> Any:
+    """The value, unless it is choices as Label Studio writes them in CSV."""
+    if isinstance(value, str) and value.startswith('{"choices"'):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    match value:
+        case {"choices": list(choices)}:
+            return _texts(choices, question)
+    return value
+
+
+def _of_csv_export(fields: Fields) -> Fields | None:
+    read = {name: unquote_cell(cell) if isinstance(cell, str) else cell for name, cell in fields.items()}
+    read["items"] = [unquote_cell(item) for item in fields.get("items", [])]
+    if not read["text"] and not any(read["items"]):
+        return None
+    return read | {"label": OptionText(read["label"]) if read["label"] else None, "votes": None}
+
+
+def _of_export(fields: Fields, question: AnswerSchema) -> Fields | None:
+    if "text" not in fields:
+        return None
+    return fields | {"label": _texts(fields["label_text"], question), "label_text": None}
+
+
+def _texts(said: Any, question: AnswerSchema) -> Any:
+    """Texts of options; of a ranking they are numbers."""
+    if question.kind is QuestionKind.RANKING or not isinstance(said, list):
+        return said
+    if not said and question.many:
+        return OptionText(NONE_OF_THEM)  # an empty list of another program is no label
+    return [OptionText(part) if isinstance(part, str) else part for part in said]
+
+
+def _of_preference(fields: Fields) -> Fields:
+    label: Any = PAIR_ANSWERS[0]
+    if fields.get("p") in (_EVEN, str(_EVEN)):
+        label = UnusableLabel("is a tie or was decided by the author: p is 0.5")
+    prompt = {"text": fields["prompt"]} if "prompt" in fields and "text" not in fields else {}
+    return fields | prompt | {"items": [fields["chosen"], fields["rejected"]], "label": label}
+
+
+# Label Studio ------------------------------------------------------------------------------------------------------------
+
+
+def _of_label_studio(fields: Fields, question: AnswerSchema) -> Fields:
+    data = dict(fields["data"])
+    is_ours = data.keys() >= _EXPORTED_DATA
+    prediction = _only(_answers(fields, "predictions", question, is_ours))
+    if prediction is not None:
+        data["predictions" if isinstance(prediction, UnusableLabel) or data.get("suggestion") is not None else "suggestion"] = (
+            prediction
+        )
+    labels = _answers(fields, "annotations", question, is_ours)
+    if labels:
+        data["label" if data.get("label") is None else "annotations"] = _only(labels)
+    return data | {control: said for control, said in labels.items() if data.get(control) is None}
+
+
+def _only(answers: Fields) -> Any:
+    if len(answers) > 1:
+        return UnusableLabel(f"answers {len(answers)} questions: {', '.join(answers)}")
+    return next(iter(answers.values()), None)
+
+
+def _answers(fields: Fields, name: str, question: AnswerSchema, is_ours: bool) -> Fields:
+    """By the name of each control, the answer on which all annotations agree, or those that are marked as the truth."""
+    given = [one for one in _objects(fields.get(name)) if not one.get("was_cancelled")]
+    given = [one for one in given if one.get("ground_truth") is True] or given
+    found: dict[str, list[Any]] = {}
+    for one in given:
+        of_one: dict[str, list[Any]] = {}
+        for result in _objects(one.get("result")):
+            said = _of_result(result.get("value"), fields["data"], question, is_ours)
+            of_one.setdefault(str(result.get("from_name", "label")), []).append(said)
+        for control, several in of_one.items():
+            found.setdefault(control, []).append(
+                several[0] if len(several) == 1 else UnusableLabel(f"has {len(several)} regions")
+            )
+    return {
+        control: said[0] if all(one == said[0] for one in said) else UnusableLabel(f"differs among {len(said)} annotations")
+        for control, said in found.items()
+    }
+
+
+def _objects(found: Any) -> Iterator[Fields]:
+    return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
+
+
+def _of_result(value: Any, data: Fields, question: AnswerSchema, is_ours: bool) -> Any:
+    match value:
+        case {"choices": list(choices)}:
+            return _texts(choices, question)
+        case {"selected": "left" | "right" as side}:
+            return PAIR_ANSWERS[side == "right"]
+        case {"ranker": {"rank": list(ids)}}:
+            places = {str(item.get("id")): place for place, item in enumerate(_objects(data.get("list")))}
+            return [places.get(str(one), one) for one in ids]
+        case {"rating": int(stars)}:
+            return _of_stars(stars, question, is_ours)
+        case {"number": int() | float() as number}:
+            return number
+    kind = ", ".join(map(str, value)) if isinstance(value, dict) else value
+    return UnusableLabel(f"is no answer of a task here but {kind}")
+
+
+def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
+    """Label Studio counts stars from 1. An option's text may be another number."""
+    if question.kind is not QuestionKind.RATING or not 1 <= stars <= len(question.options):
+        return stars
+    counted = OptionText(question.options[stars - 1])
+    if is_ours or str(stars) not in question.options or counted == str(stars):
+        return counted
+    by_text = f"the option {str(stars)!r} by its text"
+    return AmbiguousLabel(f"{stars} has 2 readings: {by_text}, or the option {counted!r} by the number of stars")
 
 
 class ForeignLabels:
@@ -23,7 +178,7 @@ class ForeignLabels:
     def __init__(self, question: AnswerSchema, gold_from: str, taken: Collection[str]) -> None:
         self._question, self._gold_from = question, gold_from
         self._fields = [name for name in LABEL_FIELDS if name != gold_from and name not in taken]
-        self._suggested: Counter[str] = Counter()
+        self.suggested: Counter[str] = Counter()
         self._left: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
 
@@ -67,9 +222,6 @@ class ForeignLabels:
                     found = name, answer
         return found
 
-    def count_suggestion(self, name: str) -> None:
-        self._suggested[name] += 1
-
     def count_skipped(self, where: str, name: str, why: str) -> None:
         self._left[name] += 1
         self._reasons.setdefault(name, why if why.startswith(where) else f"{where}: {why}")
@@ -79,7 +231,7 @@ class ForeignLabels:
         taken = [
             f"{pluralize(count, 'label')} of {name!r} became {'a suggestion' if count == 1 else 'suggestions'}; "
             f"--gold-from {name} takes {'it as the right answer' if count == 1 else 'them as right answers'} instead"
-            for name, count in self._suggested.items()
+            for name, count in self.suggested.items()
         ]
         left = [
             f"{pluralize(count, 'label')} of {name!r} left out ({self._reasons[name]})" + self._way_out(name)

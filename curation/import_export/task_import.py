@@ -9,17 +9,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from curation.import_export.foreign_formats import EXPORTED_COLUMNS, Fields, standard_fields
-from curation.import_export.foreign_labels import LABEL_FIELDS, ForeignLabels
+from curation.import_export.foreign_labels import EXPORTED_COLUMNS, LABEL_FIELDS, Fields, ForeignLabels, standard_fields
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
-from curation.tasks.answer_parser import AnswerSchema
-from curation.tasks.answers import COLUMNS, ITEMS, QuestionKind, items_problem
+from curation.tasks.answers import COLUMNS, ITEMS, AnswerSchema, QuestionKind, items_problem
 from curation.tasks.task_pages import AnnotationTask
 from features.text_tables import pluralize
 from protocol import codec
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS, describe_columns, open_csv
-from storage.text_encodings import decode_text
+from storage.foreign_text import ENDINGS, decode_text, describe_columns, open_csv
 
 SPARE_BYTES: Final = 64  # of an entry beside its task
 MISFITS_MAX: Final = 20  # lines of a file that are named; then nobody reads on
@@ -164,17 +161,15 @@ def _with_suggestions(
     has_gold = any(given.gold is not None for given in tasks)
     found = []
     for given, label in zip(tasks, offered, strict=True):
-        if label is None:
-            found.append(given)
-            continue
-        where, name, answer = label
-        if has_gold:
-            labels.count_skipped(where, name, "suggestions beside gold could give it away")
-        elif given.task.suggestion is not None:
-            labels.count_skipped(where, name, "are beside 'suggestion'")
-        else:
-            labels.count_suggestion(name)
-            given = TaskWithGold(replace(given.task, suggestion=answer), None)
+        if label is not None:
+            where, name, answer = label
+            if has_gold:
+                labels.count_skipped(where, name, "suggestions beside gold could give it away")
+            elif given.task.suggestion is not None:
+                labels.count_skipped(where, name, "are beside 'suggestion'")
+            else:
+                labels.suggested[name] += 1
+                given = TaskWithGold(replace(given.task, suggestion=answer), None)
         found.append(given)
     return found
 

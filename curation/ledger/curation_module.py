@@ -26,7 +26,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from consensus.voter_set import VoterSet
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.estimation.annotator_agreement import (
     add_coincidences,
     agreement_units,
@@ -58,14 +57,17 @@ from curation.ledger.redaction import apply_redaction, page_replacement
 from curation.ledger.state_changes import CurationChanges
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     LeaseRequest,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
+    SessionStatement,
     SetProjectPhase,
     SkipAssignment,
     StatementBatch,
@@ -474,21 +476,15 @@ def _settle(work: CurationChanges, task: bytes, asked: ProjectSpec, label: Answe
         work.assignments[assignment] = replace(vote, state=AssignmentState.SETTLED)
         person = work.annotators[annotator]
         work.annotators[annotator] = replace(person, accepted=person.accepted + (answer == label))
-        counts = _counts(work, row.project, annotator)
-        after = updated_counts(asked.kind, len(asked.options), asked.many, counts, label, answer)
-        if after:
+        before = _counts(work, row.project, annotator)
+        if after := updated_counts(asked.kind, len(asked.options), asked.many, before, label, answer):
             work.skills[row.project + annotator] = AnnotatorSkill(after)
     if len(answers) > 1:
-        _agree(work, row.project, asked, answers)
-
-
-def _agree(work: CurationChanges, project: bytes, asked: ProjectSpec, answers: list[Answer]) -> None:
-    """The answers to one more settled task are told to the project's agreement."""
-    kind, options = asked.kind, len(asked.options)
-    before = work.agreements.get_record(project)
-    units, lowest = agreement_units(kind, options, asked.many, answers), int(kind is QuestionKind.RATING)
-    counts = add_coincidences(before.counts if before else (), value_count(kind, options, asked.many), units, lowest)
-    work.agreements[project] = AgreementCounts(counts)
+        kind, options = asked.kind, len(asked.options)
+        known = work.agreements.get_record(row.project)
+        units, lowest = agreement_units(kind, options, asked.many, answers), int(kind is QuestionKind.RATING)
+        together = add_coincidences(known.counts if known else (), value_count(kind, options, asked.many), units, lowest)
+        work.agreements[row.project] = AgreementCounts(together)
 
 
 def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
@@ -527,10 +523,10 @@ def _skip(work: CurationChanges, skip: SkipAssignment, peer: bytes, members: Mem
 
 
 def _found(work: CurationChanges, said: DecodedTransaction, members: MembersState, asked: ProjectSpec) -> None:
-    problem = project_problem(asked)
-    if problem:
+    if name := name_problem(asked.name):
+        raise Refused(f"the project's name {name}")
+    if problem := options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items):
         raise Refused(problem)
-    unfinished = (*work.open, *work.closing)
     open_count, closing_count = (
         sum(members.current_key(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
     )
@@ -538,19 +534,11 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
         raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
     if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # else a member that founds and closes fills the queue of closes
         raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or being closed: a close takes a minute")
-    if len(unfinished) >= PROJECTS_MAX:
+    if len(work.open) + len(work.closing) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
     key = project_id(said.author, said.transaction.nonce)
     work.projects[key] = Project(said.author, asked, ProjectPhase.OPEN)
     work.changed_fields["open"] = (*work.open, key)
-
-
-def project_problem(asked: ProjectSpec) -> str | None:
-    """Why nobody can be asked this; None if it is sound."""
-    name = name_problem(asked.name)
-    if name:
-        return f"the project's name {name}"
-    return options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items)
 
 
 def _own(work: CurationChanges, said: DecodedTransaction, members: MembersState, key: bytes) -> Project:
@@ -603,8 +591,7 @@ def _say_gold(work: CurationChanges, said: DecodedTransaction, members: MembersS
             raise Refused(f"the right answer of task {number} is said already")
         if not merkle.verify_merkle_proof(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
             raise Refused(f"that was not the right answer of task {number} when its page was added")
-        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
-        if problem:
+        if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
             raise Refused(f"{list(answer)} is no answer: {problem}")
         work.golds[task] = GoldRow(answer)
     work.projects[content.project] = replace(project, golds=project.golds + len(content.answers))
@@ -651,8 +638,7 @@ def _review(work: CurationChanges, said: DecodedTransaction, members: MembersSta
     if is_closed_for_votes(work, task.project, context.time_ms):
         raise Refused("the project is closed")
     asked, label = project.spec, tuple(said.content.label)
-    problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label)
-    if problem:
+    if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label):
         raise Refused(f"{list(label)} is no answer: {problem}")
     work.projects[task.project] = replace(project, review=project.review - 1)
     _settle(work, said.content.task, asked, label, context)

@@ -24,11 +24,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from curation.annotator_statements import Pseudonym
 from curation.limits import (
     ANNOTATORS_MAX,
     ASSIGNED_MAX,
     LEASES_MAX,
+    NAME_CHARACTERS_MAX,
     OPTION_CHARACTERS_MAX,
     OPTIONS_MAX,
     PAGE_BYTES_MAX,
@@ -42,12 +42,13 @@ from curation.limits import (
     SEALS_MAX,
     VOTES_MAX,
 )
-from curation.tasks.answers import Answer, QuestionKind
+from curation.tasks.answers import QuestionKind
 from ledger.tables import Table
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
 
+Pseudonym = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Options = Annotated[tuple[Annotated[str, Length(1, OPTION_CHARACTERS_MAX)], ...], Length(0, OPTIONS_MAX)]
 Votes = Annotated[int, Between(1, VOTES_MAX)]
 Price = Annotated[int, Between(0, PRICE_MAX)]
@@ -287,7 +288,3 @@ def page_key(project: bytes, page: int) -> bytes:
 
 def redaction_key(place: int) -> bytes:
     return place.to_bytes(8, "big")
-
-
-def as_answer(choices: Choices) -> Answer:
-    return tuple(choices)

@@ -26,7 +26,6 @@ from curation.ledger.curation_state import (
     ProjectCloseProgress,
     ProjectSpec,
     TaskStage,
-    as_answer,
 )
 from curation.ledger.state_changes import CurationChanges
 from curation.limits import CLOSING_CELLS_PER_ROW, CLOSING_ROWS_PER_BATCH, OPTIONS_MAX
@@ -37,14 +36,12 @@ ROWS_OF_TASK: Final = 4  # a task and its votes, on average
 ITERATIONS: Final = dawid_skene.ITERATIONS + reputation.ITERATIONS
 RANKING_ITEM_BITS: Final = 4  # of an item's number in the code of a ranking, and of nothing else
 
-Key = tuple[bytes, bytes]  # chain and project: a project is closed once, and stands still
-
 
 class ProjectCloser:
     """Closes the projects of one ledger. It keeps the project at hand in memory; the result depends on the state alone."""
 
     def __init__(self) -> None:
-        self._of: Key | None = None
+        self._of: tuple[bytes, bytes] | None = None  # chain and project: a project is closed once, and stands still
         self._votes = ProjectVotes()
         self._estimate: ProjectEstimate | None = None
 
@@ -135,14 +132,14 @@ def _after(closing: ProjectCloseProgress, done: int, all_of_it: int, following: 
 def _relabel(work: CurationChanges, task: bytes, label: Answer | None, is_gold: bool) -> None:
     """A settled task has this label, unless its author reviewed it and it is no gold; None: the one that it has."""
     row = work.tasks[task]
-    if label is None or (row.is_reviewed and not is_gold) or row.label is None or as_answer(row.label) == label:
+    if label is None or (row.is_reviewed and not is_gold) or row.label is None or row.label == label:
         return
-    before = as_answer(row.label)
+    before = row.label
     work.tasks[task] = replace(row, label=label)
     for annotator in row.annotators:
         vote = work.assignments[assignment_id(task, annotator)]
         if vote.state is AssignmentState.SETTLED and vote.answer is not None:
-            said, person = as_answer(vote.answer), work.annotators[annotator]
+            said, person = vote.answer, work.annotators[annotator]
             work.annotators[annotator] = replace(person, accepted=person.accepted + (said == label) - (said == before))
 
 
@@ -175,10 +172,10 @@ class ProjectVotes:
                 vote = work.assignments[assignment_id(task, annotator)]
                 if vote.state is AssignmentState.SETTLED and vote.answer is not None:
                     place = self.people.setdefault(annotator, len(self.people))
-                    rows.append((len(self.tasks), place, _code(asked, as_answer(vote.answer)), int(vote.is_blind)))
+                    rows.append((len(self.tasks), place, _code(asked, vote.answer), int(vote.is_blind)))
             gold = work.golds.get_record(task) if has_gold else None
             if gold is not None:
-                self.golds[len(self.tasks)] = as_answer(gold.answer)
+                self.golds[len(self.tasks)] = gold.answer
             self.tell = self.tell or len(rows) > before + (gold is None)
             self.tasks.append(number)
         if rows:
@@ -255,7 +252,7 @@ class ProjectEstimate:
                 question.reputation.confusion_counts() // self._parts for question in self._questions if question.reputation
             ]
             for key, place in self._places.items():
-                self.weights[key] = annotator_weight([_pairs(table[place]) for table in tables]) if self._tell else WEIGHT_ONE
+                self.weights[key] = annotator_weight([table[place].tolist() for table in tables]) if self._tell else WEIGHT_ONE
             answers = {key: int(self._answers[place]) for key, place in self._places.items()}
             shares = {key: answers[key] * share for key, share in self.weights.items()}
             self._points = divide_points(points, shares if any(shares.values()) else answers)
@@ -290,12 +287,8 @@ def _questions(asked: ProjectSpec, rows: Ints) -> list[Ints]:
     if asked.kind is QuestionKind.RANKING:
         return [_neighbours(rows, asked.items)]
     if asked.many:
-        return [_of_option(rows, option) for option in range(len(asked.options))]
+        return [np.column_stack([rows[:, :2], (rows[:, 2] >> option) & 1, rows[:, 3]]) for option in range(len(asked.options))]
     return [rows]
-
-
-def _of_option(rows: Ints, option: int) -> Ints:
-    return np.column_stack([rows[:, :2], (rows[:, 2] >> option) & 1, rows[:, 3]])
 
 
 def _neighbours(rows: Ints, items: int) -> Ints:
@@ -306,7 +299,3 @@ def _neighbours(rows: Ints, items: int) -> Ints:
     before = (places < np.roll(places, -1, axis=1)).astype(np.int64)
     task = rows[:, :1] * items + np.arange(items)
     return np.column_stack([task.ravel(), np.repeat(rows[:, 1], items), before.ravel(), np.repeat(rows[:, 3], items)])
-
-
-def _pairs(table: Ints) -> list[tuple[int, int]]:
-    return [(int(seen), int(right)) for seen, right in table]

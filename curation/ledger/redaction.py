@@ -46,10 +46,8 @@ def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: Me
 
 def page_replacement(state: CurationState, place: int) -> BlobReplacement:
     """What a decided redaction does to blobs."""
-    said = state.redactions.get_record(redaction_key(place))
-    assert said is not None
-    page = state.pages.get_record(page_key(said.project, said.page))
-    assert page is not None
+    said = state.redactions[redaction_key(place)]
+    page = state.pages[page_key(said.project, said.page)]
 
     def make(old: bytes) -> bytes | None:
         found = find_replaced_page(state, page, said.old, old)

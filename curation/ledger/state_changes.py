@@ -6,7 +6,8 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, TypeVar
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar, cast
 
 from curation.ledger.curation_state import (
     AgreementCounts,
@@ -40,23 +41,6 @@ R = TypeVar("R")
 # that goes.
 FRESH_LIST: Final = b"f"
 BEGUN_LIST: Final = b"b"
-TABLES = (
-    "projects",
-    "pages",
-    "tasks",
-    "places",
-    "annotators",
-    "assignments",
-    "skills",
-    "shares",
-    "due",
-    "closings",
-    "agreements",
-    "golds",
-    "redactions",
-    "wishes",
-)
-QUEUES = ("leases", "openings", "enrolments")
 
 
 def index_slot_key(project: bytes, which: bytes, place: int) -> bytes:
@@ -112,11 +96,8 @@ class CurationChanges:
         self.wishes: TableChanges[Redaction] = TableChanges(state.wishes)
 
     def new_state(self) -> CurationState:
-        tables = {}
-        for name in TABLES:
-            rows: TableChanges[Any] = getattr(self, name)
-            if rows.changes:
-                tables[name] = getattr(self.state, name).with_rows(rows.changes)
+        changed = {name: rows for name, rows in vars(self).items() if isinstance(rows, TableChanges) and rows.changes}
+        tables = {name: getattr(self.state, name).with_rows(rows.changes) for name, rows in changed.items()}
         return replace(self.state, **tables, **self.changed_fields)
 
     def add_to_field(self, name: str, more: int = 1) -> None:
@@ -124,19 +105,16 @@ class CurationChanges:
 
     @property
     def open(self) -> tuple[bytes, ...]:
-        found: tuple[bytes, ...] = self.changed_fields.get("open", self.state.open)
-        return found
+        return cast(tuple[bytes, ...], self.changed_fields.get("open", self.state.open))
 
     @property
     def closing(self) -> tuple[bytes, ...]:
-        found: tuple[bytes, ...] = self.changed_fields.get("closing", self.state.closing)
-        return found
+        return cast(tuple[bytes, ...], self.changed_fields.get("closing", self.state.closing))
 
     # Queues ----------------------------------------------------------------------------------------------------------
 
     def expiry_queue(self, name: str) -> ExpiryQueue:
-        found: ExpiryQueue = self.changed_fields.get(name, getattr(self.state, name))
-        return found
+        return cast(ExpiryQueue, self.changed_fields.get(name, getattr(self.state, name)))
 
     def enqueue_expiry(self, name: str, assignment: bytes, at_ms: int) -> None:
         queue = self.expiry_queue(name)
@@ -162,14 +140,11 @@ class CurationChanges:
         queue = self.expiry_queue(name)
         return (self.due[_due_key(name, place)] for place in range(max(first, queue.first), queue.last))
 
-    def first_entry(self, name: str) -> ExpiryEntry | None:
-        """The first of a queue; None if it is empty."""
-        queue = self.expiry_queue(name)
-        return None if queue.first == queue.last else self.due[_due_key(name, queue.first)]
-
     def next_expiry_ms(self) -> int | None:
         """From what time on a batch has something to do by itself; None: there is nothing that could expire or be closed."""
-        entries = [entry.due_ms for name in QUEUES if (entry := self.first_entry(name)) is not None]
+        entries = [
+            entry.due_ms for name in ("leases", "openings", "enrolments") for entry in islice(self.queue_entries(name, 0), 1)
+        ]
         return min([*entries, *(self.closings[project].start_ms for project in self.closing[:1])], default=None)
 
     # Lists of tasks --------------------------------------------------------------------------------------------------
@@ -215,8 +190,7 @@ class CurationChanges:
 
     def send_to_review(self, task: bytes) -> None:
         """The author decides. Votes that nobody can open any more are free for their annotators."""
-        self.tasks[task] = replace(self.tasks[task], stage=TaskStage.REVIEW)
-        row = self.tasks[task]
+        self.tasks[task] = row = replace(self.tasks[task], stage=TaskStage.REVIEW)
         for annotator in row.annotators:
             assignment = assignment_id(task, annotator)
             if self.assignments[assignment].state is AssignmentState.COMMITTED:
@@ -275,8 +249,7 @@ class CurationChanges:
     def _draw_begun(self, project: bytes, annotator: bytes) -> bytes | None:
         count = self.projects[project].begun
         start = int.from_bytes(_hash(self.root, annotator, project)[:8], "big") % count if count else 0
-        places = ((start + number) % count for number in range(min(count, DRAW_CANDIDATES_MAX)))
-        for place in places:
+        for place in ((start + number) % count for number in range(min(count, DRAW_CANDIDATES_MAX))):
             if self.looks_left <= 0:
                 return None
             self.looks_left -= 1
@@ -361,8 +334,11 @@ class CurationChanges:
 
     def remove_lease(self, annotator: bytes, assignment: bytes, committed: int = 0) -> None:
         person = self.annotators[annotator]
-        leases = tuple(key for key in person.leases if key != assignment)
-        self.annotators[annotator] = replace(person, leases=leases, annotations=person.annotations + committed)
+        self.annotators[annotator] = replace(
+            person,
+            leases=tuple(key for key in person.leases if key != assignment),
+            annotations=person.annotations + committed,
+        )
 
 
 def _due_key(queue: str, place: int) -> bytes:

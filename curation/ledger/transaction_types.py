@@ -1,12 +1,17 @@
-"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said."""
+"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said.
+
+Whoever carries a commitment seals its answer for two more serving peers, which open it if the carrier is gone. They are drawn by
+hash, so that everybody knows whose turn it is. Nothing decided looks into a seal.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from curation.annotator_statements import Nonce, Pseudonym, Salt
-from curation.ledger.curation_state import Choices, ProjectPhase, ProjectSpec, Reason, Seals
+from curation.ledger.curation_state import Choices, ProjectPhase, ProjectSpec, Pseudonym, Reason, Seals
 from curation.limits import (
     BATCH_MAX,
     EXCLUDED_PROJECTS_MAX,
@@ -15,8 +20,49 @@ from curation.limits import (
     PAGE_TASKS_MAX,
     PAGES_MAX,
     PROOF_DIGESTS_MAX,
+    SEALS_MAX,
 )
+from curation.tasks.answers import Salt
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
+
+Nonce = Annotated[bytes, Length(16, 16)]
+
+
+# Signed statements -----------------------------------------------------------------------------------------------------
+
+# Annotators sign these with their own keys. Serving peers carry them; nobody else can make one.
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolStatement:
+    """I want to annotate in this network under this name, and begin at this peer."""
+
+    TAG: ClassVar[str] = "enrol"
+    name: Pseudonym
+    peer: Key
+    custodial: bool  # the peer keeps the key for me, and could sign in my place
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatement:
+    """This peer may take leases of tasks for me until then."""
+
+    TAG: ClassVar[str] = "session"
+    peer: Key
+    nonce: Nonce  # that the peer gave me
+    expires_ms: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationStatement:
+    """My answer to the assignment is the one that this commits to, see `answers.answer_commitment`."""
+
+    TAG: ClassVar[str] = "annotation"
+    assignment: Digest
+    commitment: Digest
+
+
+# Transactions ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +131,7 @@ class EnrolmentEntry:
     annotator: Key
     name: Pseudonym
     custodial: bool
-    signature: SignatureBytes  # by the annotator, over `annotator_statements.EnrolStatement` with the batch's author as the peer
+    signature: SignatureBytes  # by the annotator, over `EnrolStatement` with the batch's author as the peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +141,7 @@ class LeaseRequest:
     annotator: Key
     nonce: Nonce
     expires_ms: Count
-    # by the annotator, over `annotator_statements.SessionStatement` with the batch's author as the peer
+    # by the annotator, over `SessionStatement` with the batch's author as the peer
     signature: SignatureBytes
     count: Annotated[int, Between(1, LEASES_MAX)]
     excluded_projects: Annotated[tuple[Digest, ...], Length(0, EXCLUDED_PROJECTS_MAX)] = ()
@@ -107,8 +153,8 @@ class AnswerCommitment:
     assignment: Digest
     annotator: Key  # whose the assignment is: the signature can be verified without the state
     commitment: Digest
-    signature: SignatureBytes  # by the annotator, over `annotator_statements.AnnotationStatement`
-    seals: Seals = ()  # the answer for each of `sealed_answers.seal_recipients`; nothing decided depends on what is in them
+    signature: SignatureBytes  # by the annotator, over `AnnotationStatement`
+    seals: Seals = ()  # the answer for each of `seal_recipients`; nothing decided depends on what is in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +195,17 @@ class StatementBatch:
     @property
     def size(self) -> int:
         return sum(map(len, (self.enrolments, self.leases, self.commits, self.openings, self.skips, self.releases)))
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSecret:
+    """What opens a commitment."""
+
+    salt: Salt
+    answer: Choices
+
+
+def seal_recipients(serving: Iterable[bytes], assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
+    """The serving peers that this answer is sealed for, in the order in which they open it."""
+    others = (key for key in serving if key != carrier)
+    return tuple(sorted(others, key=lambda key: hashlib.sha256(b"folkmoot/seal\x00" + assignment + key).digest())[:SEALS_MAX])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.verdicts import VERDICT_MEANINGS
-from web.html_pages import HtmlPage, PageSet
+from web.routes import HtmlPage, PageSet
 
 PAGES: Final = PageSet(
     Path(__file__).parent,

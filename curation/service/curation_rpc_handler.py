@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -24,18 +23,20 @@ from curation.ledger.curation_state import (
     ProjectSpec,
     TaskStage,
     TextFormat,
-    as_answer,
 )
 from curation.ledger.transaction_types import ReviewTask, VoteToStopProject
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.rpc import AgreementView, CurationRpc, ImportRequest, ImportView, ProjectView, TaskExportView, TaskInReviewView
 from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
-from curation.service.projects import label_proof_export
-from curation.service.projects.import_records import already_imported_note
-from curation.service.projects.project_author import ProjectAuthor
-from curation.service.projects.task_export import compute_agreement, project_pages, read_task_page, write_export
-from curation.tasks.answer_parser import parse_answer
-from curation.tasks.answers import QuestionKind, answer_text, options_problem
+from curation.service.project_author import ProjectAuthor, already_imported_note
+from curation.service.project_tasks import (
+    compute_agreement,
+    project_pages,
+    read_task_page,
+    write_export,
+    write_label_proofs,
+)
+from curation.tasks.answers import AnswerSchema, QuestionKind, answer_text, options_problem
 from curation.tasks.task_pages import assignment_id, task_id
 from features.peer_context import PeerContext
 from features.text_tables import pluralize
@@ -53,8 +54,7 @@ class CurationRpcHandler(CurationRpc):
     @property
     def _state(self) -> CurationState:
         self._require_run()
-        found: CurationState = self.peer.state.module_state(CurationState)
-        return found
+        return self.peer.state.module_state(CurationState)
 
     def _require_run(self) -> None:
         if not runs_curation(self.peer.state):
@@ -83,8 +83,7 @@ class CurationRpcHandler(CurationRpc):
             file = await _tasks(request, data, row.spec.kind, row.spec.options, row.spec.many)
             return await self._import(founding, key, file, request)
         kind = QuestionKind(request.kind)
-        problem = options_problem(kind, request.options, request.many)
-        if problem:
+        if problem := options_problem(kind, request.options, request.many):
             raise UserError(f"{problem}: name them with --options A,B")
         file = await _tasks(request, data, kind, request.options, request.many)
         asked = ProjectSpec(
@@ -149,7 +148,7 @@ class CurationRpcHandler(CurationRpc):
                 shown = shown or read_task_page(row, page, self.peer.blobs.read_blob)
                 text = shown.entries[index].task if shown else None
                 votes = [state.assignments.get_record(assignment_id(task, who)) for who in found.annotators]
-                said = Counter(_named(row.spec, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
+                said = Counter(_named(row.spec, vote.answer) for vote in votes if vote and vote.answer is not None)
                 reasons = Counter(vote.reason for vote in votes if vote and vote.state is AssignmentState.SKIPPED)
                 words, items = (text.text, tuple(text.items)) if text else ("", ())
                 yield TaskInReviewView(task.hex(), found.number, words, items, dict(said), dict(reasons))
@@ -157,10 +156,8 @@ class CurationRpcHandler(CurationRpc):
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
         self.peer.require_member()
         project, number = self._find_task(task, number)
-        row = self._state.projects.get_record(project)
-        assert row is not None
-        asked = row.spec
-        answer = parse_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
+        asked = self._state.projects[project].spec
+        answer = AnswerSchema(asked.kind, asked.options, asked.many).parse_answer(task, "label", list(label), asked.items)
         assert answer is not None
         found = self._state.tasks.get_record(task_id(project, number))
         if found is None or found.stage is not TaskStage.REVIEW:
@@ -241,9 +238,7 @@ class CurationRpcHandler(CurationRpc):
             raise UserError("no state is certified yet: the next decided block certifies the one before it")
         state, links = proven
         read = self.peer.blobs.read_blob
-        count = await trio.to_thread.run_sync(
-            label_proof_export.write_label_proofs, Path(directory), self.peer.genesis, state, links, key, read
-        )
+        count = await trio.to_thread.run_sync(write_label_proofs, Path(directory), self.peer.genesis, state, links, key, read)
         return TaskExportView(directory, count)
 
 
@@ -276,6 +271,5 @@ async def _read(path: Path) -> bytes:
 
 
 async def _tasks(request: ImportRequest, data: bytes, kind: QuestionKind, options: tuple[str, ...], many: bool) -> ParsedTasks:
-    name = Path(request.file).name
-    read = partial(read_tasks, name, data, kind, options, many, TASKS_MAX, request.columns, request.gold_from)
-    return await trio.to_thread.run_sync(read)
+    name, columns, gold_from = Path(request.file).name, request.columns, request.gold_from
+    return await trio.to_thread.run_sync(read_tasks, name, data, kind, options, many, TASKS_MAX, columns, gold_from)

@@ -19,16 +19,18 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
-from curation.service.access_control import ANNOTATOR
+from curation.service.access_control import ANNOTATOR, AccessControl, Operators
 from curation.service.annotators.annotator_api import AnnotatorApi
-from curation.service.annotators.custodial_api import CustodialApi
-from curation.service.api_assembly import make_handlers
+from curation.service.annotators.session_api import SessionApi
+from curation.service.annotators.statement_batcher import StatementBatcher
+from curation.service.event_feeds import BlockFeed, LiveFeed
 from curation.service.operators.admin_api import AdminApi
-from curation.service.operators.project_api import ProjectApi
+from curation.service.operators.project_api import ImportQueue, ProjectApi
 from curation.service.operators.review_api import ReviewApi, ReviewState
-from curation.service.public.live_feed import LiveFeed
-from curation.service.public.public_api import PublicApi
-from web.request_fields import (
+from curation.service.project_tasks import PageFetcher
+from curation.service.public_api import PublicApi
+from features.services import ServiceContext
+from web.calls import (
     CURSOR,
     FLAG,
     LINE,
@@ -45,14 +47,13 @@ from web.request_fields import (
     query_integer_type,
 )
 from web.routes import (
-    ENDS_COOKIE,
     FILE_BYTES_MAX,
     KEY_TYPE,
     OPERATOR,
-    SETS_COOKIE,
     SIGNATURE_TYPE,
     TIME_TYPE,
     Route,
+    RouteHandlers,
     RouteReply,
     RouteSet,
     key_path_field,
@@ -63,7 +64,6 @@ PROJECT_REPLY: Final = RouteReply(
     short_text="the project, as in the list",
 )
 SIGN_IN_REPLY: Final = RouteReply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
-DISPLAYS: Final = tuple(display.value for display in TextFormat)
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = RequestField("name", LINE, "the file's, for what is said of its lines", default="")
 PREVIEW_REPLY: Final = RouteReply(
@@ -81,13 +81,13 @@ TASKS: Final = RequestField("tasks", OBJECTS, "as lines of a [JSONL file](../gui
 DECISION_CODES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
 _ROUTES: Final = (
     Route(
-        handler=AnnotatorApi.network_info, method="GET", path="/api/v1/network", about="which network and peer this is",
+        handler=PublicApi.network_info, method="GET", path="/api/v1/network", about="which network and peer this is",
         replies={200: RouteReply(
             "name wire chain_id peer_key height time_ms sign_up", "; `time_ms` of the last block, `sign_up` `open` or `invited`"
         )},
     ),
     Route(
-        handler=AnnotatorApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
+        handler=SessionApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("name", LINE), RequestField("signature", SIGNATURE_TYPE, "of the Enrol"),
             RequestField("custodial", FLAG, default=False), RequestField("invitation", TEXT, default=""),
@@ -99,12 +99,12 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=AnnotatorApi.create_challenge, method="POST", path="/api/v1/challenges", about="a nonce for a session",
+        handler=SessionApi.create_challenge, method="POST", path="/api/v1/challenges", about="a nonce for a session",
         by_host=True, body_fields=(RequestField("key", KEY_TYPE),),
         replies={201: RouteReply("nonce expires_ms", "of the session to come, a day ahead. The nonce waits ten minutes")},
     ),
     Route(
-        handler=AnnotatorApi.create_session, method="POST", path="/api/v1/sessions", about="begins a session",
+        handler=SessionApi.create_session, method="POST", path="/api/v1/sessions", about="begins a session",
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("nonce", hex_type(16)), RequestField("expires_ms", TIME_TYPE),
             RequestField("signature", SIGNATURE_TYPE, "of the Session"),
@@ -116,11 +116,11 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=CustodialApi.sign_up, method="POST", path="/api/v1/sign-up",
+        handler=SessionApi.sign_up, method="POST", path="/api/v1/sign-up",
         about="enrols an annotator whose key this peer keeps", by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT, "8..256 characters"),
             RequestField("invitation", TEXT, default="")),
-        cookie=SETS_COOKIE, cookie_owner=ANNOTATOR, replies={201: SIGN_IN_REPLY},
+        sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
             "misfit": "for a name or a passphrase", "already-enrolled": "if the name is taken here",
             "forbidden": "as for annotators, or from another site's page",
@@ -128,22 +128,21 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=CustodialApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
+        handler=SessionApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
         by_host=True,
-        body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)), cookie=SETS_COOKIE,
-        cookie_owner=ANNOTATOR, replies={201: SIGN_IN_REPLY},
+        body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)),
+        sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
             "unauthorized": "for another name or passphrase", "forbidden": "if it is not enrolled, or from another site's page",
             "too-many": "for one address, or after wrong passphrases",
         },
     ),
     Route(
-        handler=AnnotatorApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
-        cookie=ENDS_COOKIE,
-        cookie_owner=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
+        handler=SessionApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
+        ends_cookie=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
-        handler=AnnotatorApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
+        handler=SessionApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
         replies={200: RouteReply("annotator name custodial")},
     ),
     Route(
@@ -267,7 +266,7 @@ _ROUTES: Final = (
             RequestField("votes", integer_type(1, VOTES_MAX), default=1),
             RequestField("price", integer_type(0, PRICE_MAX), default=1),
             RequestField("guidelines", TEXT, default=""), RequestField("suggests_first", FLAG, default=False),
-            RequestField("display", choice_type(*DISPLAYS), default="plain"),
+            RequestField("display", choice_type(*(display.value for display in TextFormat)), default="plain"),
             RequestField("items", integer_type(0, RANKED_MAX), "of each task, where none is here yet", default=0), GOLD_FROM,
             replace(TASKS, default=()),
         ),
@@ -367,15 +366,14 @@ _ROUTES: Final = (
     Route(
         handler=AdminApi.operator_sign_in, method="POST", path="/api/v1/admin/sign-in",
         about="begins a session of an operator's browser",
-        body_fields=(RequestField("token", TEXT, "of `peer web token`"),), cookie=SETS_COOKIE, cookie_owner=OPERATOR,
+        body_fields=(RequestField("token", TEXT, "of `peer web token`"),), sets_cookie=OPERATOR,
         replies={201: RouteReply("operator seconds",
             "that the session lasts; its token comes as the cookie `folkmoot-operator`")},
         problem_codes={"unauthorized": "", "forbidden": "from another site's page"},
     ),
     Route(
         handler=AdminApi.operator_sign_out, method="POST", path="/api/v1/admin/sign-out", client=OPERATOR, about="ends it",
-        cookie=ENDS_COOKIE,
-        cookie_owner=OPERATOR, replies={200: RouteReply("", "an empty object")},
+        ends_cookie=OPERATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
         handler=AdminApi.admin_health, method="GET", path="/api/v1/admin/health", client=OPERATOR, about="how this peer is",
@@ -465,6 +463,40 @@ _ROUTES: Final = (
         problem_codes={"not-found": "also where this peer has not kept it"},
     ),
 )  # fmt: skip
-PREFIXES: Final = ("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard")
-PROBLEM_STATUSES: Final = {"already-answered": 409, "already-enrolled": 409, "already-imported": 409, "bad-signature": 422}
-HTTP_ROUTES: Final = RouteSet(prefixes=PREFIXES, routes=_ROUTES, make_handlers=make_handlers, problem_statuses=PROBLEM_STATUSES)
+
+
+def make_handlers(desk: ServiceContext) -> RouteHandlers:
+    doors, fetching, live, gatherer = AccessControl(desk.folder), PageFetcher(desk), LiveFeed(desk), StatementBatcher(desk)
+    sessions = SessionApi(desk, doors, gatherer)
+    annotating = AnnotatorApi(desk, doors, fetching, sessions, gatherer)
+    operators = Operators(desk.folder, doors, sessions.is_annotator)
+    imports, blocks = ImportQueue(desk, operators), BlockFeed(desk, gatherer)
+    return RouteHandlers(
+        objects=(
+            sessions,
+            annotating,
+            PublicApi(desk),
+            ProjectApi(desk, operators, imports),
+            ReviewApi(desk, operators),
+            AdminApi(desk, doors, operators, gatherer),
+            live,
+        ),
+        authorizers={ANNOTATOR: sessions.require_session, OPERATOR: operators.require_operator},
+        metrics=blocks.metrics,
+        event_feeds=(blocks.event_feed, live.event_feed),
+        background_tasks=(
+            gatherer.run,
+            annotating.run_openings_and_expiry,
+            fetching.run,
+            live.run_label_counter,
+            imports.run,
+        ),
+    )
+
+
+HTTP_ROUTES: Final = RouteSet(
+    prefixes=("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard"),
+    routes=_ROUTES,
+    make_handlers=make_handlers,
+    problem_statuses={"already-answered": 409, "already-enrolled": 409, "already-imported": 409, "bad-signature": 422},
+)

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from web.problem_details import HttpProblem
+from web.calls import HttpProblem
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,12 +47,6 @@ class FairTable(Generic[K, V]):
         self._entries_max, self._of_owner_max = entries_max, of_owner_max
         self._values: dict[K, tuple[object, V]] = {}
         self._owned: dict[object, OrderedDict[K, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._values
 
     def get(self, key: K) -> V | None:
         found = self._values.get(key)

@@ -6,9 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated
 
-from curation.annotator_statements import Salt
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, RANKED_MAX, TEXT_CHARACTERS_MAX
-from curation.tasks.answers import QuestionKind, items_problem
+from curation.tasks.answers import QuestionKind, Salt, items_problem
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
@@ -69,8 +68,7 @@ def decode_page(data: bytes, kind: QuestionKind, root: bytes, count: int) -> Tas
     if len(page.entries) != count or page_merkle_root(page) != root:
         raise RemoteProtocolError("bad-page", "it has other tasks than its project says")
     for entry in page.entries:
-        problem = items_problem(kind, len(entry.task.items)) if entry.task else None
-        if problem:
+        if entry.task and (problem := items_problem(kind, len(entry.task.items))):
             raise RemoteProtocolError("bad-page", problem)
     return page
 

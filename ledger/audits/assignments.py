@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits import sortition
 from ledger.audits.audit_state import AUDITABLE_PROPOSALS_MAX, AuditableProposal, AuditFinding, RoundAudits
 from ledger.audits.audit_tables import AuditTables
 from ledger.audits.disputes import auditors_apart, require_may_challenge
-from ledger.audits.sortition import NonceCommitment
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage, AuditTransition
 from ledger.core.module import Refused
 from ledger.jobs import ClosedRound
@@ -28,7 +27,17 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
     """The audits of a closed round, but of updates that were re-executed before the ballot; `accepted` is by trainer."""
     job = tables.job
     revealed = sortition.matching_reveals(closed.reveals, tables.commitments)
-    _draw_for_missed_rounds(tables, revealed)
+    # Re-executors whose ballots were left out draw now for the rounds that they missed. So a leader that leaves out the ballots
+    # that would find its accomplice delays their draws by a round, and no more.
+    for number, audits in tables.rounds.items():
+        missed = (key for key in audits.reexecutors if key in revealed and tables.commitments[key].round < number)
+        nonces = {key: revealed[key] for key in missed}
+        if audits.nonce_count and tables.has_rounds(number) and not audits.undone:  # without nonces all drew by the model root
+            added = {
+                trainer: _with_auditors(old, *_draw_auditors(tables, number, trainer, audits.reexecutors, nonces))
+                for trainer, old in audits.proposals.items()
+            }
+            tables.rounds[number] = replace(audits, nonce_count=audits.nonce_count + len(nonces), proposals=added)
     reexecutors = tuple(
         key for key in job.reexecutors if tables.is_trusted(key) and tables.current_key(key) not in tables.ignored_challengers
     )
@@ -43,25 +52,16 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
     tables.rounds[closed.round] = RoundAudits(len(nonces), faults_tolerated(len(job.voters)), reexecutors, drawn)
     # A voter whose ballot was not decided keeps its earlier commitment.
     kept = {key: known for key, known in tables.commitments.items() if key in job.voters and key not in closed.ballots}
-    new = {key: NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
+    new = {key: sortition.NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
     tables.commitments = dict(sorted({**kept, **new}.items()))
-    _bound_proposals(tables)
-
-
-def _draw_for_missed_rounds(tables: AuditTables, revealed: Mapping[bytes, bytes]) -> None:
-    """Re-executors whose ballots were left out draw now for the rounds that they missed.
-
-    So a leader that leaves out the ballots that would find its accomplice delays their draws by a round, and no more.
-    """
-    for number, audits in tables.rounds.items():
-        missed = (key for key in audits.reexecutors if key in revealed and tables.commitments[key].round < number)
-        nonces = {key: revealed[key] for key in missed}
-        if audits.nonce_count and tables.has_rounds(number) and not audits.undone:  # without nonces all drew by the model root
-            drawn = {
-                trainer: _with_auditors(old, *_draw_auditors(tables, number, trainer, audits.reexecutors, nonces))
-                for trainer, old in audits.proposals.items()
-            }
-            tables.rounds[number] = replace(audits, nonce_count=audits.nonce_count + len(nonces), proposals=drawn)
+    # Beyond AUDITABLE_PROPOSALS_MAX the oldest proposals go: first those that nobody has to report on, then the others.
+    tables.forget_proposals()
+    excess = sum(len(audits.proposals) for audits in tables.rounds.values()) - AUDITABLE_PROPOSALS_MAX
+    for forget in (tables.forget_unawaited, lambda number: lapse_reports(tables, number)):
+        for number, audits in sorted(tables.rounds.items()):
+            if excess > 0:
+                forget(number)
+                excess -= len(audits.proposals) - len(tables.rounds[number].proposals)
 
 
 def _draw_auditors(
@@ -78,17 +78,6 @@ def _draw_auditors(
 
 def _with_auditors(drawn: AuditableProposal, *auditors: bytes) -> AuditableProposal:
     return replace(drawn, pending_auditors=tuple(sorted({*drawn.pending_auditors, *auditors})))
-
-
-def _bound_proposals(tables: AuditTables) -> None:
-    """Beyond AUDITABLE_PROPOSALS_MAX the oldest proposals go: first those that nobody has to report on, then the others."""
-    tables.forget_proposals()
-    excess = sum(len(audits.proposals) for audits in tables.rounds.values()) - AUDITABLE_PROPOSALS_MAX
-    for forget in (tables.forget_unawaited, lambda number: lapse_reports(tables, number)):
-        for number, audits in sorted(tables.rounds.items()):
-            if excess > 0:
-                forget(number)
-                excess -= len(audits.proposals) - len(tables.rounds[number].proposals)
 
 
 # Volunteers -------------------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
-from ledger.audits.loss_commitments import LossComparisons, SealedLoss, UnopenedLosses
+from ledger.audits.loss_commitments import LossComparisons, ProposalReference, SealedLoss, UnopenedLosses
 from ledger.audits.sortition import NonceCommitment
 from ledger.core.module import StateReader
-from ledger.jobs import FINISHED_KEPT_MAX, NO_SUSPENSIONS, RUNNING_MAX, JobsState, SuspendedUntil
+from ledger.jobs import FINISHED_KEPT_MAX, NO_SUSPENSIONS, RUNNING_MAX, SuspendedUntil
 from ledger.members import MembersState
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
@@ -43,7 +43,6 @@ ProposalKey = tuple[int, bytes]  # round, trainer as in the round
 VoterKeys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 # Rounds of one trainer whose rewards wait: in the window, with an awaited report, with a dispute, or with losses to be opened.
 UNVESTED_MAX = AUDIT_WINDOW_MAX + AUDITABLE_PROPOSALS_MAX + DISPUTES_MAX + UNOPENED_MAX
-UnvestedRounds = Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]
 RoundByMember = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
 WithheldClaims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]
 UnopenedRounds = Annotated[dict[Count, Annotated[dict[Key, UnopenedLosses], Length(1, TRAINERS_MAX)]], Length(0, UNOPENED_MAX)]
@@ -126,7 +125,9 @@ class JobAudits:
     # challenger -> the first open round in which it may challenge again
     ignored_challengers: RoundByMember = field(default_factory=dict)
     # Trainer -> the rounds whose rewards it may still lose.
-    unvested_rounds: Annotated[dict[Key, UnvestedRounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    unvested_rounds: Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]], Length(0, MEMBERS_MAX)] = field(
+        default_factory=dict
+    )
     # Trainer -> auditor -> the rounds in which its last claims about this trainer were refuted.
     withheld_claims: Annotated[dict[Key, WithheldClaims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Suspended trainer -> the entry of the log that says why. The log itself forgets it sooner.
@@ -198,7 +199,7 @@ class AuditsState:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditFinding:
+class AuditFinding(ProposalReference):
     """A re-executor's finding about one accepted proposal.
 
     | transaction       | author                                     | proposal      | findings                      |
@@ -206,16 +207,9 @@ class AuditFinding:
     | `audit/verdict`   | a re-executor of the round but the accused | disputed      | all; MATCH says innocent      |
     """
 
-    job: Digest
-    round: Count
-    trainer: Key  # as in the round
     finding: ReplayFinding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
     loss: SealedLoss | None = None  # of a report with the finding MATCH
-
-    @property
-    def proposal_key(self) -> ProposalKey:
-        return self.round, self.trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,43 +229,27 @@ VOLUNTEER_KIND = "audit/volunteer"  # of a Volunteering
 
 
 class AppliedState(StateReader, Protocol):
-    """The parts of the state after the last applied block that are read here."""
+    """The state after the last applied block."""
 
     @property
     def height(self) -> int: ...
 
-    @property
-    def members(self) -> MembersState: ...
-
-    @property
-    def jobs(self) -> JobsState: ...
-
-    @property
-    def audits(self) -> AuditsState: ...
-
 
 @dataclass(frozen=True, slots=True)
-class AuditDuty:
+class AuditDuty(ProposalReference):
     """A proposal that a peer is to replay, and to report on or to judge before the window closes."""
 
-    job: bytes
-    round: int
-    trainer: bytes  # as in the round
     proposal: Proposal
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
     since: int  # of a dispute: the round that was open when it opened; otherwise the audited round
     auditor: bytes = b""  # of an awaited report: my key, as in the round
     is_second_verdict: bool = False  # of a dispute: I did not see the proposal, and somebody who found it false can show it to me
 
-    @property
-    def proposal_key(self) -> ProposalKey:
-        return self.round, self.trainer
-
 
 def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
     """The disputes that await my verdict, in the order of their opening, then the proposals that await my report, by round."""
-    current, found = state.members.current_key, list[AuditDuty]()
-    for job, audits in state.audits.jobs.items():
+    current, found = state.module_state(MembersState).current_key, list[AuditDuty]()
+    for job, audits in state.module_state(AuditsState).jobs.items():
         for dispute in audits.disputes:
             of = audits.rounds[dispute.round]
             proposal = of.proposals[dispute.trainer].proposal
@@ -299,29 +277,25 @@ def first_duty_of_each_trainer(due: Iterable[AuditDuty], members: MembersState) 
 
 
 @dataclass(frozen=True, slots=True)
-class LossOpeningDuty:
+class LossOpeningDuty(ProposalReference):
     """My proposal whose loss I am to open once no report on it can come any more."""
-
-    job: bytes
-    round: int
-    trainer: bytes  # as in the round
 
 
 def loss_opening_duties(me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
     """The first round first."""
     return [
         LossOpeningDuty(job, number, trainer)
-        for job, audits in state.audits.jobs.items()
+        for job, audits in state.module_state(AuditsState).jobs.items()
         for number, of in audits.unopened_losses.items()
         for trainer in of
-        if state.members.current_key(trainer) == me
+        if state.module_state(MembersState).current_key(trainer) == me
     ]
 
 
 def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditDuty]:
     """Others' accepted proposals, by round, of the rounds that I may re-execute."""
-    current, found = state.members.current_key, list[AuditDuty]()
-    for job, audits in state.audits.jobs.items():
+    current, found = state.module_state(MembersState).current_key, list[AuditDuty]()
+    for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():
             if me in map(current, of.reexecutors):
                 others = [(trainer, drawn.proposal) for trainer, drawn in of.proposals.items() if current(trainer) != me]
@@ -331,8 +305,8 @@ def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditD
 
 def awaited_auditors(me: bytes, state: AppliedState) -> dict[bytes, set[tuple[bytes, ProposalKey]]]:
     """By auditor and judge: the proposals of mine, with their jobs, on which it has not said anything yet."""
-    current, found = state.members.current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
-    for job, audits in state.audits.jobs.items():
+    current, found = state.module_state(MembersState).current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
+    for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():
             for trainer, drawn in of.proposals.items():
                 for auditor in drawn.pending_auditors if current(trainer) == me else ():
@@ -349,8 +323,8 @@ def proposals_to_serve(me: bytes, state: AppliedState) -> list[Proposal]:
     """My proposals whose buffers an auditor may still ask for."""
     return [
         drawn.proposal
-        for audits in state.audits.jobs.values()
+        for audits in state.module_state(AuditsState).jobs.values()
         for of in audits.rounds.values()
         for trainer, drawn in of.proposals.items()
-        if state.members.current_key(trainer) == me
+        if state.module_state(MembersState).current_key(trainer) == me
     ]

@@ -3,11 +3,10 @@
 | file                         | rules                                                                                 |
 |------------------------------|---------------------------------------------------------------------------------------|
 | `assignments`                | who audits what: draws, volunteers, reports that are taken, that lapse, that are void |
-| `disputes`                   | challenges, verdicts, a dispute's end, claims that something was withheld             |
+| `disputes`                   | challenges, verdicts, a dispute's end, claims that something was withheld; rewards    |
+|                              | and suspensions                                                                       |
 | `loss_openings`              | losses that reports seal, and that trainers open                                      |
-| `rewards`, `suspensions`     | what a trainer gains and loses                                                        |
-| `audit_windows`              | whose time is over                                                                    |
-| `state_machine`              | what each transaction and each block does, in these steps                             |
+| `state_machine`              | what each transaction and each block does, in these steps; whose time is over         |
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import x25519_public_key, x25519_shared_secret
 from protocol.limits import VOTERS_MAX
@@ -41,12 +41,22 @@ class SealedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class LossOpening:
-    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
+class ProposalReference:
+    """Names one accepted proposal."""
 
     job: Digest
     round: Count
     trainer: Key  # as in the round
+
+    @property
+    def proposal_key(self) -> tuple[int, bytes]:
+        return self.round, self.trainer
+
+
+@dataclass(frozen=True, slots=True)
+class LossOpening(ProposalReference):
+    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
+
     secret: Digest
     loss: LossMillionths  # of the round's last inner step
 

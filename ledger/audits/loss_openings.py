@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits import loss_commitments
 from ledger.audits.audit_state import AuditFinding
 from ledger.audits.audit_tables import LATER_THAN_ANY_ROUND, AuditTables
-from ledger.audits.loss_commitments import LossComparisons, LossOpening, SealedLoss, UnopenedLosses
-from ledger.audits.rewards import lose_reward
-from ledger.audits.suspensions import suspend_trainer
+from ledger.audits.disputes import lose_reward, suspend_trainer
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage
 from ledger.core.module import Refused
 from protocol.identity import short_id
@@ -28,7 +26,7 @@ def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, 
         raise Refused("a match carries a sealed loss" if is_bound else "no loss belongs here")
     if report.loss is not None and proposal.loss is not None:
         of = tables.unopened_losses.setdefault(report.round, {})
-        new = UnopenedLosses(proposal.loss, {}, len(tables.rounds[report.round].reexecutors))
+        new = loss_commitments.UnopenedLosses(proposal.loss, {}, len(tables.rounds[report.round].reexecutors))
         known = of.get(report.trainer, new)
         of[report.trainer] = replace(known, reports={**known.reports, auditor: report.loss})
 
@@ -43,7 +41,7 @@ def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
     return not is_awaited and (has_ended or not tables.has_rounds(number))
 
 
-def apply_loss_opening(tables: AuditTables, author: bytes, opening: LossOpening) -> None:
+def apply_loss_opening(tables: AuditTables, author: bytes, opening: loss_commitments.LossOpening) -> None:
     """A trainer opens the loss that its proposal committed to, and each report on it is compared."""
     of, trainer = tables.unopened_losses.get(opening.round, {}), opening.trainer
     known = of.get(trainer)
@@ -61,11 +59,13 @@ def apply_loss_opening(tables: AuditTables, author: bytes, opening: LossOpening)
             _compare_loss(tables, auditor, report, opening)
 
 
-def _compare_loss(tables: AuditTables, auditor: bytes, report: SealedLoss, opening: LossOpening) -> None:
+def _compare_loss(
+    tables: AuditTables, auditor: bytes, report: loss_commitments.SealedLoss, opening: loss_commitments.LossOpening
+) -> None:
     current, faults, place = tables.current_key, faults_tolerated(len(tables.job.voters)), (opening.round, opening.trainer)
     said = loss_commitments.unseal_loss(report, tables.key, *place, auditor, opening.secret)
     wrong, person = loss_commitments.is_wrong_loss(said, opening.loss), current(auditor)
-    before = tables.loss_comparisons.get(person, LossComparisons())
+    before = tables.loss_comparisons.get(person, loss_commitments.LossComparisons())
     known = loss_commitments.add_comparison(before, current(opening.trainer), wrong, faults)
     if not wrong:
         event = AuditEvent.LOSS_RIGHT

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from ledger.audits import assignments, audit_windows, disputes, loss_openings, rewards, suspensions
+from ledger.audits import assignments, disputes, loss_openings
 from ledger.audits.audit_state import (
     FINDING_KINDS,
     LOSS_OPENING_KIND,
@@ -29,7 +29,6 @@ from ledger.audits.audit_state import (
 from ledger.audits.audit_tables import LATER_THAN_ANY_ROUND, AuditTables, follow_key_rotations
 from ledger.audits.loss_commitments import LossOpening
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage
-from ledger.core.genesis import Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import (
     WINDING_UP_MAX,
@@ -66,9 +65,6 @@ class AuditsModule(Module[AuditsState]):
     def __init__(self, rules: JobSpecRules) -> None:
         self.rules = rules
 
-    def genesis_state(self, genesis: Genesis) -> AuditsState:
-        return AuditsState()
-
     def follow_key_rotations(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
         return follow_key_rotations(state, current)
 
@@ -83,7 +79,15 @@ class AuditsModule(Module[AuditsState]):
         tables = self._job_tables(state, found.job, view, context.height)
         match said.transaction.kind, found:
             case "audit/report", AuditFinding():
-                _apply_report(tables, said.author, found)
+                auditor, proposal = assignments.take_report(tables, said.author, found)
+                loss_openings.keep_sealed_loss(tables, auditor, found, proposal)
+                event = AuditEvent.PASSES if found.finding is ReplayFinding.MATCH else AuditEvent.FAILS
+                moved = AUDIT_TRANSITIONS[AuditStage.AWAITED, event]
+                tables.log_result(found.proposal_key, auditor, moved.result, found.finding, found.relative_error_ppm)
+                assert moved.effects[:1] == (AuditEffect.COUNT_REPORT,) and {*moved.effects[1:]} <= {AuditEffect.DISPUTE}
+                tables.count(tables.current_key(auditor), reports=1)
+                if AuditEffect.DISPUTE in moved.effects:
+                    disputes.challenge_proposal(tables, auditor, found)
             case "audit/verdict", AuditFinding():
                 disputes.apply_verdict(tables, said.author, found)
             case _, LossOpening():
@@ -100,7 +104,7 @@ class AuditsModule(Module[AuditsState]):
                 accepted = {signed.signer: codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals}
                 _close_windows(tables, closed.round, context.time_ms)
                 assignments.assign_audits(tables, closed, accepted)
-                rewards.add_rewards(tables, closed.round, accepted)
+                disputes.add_rewards(tables, closed.round, accepted)
                 state = tables.new_state()
         jobs = view.module_state(JobsState).jobs
         for key in [key for key in state.jobs if jobs[key].phase is JobPhase.SETTLING]:
@@ -108,7 +112,7 @@ class AuditsModule(Module[AuditsState]):
             tables = self._job_tables(state, key, view, context.height)
             tables.closed = LATER_THAN_ANY_ROUND
             is_over = context.height > jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
-            audit_windows.end_windows(tables, None if is_over else context.time_ms)
+            end_windows(tables, None if is_over else context.time_ms)
             state = tables.new_state()
         reached = {key: audits.first_contestable_round for key, audits in state.jobs.items()}
         doubtful = (ContestableRound(key, number) for key, number in reached.items() if number is not None)
@@ -129,7 +133,12 @@ class AuditsModule(Module[AuditsState]):
             if key not in jobs:
                 state = _without_job(state, key)
             elif jobs[key].phase is JobPhase.FINISHED:
-                state = self._wind_up(state, key, view, context.height)
+                # Audits outlive their job: otherwise nobody would have to fear them in its last rounds. `new_state` forgets
+                # proposals that are only kept for volunteers.
+                state = self._job_tables(state, key, view, context.height).new_state()
+                audits, last = state.jobs[key], jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
+                if context.height > last or not (audits.rounds or audits.disputes or audits.unopened_losses):
+                    state = self._end_audits(state, key, view, context.height)
         winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is JobPhase.FINISHED}
         while len(winding) > WINDING_UP_MAX:
             key = self._crowded_out(state, winding, view.module_state(MembersState))
@@ -138,15 +147,6 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(state)
 
     # Audits after a job's end
-
-    def _wind_up(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditsState:
-        """Audits outlive their job: otherwise nobody would have to fear them in its last rounds."""
-        # `new_state` forgets proposals that are only kept for volunteers.
-        state = self._job_tables(state, key, view, height).new_state()
-        audits, ended = state.jobs[key], view.module_state(JobsState).jobs[key].opened_height
-        if (audits.rounds or audits.disputes or audits.unopened_losses) and height <= ended + POST_JOB_AUDIT_HEIGHTS:
-            return state
-        return self._end_audits(state, key, view, height)
 
     def _end_audits(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditsState:
         """What is open runs out, every reward vests, and the job's tables go."""
@@ -178,14 +178,17 @@ class AuditsModule(Module[AuditsState]):
     def loss_openings_due(self, me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
         """My proposals whose loss I may open now."""
         mine = loss_opening_duties(me, state)
-        tables = {key: self._job_tables(state.audits, key, state, state.height + 1) for key in {due.job for due in mine}}
+        tables = {
+            key: self._job_tables(state.module_state(AuditsState), key, state, state.height + 1)
+            for key in {due.job for due in mine}
+        }
         return [due for due in mine if loss_openings.may_open_loss(tables[due.job], due.round, due.trainer)]
 
     def proposals_to_volunteer_for(self, me: bytes, state: AppliedState) -> list[AuditDuty]:
         """Proposals that I am drawn for if I volunteer for their round now, by round."""
         others, trainers = auditable_proposals_of_others(me, state), dict[tuple[bytes, int], list[bytes]]()
         for job, number in {(due.job, due.round) for due in others}:
-            tables = self._job_tables(state.audits, job, state, state.height + 1)
+            tables = self._job_tables(state.module_state(AuditsState), job, state, state.height + 1)
             with contextlib.suppress(Refused):
                 _, trainers[job, number] = assignments.proposals_left_to(tables, me, number)
         return [due for due in others if due.trainer in trainers.get((due.job, due.round), ())]
@@ -200,24 +203,50 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
     return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
 
 
-def _apply_report(tables: AuditTables, author: bytes, report: AuditFinding) -> None:
-    """A drawn auditor says what it found."""
-    auditor, proposal = assignments.take_report(tables, author, report)
-    loss_openings.keep_sealed_loss(tables, auditor, report, proposal)
-    event = AuditEvent.PASSES if report.finding is ReplayFinding.MATCH else AuditEvent.FAILS
-    moved = AUDIT_TRANSITIONS[AuditStage.AWAITED, event]
-    tables.log_result(report.proposal_key, auditor, moved.result, report.finding, report.relative_error_ppm)
-    assert moved.effects[:1] == (AuditEffect.COUNT_REPORT,) and {*moved.effects[1:]} <= {AuditEffect.DISPUTE}
-    tables.count(tables.current_key(auditor), reports=1)
-    if AuditEffect.DISPUTE in moved.effects:
-        disputes.challenge_proposal(tables, auditor, report)
-
-
 def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None:
     """This round closes. `now_ms` is the time of the parent block; None: windows are counted in rounds alone."""
     tables.closed = closed
-    audit_windows.end_windows(tables, now_ms)
+    end_windows(tables, now_ms)
     loss_openings.end_unopened_losses(tables, now_ms)
-    rewards.vest_rewards(tables)
-    suspensions.end_suspensions(tables)
+    disputes.vest_rewards(tables)
+    disputes.end_suspensions(tables)
     disputes.forget_claims(tables)
+
+
+# Windows: how long reports and verdicts are awaited. A window ends once its rounds have closed and its time is over. -------
+
+
+def end_windows(tables: AuditTables, now_ms: int | None) -> None:
+    """Reports lapse, and disputes end, where the window is over. `now_ms` is the time of the parent block; None: no times."""
+    if now_ms is not None:
+        # The block that closes a round does not know its own time, and its parent may be much older: a window that began then
+        # would be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one
+        # disputed proposal of a trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins when
+        # the one before it ends.
+        begun_ms = max(1, now_ms)
+        for number, audits in tables.rounds.items():
+            if not audits.closed_ms:
+                tables.rounds[number] = replace(audits, closed_ms=begun_ms)
+        first = {tables.current_key(dispute.trainer): dispute for dispute in reversed(tables.disputes.values())}
+        for dispute in first.values():
+            if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
+                tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
+    # Reports on these trainers wait for a dispute: time does not run for them.
+    held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())
+    for number, audits in list(tables.rounds.items()):
+        if not tables.has_rounds(number) and not _has_time(tables, number, audits.closed_ms, now_ms):
+            assignments.lapse_reports(tables, number, held_up if now_ms is not None and audits.may_renew_window else frozenset())
+    for dispute in list(tables.disputes.values()):
+        # A judge that did not see the proposal gets it from those that did.
+        windows = 2 if dispute.voted_invalid and dispute.voted_withheld else 1
+        has_time = _has_time(tables, dispute.round, dispute.opened_ms, now_ms, windows)
+        if not tables.has_rounds(dispute.opened) and not has_time:
+            disputes.end_dispute(tables, AuditEvent.TIME, dispute)
+
+
+def _has_time(tables: AuditTables, number: int, since_ms: int, now_ms: int | None, windows: int = 1) -> bool:
+    """Whether time is left of so many windows that began then, for re-executors of that round."""
+    window_ms = tables.terms.window_ms(len(tables.rounds[number].reexecutors))
+    if tables.closed == LATER_THAN_ANY_ROUND:  # no rounds close in which re-executors work
+        window_ms += tables.window_rounds_ms
+    return now_ms is not None and (not since_ms or now_ms < since_ms + windows * window_ms)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from consensus.block import BODY_BYTES_MAX
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.core.module import Refused
 from ledger.ledger_state import LedgerRules, LedgerState, TransactionTraits
 from ledger.members import MembersState
@@ -82,8 +82,7 @@ class TransactionSelection:
     def add_unbounded(self, signed: Signed) -> None:
         """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
-        transaction = self._rules.open_transaction(signed)
-        self._add(signed, self._rules.transaction_traits(signed.signer, transaction).cost)
+        self._add(signed, self._rules.transaction_traits(signed.signer, self._rules.open_transaction(signed)).cost)
 
     def try_add(self, entry: PendingTransaction) -> bool:
         """Adds it if it fits and applies now, and says whether it did."""
@@ -189,7 +188,8 @@ class Mempool:
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
-        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._is_full):
+        is_full = len(self._waiting) >= TRANSACTIONS_PENDING_MAX or self._bytes_of_all >= PENDING_BYTES_MAX
+        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or is_full):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
         traits = self._traits(signed.signer, transaction)
@@ -204,21 +204,13 @@ class Mempool:
         self._account(entry, 1)
         if self.quota_share(signed.signer) > 1:
             self._overflow(signed.signer)
-        while member and self._has_too_much:
+        while member and (len(self._waiting) > TRANSACTIONS_PENDING_MAX or self._bytes_of_all > PENDING_BYTES_MAX):
             self._overflow(max(self._count, key=lambda signer: (self.quota_share(signer), signer)))
         return True
 
     def quota_share(self, signer: bytes) -> float:
         """The share of a member's room that this signer has taken."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._waiting) >= TRANSACTIONS_PENDING_MAX or self._bytes_of_all >= PENDING_BYTES_MAX
-
-    @property
-    def _has_too_much(self) -> bool:
-        return len(self._waiting) > TRANSACTIONS_PENDING_MAX or self._bytes_of_all > PENDING_BYTES_MAX
 
     def _overflow(self, signer: bytes) -> None:
         self._overflowed.add(signer)
@@ -269,7 +261,11 @@ class Mempool:
 
         The tries together cost no more than a block. An entry that exceeds the rest of this cost is passed over.
         """
-        old = [entry for entry in self._waiting.values() if entry.added_height <= state.height - 2 and _is_next(entry, state)]
+        old = [
+            entry
+            for entry in self._waiting.values()
+            if entry.added_height <= state.height - 2 and not _nonces_ahead(entry, state)
+        ]
         found: list[bytes] = []
         cost_left = COST_PER_BLOCK_MAX
         for entry in sorted(old, key=lambda entry: (entry.added_height, entry.traits.cost)):
@@ -291,11 +287,16 @@ class Mempool:
         gone: list[tuple[Signed, str]] = []
         next_ones: list[PendingTransaction] = []
         for entry in list(self._waiting.values()):
-            if _is_next(entry, state):
+            nonces_ahead = _nonces_ahead(entry, state)
+            if nonces_ahead == 0:
                 next_ones.append(entry)
-            elif not _lies_ahead(entry, state):
+            elif nonces_ahead < 0:
                 self._drop(rules, state, entry, gone)  # a check of its author, nonce or expiry refuses it at little cost
-        for entry in _within_cost(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
+        cost_left = COST_PER_BLOCK_MAX
+        for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
+            cost_left -= entry.traits.cost
+            if cost_left < 0 and place:  # at least one is tried
+                break
             self._drop(rules, state, entry, gone)
             self._tried = entry.number
         while len(self._dropped) > DROPPED_MAX:
@@ -312,33 +313,16 @@ class Mempool:
             self._dropped[entry.digest] = None
 
 
-def _may_speak(entry: PendingTransaction, state: LedgerState) -> bool:
-    author = entry.signed.signer
-    return author not in state.members.members or state.members.is_current_key(author)
+def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
+    """How many transactions its author has to have decided before it; less than 0: by author, nonce or expiry it is refused.
 
-
-def _next_nonce(entry: PendingTransaction, state: LedgerState) -> int:
-    member = state.members.members.get(entry.signed.signer)
-    return (member.nonce if member else 0) + 1
-
-
-def _is_next(entry: PendingTransaction, state: LedgerState) -> bool:
-    """Whether it has its author's next nonce. Then its module may refuse it, after costly work."""
-    return _may_speak(entry, state) and entry.nonce == _next_nonce(entry, state) and entry.expires > state.height
-
-
-def _lies_ahead(entry: PendingTransaction, state: LedgerState) -> bool:
-    return _may_speak(entry, state) and entry.nonce > _next_nonce(entry, state) and entry.expires > state.height
-
-
-def _within_cost(entries: Iterable[PendingTransaction]) -> Iterator[PendingTransaction]:
-    """The first of them, as many as a block may hold by their cost. There is always one."""
-    left = COST_PER_BLOCK_MAX
-    for number, entry in enumerate(entries):
-        left -= entry.traits.cost
-        if left < 0 and number:
-            return
-        yield entry
+    If there are none, its module may refuse it, after costly work.
+    """
+    author, members = entry.signed.signer, state.members
+    member = members.members.get(author)
+    if (member is not None and not members.is_current_key(author)) or entry.expires <= state.height:
+        return -1
+    return entry.nonce - (member.nonce if member else 0) - 1
 
 
 def _take_all(
@@ -365,44 +349,35 @@ INCLUSION_LAG_HEIGHTS = 2
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
-@dataclass(frozen=True, slots=True)
-class VoterInclusionList:
-    """One voter's latest notice: its height, and for each transaction the height since which all notices named it."""
-
-    height: int
-    since: dict[bytes, int]
-
-
 class InclusionListSet:
     def __init__(self) -> None:
-        self._by_voter: dict[bytes, VoterInclusionList] = {}
+        # Of each voter's latest notice its height, and for each transaction the height since which all its notices named it.
+        self._by_voter: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
     def add_list(self, voter: bytes, notice: InclusionList) -> bool:
         """Whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
             raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
-        last = self._by_voter.get(voter, VoterInclusionList(-1, {}))
-        if notice.height <= last.height:
+        last, known = self._by_voter.get(voter, (-1, {}))
+        if notice.height <= last:
             return False
-        since = {digest: last.since.get(digest, notice.height) for digest in notice.transactions}
-        self._by_voter[voter] = VoterInclusionList(notice.height, since)
+        since = {digest: known.get(digest, notice.height) for digest in notice.transactions}
+        self._by_voter[voter] = (notice.height, since)
         return True
 
     def prune_lists(self, members: MembersState, height: int) -> None:
         self._by_voter = {
             voter: noticed
             for voter, noticed in self._by_voter.items()
-            if voter in members.voters
-            and not members.is_expelled(voter)
-            and noticed.height >= height - INCLUSION_LIST_HEIGHTS_MAX
+            if voter in members.voters and not members.is_expelled(voter) and noticed[0] >= height - INCLUSION_LIST_HEIGHTS_MAX
         }
 
     def transactions_due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
         """Digests of the transactions that the block at `height`, which `voters` decide, must not leave out."""
         names = Counter(
             digest
-            for noticed in self._by_voter.values()
-            for digest, since in noticed.since.items()
+            for _, noticed in self._by_voter.values()
+            for digest, since in noticed.items()
             if since <= height - INCLUSION_LAG_HEIGHTS
         )
         return frozenset(digest for digest, count in names.items() if count > faults_tolerated(len(voters)))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import typing
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast, get_args, get_origin, get_type_hints
 
 from ledger.tables import Table, table_fields
-from protocol import codec
-from protocol.codec import Length
+from protocol.codec import decode, encode
 from protocol.errors import RemoteProtocolError
 
 SIZE_MAX = 512 << 20  # of one part: a store takes as much of a whole module
@@ -27,35 +25,27 @@ def check_encodable(of: Any, new: Any, old: Any) -> None:
     """
     if new is old:
         return
-    hint, length = _plain(of)
-    if typing.get_origin(hint) is dict and type(new) is type(old) is dict:
-        _check_dictionary(typing.get_args(hint), length, new, old)
-    elif typing.get_origin(hint) is Table and isinstance(new, Table) and new.kind == typing.get_args(hint)[0]:
+    hint, length = get_args(of)[:2] if get_origin(of) is Annotated else (of, None)
+    if get_origin(hint) is dict and type(new) is type(old) is dict:
+        if length is not None and not length.low <= len(new) <= length.high:
+            raise RemoteProtocolError("oversized", f"{len(new)} entries, allowed {length.low}..{length.high}")
+        key_kind, item_kind = get_args(hint)
+        for key, item in new.items():
+            before = old.get(key, ABSENT)
+            if before is ABSENT:
+                check_encodable(key_kind, key, ABSENT)
+            if item is not before:
+                check_encodable(item_kind, item, before)
+    elif get_origin(hint) is Table and isinstance(new, Table) and new.kind == get_args(hint)[0]:
         new.check_changes(old if isinstance(old, Table) else None)
     elif dataclasses.is_dataclass(hint) and type(new) is hint and (type(old) is hint or table_fields(hint)):
         known = old if type(old) is hint else ABSENT
-        for name, part in _hints(typing.cast(Any, hint)).items():
+        for name, part in _hints(cast(Any, hint)).items():
             check_encodable(part, getattr(new, name), getattr(known, name, ABSENT))
-    elif codec.decode(of, codec.encode(new), SIZE_MAX) != new:
+    elif decode(of, encode(new), SIZE_MAX) != new:
         raise TypeError(f"a {type(new).__name__} that is read back as something else")
-
-
-def _check_dictionary(kinds: tuple[Any, Any], length: Length | None, new: dict[Any, Any], old: dict[Any, Any]) -> None:
-    if length is not None and not length.low <= len(new) <= length.high:
-        raise RemoteProtocolError("oversized", f"{len(new)} entries, allowed {length.low}..{length.high}")
-    for key, item in new.items():
-        before = old.get(key, ABSENT)
-        if before is ABSENT:
-            check_encodable(kinds[0], key, ABSENT)
-        if item is not before:
-            check_encodable(kinds[1], item, before)
-
-
-def _plain(hint: Any) -> tuple[Any, Any]:
-    """The type without its bound, and the bound."""
-    return typing.get_args(hint)[:2] if typing.get_origin(hint) is Annotated else (hint, None)
 
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+    return get_type_hints(kind, include_extras=True)

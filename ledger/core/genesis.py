@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from consensus.voter_set import VoterSet
-from protocol import codec
-from protocol.codec import Between, Count, Key, Length
+from protocol.codec import Between, Count, Key, Length, decode, encode
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
@@ -52,7 +51,7 @@ class Genesis:
 
     @property
     def chain_id(self) -> bytes:
-        return hashlib.sha256(b"folkmoot/genesis\x00" + codec.encode(self)).digest()
+        return hashlib.sha256(b"folkmoot/genesis\x00" + encode(self)).digest()
 
     @property
     def voters(self) -> VoterSet:
@@ -60,7 +59,7 @@ class Genesis:
 
     @classmethod
     def decode(cls, data: bytes) -> Genesis:
-        genesis = codec.decode(cls, data)
+        genesis = decode(cls, data)
         check_name(genesis.network)
         for founder in genesis.founders.values():
             check_name(founder.name)

@@ -100,8 +100,8 @@ class Module(Generic[S]):
     state_type: type[S]  # a frozen codec dataclass
 
     def genesis_state(self, genesis: Genesis) -> S:
-        """The state before the first block."""
-        raise NotImplementedError
+        """The state before the first block; an empty one, unless a module says otherwise."""
+        return self.state_type()
 
     def upgrade_state(self, old: Any, version: int) -> S:
         """This version's state in the place of that of an earlier version."""

@@ -32,8 +32,7 @@ from ledger.ledger_state import (
 )
 from ledger.snapshots.snapshot_server import ModelReceiver, ModelStore, decode_model_name, encode_model_name, models_in_state
 from ledger.tables import TableAssembly, decode_range_name, encode_range_name, fetch_ranges
-from protocol import codec
-from protocol.codec import Length
+from protocol.codec import Length, decode, encode
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
 from protocol.messages import SnapshotContent
@@ -141,25 +140,35 @@ class SnapshotAssembly:
                 table, of = decode_range_name(key.name)
                 self._rows[table].add_range(of, data)
             case SnapshotContent.MANIFEST:
-                self._take_manifest(key.name, data)
+                model = decode_model_name(key.name)
+                self._incoming[key.name] = self._models.start_receiving(*model, self._roots_of_models[model], data)
             case SnapshotContent.MODEL:
                 self._incoming[key.name].add_part(key.index, data)
         del self.missing[key]
-        self._go_on(key)
-
-    def _go_on(self, key: SnapshotPartKey) -> None:
-        if self._state is None and len(self._modules) == len(self._digests) and not self._headers_wanted():
-            self._state = self._assemble()
+        wants_headers = any(wanted.content is SnapshotContent.HEADERS for wanted in self.missing)
+        if self._state is None and len(self._modules) == len(self._digests) and not wants_headers:
+            roots = {height: self._roots[height] for height in sorted(self._roots)}
+            stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
+            try:
+                self._state = self._rules.decode_state(encode(stored))
+            except UnsupportedModuleVersion as error:
+                raise StorageError(str(error)) from None
+            except RemoteProtocolError as error:  # a quorum has certified these bytes
+                problem = f"this network's state has a form that this program does not know ({error}): update it"
+                raise StorageError(problem) from None
             self._want_rows(self._state)
-            self._want_models(self._state)
+            # Models of running jobs first: the finished ones' are only looked at.
+            running = self._state.jobs.running()
+            self._roots_of_models = models_in_state(self._state)
+            wanted_first = sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0]))
+            for (job, number), root in wanted_first:
+                if not self._models.has_model(job, number, root):
+                    self.missing[SnapshotPartKey(SnapshotContent.MANIFEST, encode_model_name(job, number))] = None
         if key.content is SnapshotContent.MANIFEST:
             parts = self._incoming[key.name].parts
             self.missing |= {SnapshotPartKey(SnapshotContent.MODEL, key.name, index): None for index in range(parts)}
 
     # Headers ---------------------------------------------------------------------------------------------------------
-
-    def _headers_wanted(self) -> bool:
-        return any(key.content is SnapshotContent.HEADERS for key in self.missing)
 
     def _want_headers(self, first: int) -> None:
         if first >= self._oldest_header:
@@ -171,7 +180,7 @@ class SnapshotAssembly:
         return max(1, self.height - CERTIFIED_ROOTS_KEPT + 1)
 
     def _take_headers(self, first: int, data: bytes) -> None:
-        headers = codec.decode(Headers, data)[: first - self._oldest_header + 1]
+        headers = decode(Headers, data)[: first - self._oldest_header + 1]
         parent, roots = self._parent, {}
         for height, header in zip(range(first, 0, -1), headers, strict=False):
             if header_digest(header) != parent:
@@ -191,16 +200,6 @@ class SnapshotAssembly:
             raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
         self._modules[name] = data
 
-    def _assemble(self) -> LedgerState:
-        roots = {height: self._roots[height] for height in sorted(self._roots)}
-        stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
-        try:
-            return self._rules.decode_state(codec.encode(stored))
-        except UnsupportedModuleVersion as error:
-            raise StorageError(str(error)) from None
-        except RemoteProtocolError as error:  # a quorum has certified these bytes
-            raise StorageError(f"this network's state has a form that this program does not know ({error}): update it") from None
-
     # Tables ----------------------------------------------------------------------------------------------------------
 
     def _want_rows(self, state: LedgerState) -> None:
@@ -209,20 +208,6 @@ class SnapshotAssembly:
             self.missing |= {
                 SnapshotPartKey(SnapshotContent.ROWS, encode_range_name(name, of)): None for of in fetch_ranges(rows.root)
             }
-
-    # Models ----------------------------------------------------------------------------------------------------------
-
-    def _want_models(self, state: LedgerState) -> None:
-        """Those of running jobs first: the finished ones' are only looked at."""
-        running = state.jobs.running()
-        self._roots_of_models = models_in_state(state)
-        for (job, number), root in sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0])):
-            if not self._models.has_model(job, number, root):
-                self.missing[SnapshotPartKey(SnapshotContent.MANIFEST, encode_model_name(job, number))] = None
-
-    def _take_manifest(self, name: bytes, data: bytes) -> None:
-        model = decode_model_name(name)
-        self._incoming[name] = self._models.start_receiving(*model, self._roots_of_models[model], data)
 
     # The end ---------------------------------------------------------------------------------------------------------
 

@@ -92,10 +92,6 @@ class _PendingPart:
     pieces_asked: int = 1
 
     @property
-    def size(self) -> int:
-        return sum(map(len, self.pieces))
-
-    @property
     def hedge_at(self) -> float:
         """From when on an idle peer is asked for it too: also where pieces come, but one by one."""
         return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
@@ -128,6 +124,8 @@ class SnapshotDownload:
         self.restored: RestoredSnapshot | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
         self.asked_last = b""  # for an offer
+        self.trusted_height = basis.height  # from which on everything is proven
+        self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set on the way from there to what is fetched
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, SNAPSHOT_HEIGHT_MIN)
         self._sources: dict[bytes, _SnapshotSource] = {}
@@ -140,19 +138,8 @@ class SnapshotDownload:
         # When what is fetched was chosen, when something of it came last, and when somebody offered it last.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
-        self._links: tuple[LightBlock, ...] = ()
         self._step = DownloadStep()
         self._now = self._sought = now  # the latter: when it last began to look for a snapshot
-
-    @property
-    def trusted_height(self) -> int:
-        """The height from which on everything is proven."""
-        return self._basis.height
-
-    @property
-    def light_blocks(self) -> tuple[LightBlock, ...]:
-        """The changes of the voter set on the way from there to what was restored."""
-        return self._links
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -181,7 +168,23 @@ class SnapshotDownload:
         self._note(now)
         if source is not None and self.restored is None:
             try:
-                self._take(source, message)
+                match message:
+                    case SnapshotOffer():
+                        if source.waits:
+                            source.waits = False
+                            self._take_offer(source, message)
+                    case NoSnapshot():
+                        offered = source.tip[1].header.height if source.tip else None
+                        if message.height == offered:
+                            self._withdraw(source, self._now)
+                            source.rested = self._now + source.refusal
+                            source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
+                        elif source.waits:
+                            # It may have been asked for the snapshot that has been left meanwhile.
+                            is_of_before = source.heard < self._sought
+                            self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
+                    case SnapshotPart():
+                        self._take_part(source, message)
             except RemoteProtocolError as error:
                 self._liars.add(peer)
                 del self._sources[peer]
@@ -210,11 +213,13 @@ class SnapshotDownload:
     def _finish(self, now: float) -> DownloadStep:
         self._now = now
         if self.restored is None and self.conflict is None:
-            self._give_up_stalled()
+            for source in self._sources.values():
+                if (source.waits or source.pending) and source.heard + STALL_SECONDS <= self._now:
+                    self._rest(source)
             self._ask_for_offers()
             self._choose()
             self._ask_for_parts()
-            self._conclude()
+            self.restored = self._assembly.restored_snapshot() if self._assembly else None
         step, self._step = self._step, DownloadStep()
         return step
 
@@ -238,17 +243,6 @@ class SnapshotDownload:
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def _take(self, source: _SnapshotSource, message: SnapshotAnswer) -> None:
-        match message:
-            case SnapshotOffer():
-                if source.waits:
-                    source.waits = False
-                    self._take_offer(source, message)
-            case NoSnapshot():
-                self._take_refusal(source, message)
-            case SnapshotPart():
-                self._take_part(source, message)
-
     def _take_offer(self, source: _SnapshotSource, offer: SnapshotOffer) -> None:
         proven = [source.path.verify_light_block(link) for link in offer.light_blocks]
         if source.path.height > self._voters_of:
@@ -270,16 +264,6 @@ class SnapshotDownload:
             self.conflict = f"two different blocks are certified at height {offer.height + 1}"
         self._first_offer = self._now if self._first_offer is None else self._first_offer
 
-    def _take_refusal(self, source: _SnapshotSource, message: NoSnapshot) -> None:
-        offered = source.tip[1].header.height if source.tip else None
-        if message.height == offered:
-            self._withdraw(source, self._now)
-            source.rested = self._now + source.refusal
-            source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
-        elif source.waits:
-            is_of_before = source.heard < self._sought  # it was asked for the snapshot that has been left meanwhile
-            self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
-
     def _withdraw(self, source: _SnapshotSource, again: float) -> None:
         source.path, source.links, source.tip, source.digests = self._basis.make_light_client(), [], (), {}
         source.pending.clear()
@@ -297,17 +281,15 @@ class SnapshotDownload:
             self._finish_key(source, key, part.data)
         elif part.index == len(pending.pieces):
             pending.pieces.append(part.data)
-            if self._is_backed:  # nobody can tell what a piece is worth before the last one is here
+            # Nobody can tell what a piece is worth before the last one is here: it counts if more than f voters offer the whole.
+            if sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated:
                 self._last_part = self._now
-            self._take_piece(source, key, pending, is_last=len(part.data) < SNAPSHOT_PART_BYTES_MAX)
-
-    def _take_piece(self, source: _SnapshotSource, key: SnapshotPartKey, pending: _PendingPart, is_last: bool) -> None:
-        assert self._assembly is not None
-        if pending.size > (size_max := self._assembly.size_max(key)):
-            raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
-        if is_last:
-            del source.pending[key]
-            self._finish_key(source, key, b"".join(pending.pieces))
+            size_max = self._assembly.size_max(key)
+            if sum(map(len, pending.pieces)) > size_max:
+                raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
+            if len(part.data) < SNAPSHOT_PART_BYTES_MAX:
+                del source.pending[key]
+                self._finish_key(source, key, b"".join(pending.pieces))
 
     def _finish_key(self, source: _SnapshotSource, key: SnapshotPartKey, data: bytes) -> None:
         assert self._assembly is not None
@@ -315,11 +297,6 @@ class SnapshotDownload:
         self._last_part, source.stall = self._now, STALL_SECONDS
 
     # Rules -----------------------------------------------------------------------------------------------------------
-
-    def _give_up_stalled(self) -> None:
-        for source in self._sources.values():
-            if (source.waits or source.pending) and source.heard + STALL_SECONDS <= self._now:
-                self._rest(source)
 
     @property
     def _busy(self) -> Counter[bool]:
@@ -351,7 +328,15 @@ class SnapshotDownload:
         multiple: every peer comes to hold it, while only few peers hold another height. Then the one that most voters offer. Then
         the highest.
         """
-        self._leave_starved()
+        if self._assembly is not None and self._leaves <= self._now:
+            for source in self._holders.values():
+                self._rest(source)
+            self._assembly.discard_parts()
+            for source in self._sources.values():
+                source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
+            self._assembly, self._sought = None, self._now
+            self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
+            self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
         if self._assembly is not None or self._first_offer is None:
             return
         offers = [source for source in self._sources.values() if source.tip]
@@ -366,23 +351,11 @@ class SnapshotDownload:
 
         best = max(offers, key=rank)
         self._assembly = SnapshotAssembly(self._rules, self._models, best.tip, best.digests)
-        self._links = tuple(best.links)
+        self.light_blocks = tuple(best.links)
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
                 self._withdraw(source, self._now)  # it may have the higher one too
-
-    def _leave_starved(self) -> None:
-        if self._assembly is None or self._leaves > self._now:
-            return
-        for source in self._holders.values():
-            self._rest(source)
-        self._assembly.discard_parts()
-        for source in self._sources.values():
-            source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
-        self._assembly, self._sought = None, self._now
-        self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
-        self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     @property
     def _holders(self) -> dict[bytes, _SnapshotSource]:
@@ -390,11 +363,6 @@ class SnapshotDownload:
         assert self._assembly is not None
         offered = self._assembly.snapshot_id
         return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
-
-    @property
-    def _is_backed(self) -> bool:
-        """Whether more than f voters offer what is being fetched."""
-        return sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated
 
     @property
     def _leaves(self) -> float:
@@ -417,7 +385,10 @@ class SnapshotDownload:
             if source.tip and source.tip[-1].digest != assembly.snapshot_id:
                 self._withdraw(source, self._now + OFFER_RETRY_SECONDS)
             source.pending = {key: pending for key, pending in source.pending.items() if key in assembly.missing}
-            self._continue_pieces(peer, source)
+            for part, pending in source.pending.items():
+                if len(pending.pieces) == pending.pieces_asked:
+                    self._send_request(peer, part, pending.pieces_asked)
+                    pending.pieces_asked += 1
         asked = {key for source in self._sources.values() for key in source.pending}
         fresh = iter([key for key in assembly.missing if key not in asked])
         # One for each peer in turn, so that what there is comes from all of them.
@@ -428,21 +399,12 @@ class SnapshotDownload:
             peer, source = askable.pop(0)
             key = next(fresh, None) or self._hedge(source)
             if key is not None:
-                self._ask(peer, source, key)
+                if not source.pending:
+                    source.heard = self._now
+                source.pending[key] = _PendingPart(self._now, self._now)
+                self._send_request(peer, key, 0 if key.in_pieces else key.index)
                 if len(source.pending) < REQUEST_WINDOW:
                     askable.append((peer, source))
-
-    def _continue_pieces(self, peer: bytes, source: _SnapshotSource) -> None:
-        for key, pending in source.pending.items():
-            if len(pending.pieces) == pending.pieces_asked:
-                self._send_request(peer, key, pending.pieces_asked)
-                pending.pieces_asked += 1
-
-    def _ask(self, peer: bytes, source: _SnapshotSource, key: SnapshotPartKey) -> None:
-        if not source.pending:
-            source.heard = self._now
-        source.pending[key] = _PendingPart(self._now, self._now)
-        self._send_request(peer, key, 0 if key.in_pieces else key.index)
 
     def _send_request(self, peer: bytes, key: SnapshotPartKey, index: int) -> None:
         assert self._assembly is not None
@@ -460,6 +422,3 @@ class SnapshotDownload:
             return None
         late = (key for key, pending in self._asked_of_one() if pending.hedge_at <= self._now)
         return next(late, None)
-
-    def _conclude(self) -> None:
-        self.restored = self._assembly.restored_snapshot() if self._assembly else None

@@ -271,7 +271,11 @@ class SnapshotStore:
         """None: somebody else may have it."""
         match message.content:
             case SnapshotContent.BLOCK:
-                return _piece(self._block(snapshot.height, message.name), message.index)
+                for near in (snapshot.height - 1, snapshot.height, snapshot.height + 1):
+                    decided = self._archive.get_decision(near)
+                    if decided is not None and decided.digest == message.name:
+                        return _piece(decided.block, message.index)
+                raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {snapshot.height}")
             case SnapshotContent.HEADERS:
                 if not 0 < message.index < snapshot.height:
                     raise RemoteProtocolError("bad-request", f"{snapshot.height} needs no header of height {message.index}")
@@ -289,13 +293,6 @@ class SnapshotStore:
         if message.content is SnapshotContent.MANIFEST:
             return _piece(self._models.read_manifest(*model), message.index)
         return self._models.read_part(*model, message.index)
-
-    def _block(self, height: int, digest: bytes) -> bytes:
-        for near in (height - 1, height, height + 1):
-            decided = self._archive.get_decision(near)
-            if decided is not None and decided.digest == digest:
-                return decided.block
-        raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {height}")
 
     def _headers(self, first: int) -> bytes | None:
         """None if there are none. A peer that was restored from a snapshot has no older headers than it was given."""

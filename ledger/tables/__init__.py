@@ -3,10 +3,7 @@
 docs/protocol/tables.md has the tree byte by byte.
 """
 
-from ledger.tables.bucket_changes import MemoryBucketStore
-from ledger.tables.store_versions import BucketStore
-from ledger.tables.table import Table, record_type, table_fields
-from ledger.tables.table_download import TableAssembly
+from ledger.tables.table import BucketStore, Table, TableAssembly, record_type, table_fields
 from ledger.tables.table_proofs import (
     KeyProof,
     PathPrefix,
@@ -23,7 +20,6 @@ from ledger.tables.table_proofs import (
 __all__ = [
     "BucketStore",
     "KeyProof",
-    "MemoryBucketStore",
     "PathPrefix",
     "RangeProof",
     "Table",

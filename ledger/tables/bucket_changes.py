@@ -6,10 +6,9 @@ is in both trees stays where it is; the others take the slots of those that they
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from ledger.tables.sparse_merkle_tree import (
     BUCKET_ROWS_MAX,
@@ -22,11 +21,8 @@ from ledger.tables.sparse_merkle_tree import (
     rows_in,
     split_index,
 )
-from ledger.tables.store_versions import StoreVersion
-from ledger.tables.table import Table
+from ledger.tables.table import StoreVersion, Table
 from protocol.errors import StorageError
-
-R = TypeVar("R")
 
 PATH_BYTES: Final = DEPTH_MAX // 8
 
@@ -89,7 +85,7 @@ def compute_bucket_changes(old: Node, version: StoreVersion, table: Table[Any] |
         return hash, rows, size, slot
 
     node = adopt(old, whole, 0, 0)
-    version.keep_superseded((_slot(bucket), (bucket[0], bucket_data(bucket, version.read_bucket))) for bucket in superseded)
+    version.superseded.update((_slot(bucket), (bucket[0], bucket_data(bucket, version.read_bucket))) for bucket in superseded)
     return BucketChanges(node, puts, free)
 
 
@@ -120,35 +116,3 @@ def _built(places: Sequence[StoredBucket], depth: int) -> Node:
     if rows_in(left) + rows_in(right) <= BUCKET_ROWS_MAX:
         raise StorageError("buckets of a table are missing")
     return make_branch(left, right)
-
-
-class MemoryBucketStore:
-    """Implements `Rows` for one table, for simulated peers and for tests: what it kept is there again after a restart."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, tuple[StoredBucket, bytes]] = {}
-        self._tree: Node = None
-        self._version = StoreVersion(self)
-        self._fresh = itertools.count()
-
-    def save_table(self, table: Table[R]) -> BucketChanges:
-        change = compute_bucket_changes(self._tree, self._version, table, self._fresh)
-        self.kept.update({stored.slot: (stored, data) for stored, data in change.puts})
-        for slot in change.drops:
-            del self.kept[slot]
-        self._tree, self._version = change.node, self._version.next_version()
-        table.rebase_on_store(self._tree, self._version)
-        return change
-
-    def load_table(self, kind: type[R]) -> Table[R]:
-        """After a restart."""
-        self._tree, self._version = load_tree(stored for stored, _ in self.kept.values()), StoreVersion(self)
-        self._fresh = itertools.count(max(self.kept, default=-1) + 1)
-        return Table(kind, self._tree, self._version)
-
-    def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
-        found = self.kept.get(slot)
-        return found[1] if found is not None and found[0].hash == hash else None
-
-    def missing_bucket_error(self) -> StorageError:
-        return StorageError("a slot holds other rows")

@@ -71,11 +71,6 @@ def goes_right(path: bytes, depth: int) -> int:
     return path[depth >> 3] >> (7 - (depth & 7)) & 1
 
 
-def row_size(key: bytes, value: bytes) -> int:
-    """What a row adds to a part of a snapshot, at most."""
-    return len(key) + len(value) + ROW_HEADS_BYTES
-
-
 def hash_of(node: Node) -> bytes:
     return EMPTY if node is None else node[0]
 
@@ -113,7 +108,7 @@ def bucket_items(bucket: Bucket, read: BucketReader) -> list[bytes]:
     return found
 
 
-def find_row(node: Node, key: bytes, read: BucketReader) -> bytes | None:
+def find_row(node: Node, read: BucketReader, key: bytes) -> bytes | None:
     """The encoded value of a key."""
     path, depth = path_of(key), 0
     while node is not None and len(node) == 5:
@@ -224,12 +219,6 @@ def _hashed(bucket: bytes, data: Sequence[bytes]) -> BucketHashes:
     return found
 
 
-def _keep(bucket: bytes, hashed: BucketHashes) -> None:
-    _recent[bucket] = hashed
-    if len(_recent) > HASHED_MAX:
-        _recent.popitem(last=False)
-
-
 def build_tree(rows: Sequence[Row], depth: int = 0) -> Node:
     """The subtree at `depth` of these rows, which ascend by path."""
     paths = [row[0] for row in rows]
@@ -241,11 +230,13 @@ def _built(paths: Sequence[bytes], hashes: Sequence[bytes], data: Sequence[bytes
     if not paths:
         return None
     if len(paths) > BUCKET_ROWS_MAX:
-        half = _half(paths, depth, 0, len(paths))
+        half = bisect_left(paths, 1, key=lambda path: goes_right(path, depth))
         left = _built(paths[:half], hashes[:half], data[: 2 * half], depth + 1)
         return make_branch(left, _built(paths[half:], hashes[half:], data[2 * half :], depth + 1))
     hash, size = fold_hashes(paths, hashes, depth), sum(map(len, data)) + ROW_HEADS_BYTES * len(paths)
-    _keep(hash, (paths, hashes))
+    _recent[hash] = (paths, hashes)
+    if len(_recent) > HASHED_MAX:
+        _recent.popitem(last=False)
     return hash, len(paths), size, codec.pack(data)
 
 
@@ -292,24 +283,6 @@ def _fold(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int, low: int,
     return _sha256(_BRANCH + left + right).digest()
 
 
-def _half(paths: Sequence[bytes], depth: int, low: int, high: int) -> int:
-    byte, mask = depth >> 3, 0x80 >> (depth & 7)
-    while low < high:
-        half = (low + high) // 2
-        if paths[half][byte] & mask:
-            high = half
-        else:
-            low = half + 1
-    return low
-
-
 def split_index(items: Sequence[tuple[bytes, *tuple[Any, ...]]], depth: int) -> int:
     """How many of these go left. They begin with a path, ascend by it, and agree in the bits above `depth`."""
-    low, high = 0, len(items)
-    while low < high:
-        half = (low + high) // 2
-        if goes_right(items[half][0], depth):
-            high = half
-        else:
-            low = half + 1
-    return low
+    return bisect_left(items, 1, key=lambda item: goes_right(item[0], depth))

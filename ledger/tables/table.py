@@ -12,17 +12,14 @@ import enum
 import functools
 import operator
 import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ledger.tables import sparse_merkle_tree, table_proofs
-from ledger.tables.sparse_merkle_tree import Bucket, BucketReader, Node, RowChange
-from ledger.tables.store_versions import StoreVersion
+from ledger.tables.sparse_merkle_tree import Bucket, BucketReader, Node, Row, RowChange
 from ledger.tables.table_proofs import KeyProof, PathPrefix, RangeProof, TableRoot
-from protocol import codec
-from protocol.codec import Length
-from protocol.errors import RemoteProtocolError
+from protocol.codec import COLLECTION_MAX, Length, array_length, decode, encode, encoded_item
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
@@ -34,6 +31,65 @@ DECODED_RECORDS_BYTES_MAX: Final = 2 << 20
 NOT_DECODED: Final = object()
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
+
+
+# Stores ------------------------------------------------------------------------------------------------------------------
+
+# A store writes slots again, while somebody may still read an older table, a snapshot for example. What stood in these slots is
+# then kept in memory by the version of the older table. When nobody holds that table any more, its version goes, and these data
+# with it.
+
+
+class BucketStore(Protocol):
+    """Where buckets are that are not in memory."""
+
+    def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
+        """The data of the bucket in this slot. None: another one has been put there. Raises `StorageError`."""
+
+    def missing_bucket_error(self) -> StorageError:
+        """There is no bucket of that hash where one must be."""
+
+
+class StoreVersion:
+    """What a store holds after one commit, for whoever reads a tree of it later. Newer versions do not know the older ones."""
+
+    __slots__ = ("_following", "_store", "superseded")
+
+    def __init__(self, store: BucketStore) -> None:
+        self._store = store
+        # By slot: hash and data of the bucket that the following commit put another one in the place of. They are put here before
+        # these slots are written again.
+        self.superseded: dict[int, tuple[bytes, bytes]] = {}
+        self._following: StoreVersion | None = None
+
+    def read_bucket(self, slot: int, hash: bytes) -> bytes:
+        data = self._kept(slot, hash)
+        if data is None:
+            data = self._store.read_bucket(slot, hash)
+        if data is None:
+            data = self._kept(slot, hash)  # a commit took the slot since we looked
+        if data is None:
+            raise self._store.missing_bucket_error()
+        return data
+
+    def _kept(self, slot: int, hash: bytes) -> bytes | None:
+        version: StoreVersion | None = self
+        while version is not None:
+            found = version.superseded.get(slot)
+            # Two commits of another thread may come while we look. The version that keeps our bucket then lies behind us, and the
+            # next one keeps the bucket that followed ours in this slot.
+            if found is not None and found[0] == hash:
+                return found[1]
+            version = version._following
+        return None
+
+    def next_version(self) -> StoreVersion:
+        """Once they are written."""
+        self._following = StoreVersion(self._store)
+        return self._following
+
+
+# Tables ------------------------------------------------------------------------------------------------------------------
 
 
 class DecodedRecords(dict[bytes, Any]):
@@ -64,7 +120,7 @@ class Table(Generic[R]):
 
     def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
         """`version` is of the store that has those buckets which are not in memory."""
-        check_kind(typing.cast(Any, kind))
+        check_kind(cast(Any, kind))
         self.kind = kind
         # They change at once, into others with the same rows.
         self._now: tuple[Node, StoreVersion | None, Layers, DecodedRecords] = (node, version, (), DecodedRecords())
@@ -78,11 +134,16 @@ class Table(Generic[R]):
         # One look: another thread that reads this table may clear `known` between two.
         kept = known.get(key, NOT_DECODED)
         if kept is not NOT_DECODED:
-            return typing.cast(R | None, kept)
-        data = sparse_merkle_tree.find_row(node, key, _reader(version))
+            return cast(R | None, kept)
+        data = sparse_merkle_tree.find_row(node, _reader(version), key)
         value = None if data is None else self._decoded(data)
         known.add_record(key, value, 0 if data is None else len(data))
         return value
+
+    def __getitem__(self, key: bytes) -> R:
+        found = self.get_record(key)
+        assert found is not None, "the caller knows that the row is there"
+        return found
 
     def __contains__(self, key: bytes) -> bool:
         return self.get_record(key) is not None
@@ -99,12 +160,6 @@ class Table(Generic[R]):
         after: Table[R] = Table.__new__(Table)
         after.kind, after._now = self.kind, (node, version, (*layers, top), known)
         return after
-
-    def with_row(self, key: bytes, value: R) -> Table[R]:
-        return self.with_rows({key: value})
-
-    def without_row(self, key: bytes) -> Table[R]:
-        return self.with_rows({key: None})
 
     def check_changes(self, before: Table[R] | None) -> None:
         """Raise if a row that was put in since `before` has no encoding that can be read back."""
@@ -165,20 +220,14 @@ class Table(Generic[R]):
 
     def encoded_record(self, key: bytes) -> bytes | None:
         """The encoding of the record of a key, under the root of the table; nothing of it is kept decoded."""
-        node, read = self.hashed_tree()
-        return sparse_merkle_tree.find_row(node, key, read)
+        return sparse_merkle_tree.find_row(*self.hashed_tree(), key)
 
     def prove_key(self, key: bytes) -> KeyProof:
-        node, read = self.hashed_tree()
-        return table_proofs.prove_key(node, key, read)
-
-    def verify_row(self, root: bytes, key: bytes, value: R | None, proof: KeyProof) -> bool:
-        return table_proofs.verify_key(root, key, None if value is None else self._encoded(value), proof)
+        return table_proofs.prove_key(*self.hashed_tree(), key)
 
     def prove_range(self, of: PathPrefix) -> RangeProof:
         """All rows of a range."""
-        node, read = self.hashed_tree()
-        return table_proofs.prove_range(node, of, read)
+        return table_proofs.prove_range(*self.hashed_tree(), of)
 
     # As a field of a state -------------------------------------------------------------------------------------------
 
@@ -200,16 +249,44 @@ class Table(Generic[R]):
         self._now = other._now
 
     def _encoded(self, value: R) -> bytes:
-        data = codec.encode(value)
+        data = encode(value)
         assert len(data) <= ROW_BYTES_MAX
         return data
 
     def _decoded(self, data: bytes) -> R:
-        return codec.decode(self.kind, data, ROW_BYTES_MAX)
+        return decode(self.kind, data, ROW_BYTES_MAX)
 
 
 def _reader(version: StoreVersion | None) -> BucketReader:
     return version.read_bucket if version is not None else sparse_merkle_tree.read_no_bucket
+
+
+class TableAssembly:
+    """A table that arrives by ranges, in any order and from anybody, each checked for itself. The root of `table` is known."""
+
+    def __init__(self, table: Table[Any]) -> None:
+        self.root = table.root
+        self._table = table
+        self._parts: dict[PathPrefix, Node] = {}
+
+    def add_range(self, of: PathPrefix, data: bytes) -> None:
+        """Raises `RemoteProtocolError` if these are not the rows of the range under the root."""
+        if (count := array_length(encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
+            raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
+        rows: list[Row] = []
+        for key, value in table_proofs.verify_range(self.root.hash, of, decode(RangeProof, data, len(data))):
+            rows.append((sparse_merkle_tree.path_of(key), key, value))
+        self._parts[of] = sparse_merkle_tree.build_tree(rows, len(of))
+
+    def install_rows(self) -> None:
+        """All ranges are here."""
+        nodes = [self._parts[of] for of in table_proofs.fetch_ranges(self.root)]
+        while len(nodes) > 1:
+            nodes = [
+                sparse_merkle_tree.join_nodes(left, right, sparse_merkle_tree.read_no_bucket)
+                for left, right in zip(nodes[::2], nodes[1::2], strict=True)
+            ]
+        self._table.adopt_rows_of(Table(self._table.kind, nodes[0]))
 
 
 # What a state may hold ---------------------------------------------------------------------------------------------------
@@ -218,8 +295,8 @@ def _reader(version: StoreVersion | None) -> BucketReader:
 def _table_fields(state: type) -> tuple[str, ...]:
     """The tables among the fields of a state's type. They stand nowhere else in it: a store would not find them."""
     found: list[str] = []
-    for name, hint in typing.get_type_hints(state, include_extras=True).items():
-        if typing.get_origin(hint) is Table:
+    for name, hint in get_type_hints(state, include_extras=True).items():
+        if get_origin(hint) is Table:
             found.append(name)
         else:
             assert not _holds_table(hint), f"{state.__name__}.{name} holds a table inside of something else"
@@ -231,14 +308,14 @@ table_fields: Callable[[type], tuple[str, ...]] = functools.cache(_table_fields)
 
 def record_type(state: type, field: str) -> Any:
     """That of the records in one of the tables of a state's type."""
-    return typing.get_args(typing.get_type_hints(state, include_extras=True)[field])[0]
+    return get_args(get_type_hints(state, include_extras=True)[field])[0]
 
 
 def _holds_table(kind: Any) -> bool:
-    parts = list(typing.get_args(kind))
+    parts = list(get_args(kind))
     if dataclasses.is_dataclass(kind):
-        parts += typing.get_type_hints(kind, include_extras=True).values()
-    return Table in (kind, typing.get_origin(kind)) or any(map(_holds_table, parts))
+        parts += get_type_hints(kind, include_extras=True).values()
+    return Table in (kind, get_origin(kind)) or any(map(_holds_table, parts))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------
@@ -253,11 +330,11 @@ def check_kind(kind: Any) -> None:
 
 def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
     """How long the encoding of a value can be. Dictionaries have no place in rows."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    most = bound.high if isinstance(bound, Length) else codec.COLLECTION_MAX
+    origin, arguments = get_origin(kind), get_args(kind)
+    most = bound.high if isinstance(bound, Length) else COLLECTION_MAX
     if origin is Annotated:
         return encoded_bytes_max(*arguments[:2])
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         return max(encoded_bytes_max(item) for item in arguments if item is not type(None))
     if origin is tuple and arguments[-1] is Ellipsis:
         return _head(most) + most * encoded_bytes_max(arguments[0])
@@ -265,11 +342,11 @@ def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
         return _head(len(arguments)) + sum(map(encoded_bytes_max, arguments))
     if dataclasses.is_dataclass(kind):
         assert not hasattr(kind, "TAG"), f"{kind} is a message, not a record"
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = get_type_hints(kind, include_extras=True)
         sizes = [encoded_bytes_max(hints[field.name]) for field in dataclasses.fields(kind)]
         return _head(len(sizes)) + sum(sizes)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return max(len(codec.encode(member)) for member in kind)
+        return max(len(encode(member)) for member in kind)
     if kind in (bytes, str):
         most *= 4 if kind is str else 1  # no character is longer in UTF-8
         return _head(most) + most

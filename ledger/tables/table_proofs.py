@@ -9,7 +9,7 @@ A range is the text of the bits that its paths begin with: "" is a whole table, 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Final, TypeAlias
 
@@ -49,7 +49,7 @@ class TableRoot:
 
     hash: Digest
     rows: Count
-    size: Count  # bytes, as `row_size` counts them: a newcomer knows by it what it has to fetch
+    size: Count  # bytes of keys and values, and ROW_HEADS_BYTES a row: a newcomer knows by it what it has to fetch
 
     @classmethod
     def from_node(cls, node: Node) -> TableRoot:
@@ -78,23 +78,24 @@ class KeyProof:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeProof:
-    """All rows of a range, by path."""
+class RangeProof(KeyProof):
+    """All rows of a range, by path. `other` is alone where the range would be, and is not in it."""
 
-    siblings: Siblings
-    other: OtherLeaf | None  # the row that is alone where the range would be, and is not in it
     rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]
+
+
+ROWS_FIELD: Final = [field.name for field in fields(RangeProof)].index("rows")
 
 
 # Making ------------------------------------------------------------------------------------------------------------------
 
 
-def prove_key(node: Node, key: bytes, read: BucketReader) -> KeyProof:
+def prove_key(node: Node, read: BucketReader, key: bytes) -> KeyProof:
     siblings, other, _ = _descend(node, path_of(key), DEPTH_MAX, read)
     return KeyProof(siblings, other)
 
 
-def prove_range(node: Node, of: PathPrefix, read: BucketReader) -> RangeProof:
+def prove_range(node: Node, read: BucketReader, of: PathPrefix) -> RangeProof:
     siblings, other, rows = _descend(node, _path(of), len(of), read)
     return RangeProof(siblings, other, tuple((key, value) for _, key, value in rows))
 
@@ -114,7 +115,7 @@ def _descend(node: Node, path: bytes, depth_max: int, read: BucketReader) -> tup
         rows = [row for row in rows if goes_right(row[0], depth) == right]
         siblings.append(_unless_empty(_folded(beside, depth + 1)))
     if len(rows) == 1 and not _agree(rows[0][0], path, depth_max):
-        return tuple(siblings), OtherLeaf(rows[0][0], _digest(rows[0][2])), []
+        return tuple(siblings), OtherLeaf(rows[0][0], hashlib.sha256(rows[0][2]).digest()), []
     return tuple(siblings), None, rows
 
 
@@ -138,7 +139,7 @@ def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[
     return shown.rows
 
 
-def _root(path: bytes, depth_max: int, proof: KeyProof | RangeProof, rows: list[Row]) -> bytes | None:
+def _root(path: bytes, depth_max: int, proof: KeyProof, rows: list[Row]) -> bytes | None:
     """The root under which `proof` shows that these rows, and no others, begin like `path`; None: it shows nothing."""
     depth, other = len(proof.siblings), proof.other
     if depth > depth_max or EMPTY in proof.siblings:  # no rows are said in one way: nil
@@ -200,7 +201,3 @@ def _folded(rows: list[Row], depth: int) -> bytes:
 
 def _unless_empty(found: bytes) -> bytes | None:
     return None if found == EMPTY else found
-
-
-def _digest(value: bytes) -> bytes:
-    return hashlib.sha256(value).digest()

@@ -34,44 +34,56 @@ class AlertInputs:
 
 def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
     """Each cause once for whomever it is about; `since_ms` is not known here."""
-    status = look.status
-    if status.halted and status.state != PeerState.JOINING:
-        yield AlertView(AlertCause.HALTED, "", AlertSeverity.CRITICAL, status.halted)
-    if status.fork:
-        yield AlertView(AlertCause.DISPUTED, "", AlertSeverity.CRITICAL, status.fork)
-    if status.module_failure:
-        yield AlertView(AlertCause.MODULE_FAILED, "", AlertSeverity.CRITICAL, status.module_failure)
-    if status.waiting.startswith(NO_QUORUM_PREFIXES):
-        yield AlertView(AlertCause.NO_QUORUM, "", AlertSeverity.CRITICAL, status.waiting)
-    elif status.waiting:
-        yield AlertView(AlertCause.STALLED, "", AlertSeverity.WARNING, status.waiting)
-    elif look.unheard and status.voter and status.voters - len(look.unheard) == status.quorum:
-        here = f"{status.quorum} of {status.voters} voters are here, as many as decide: if one more stops, nothing is decided"
-        text = f"{here}; not heard: {', '.join(peer[:SHORT_ID_LENGTH] for peer in look.unheard)}"
-        yield AlertView(AlertCause.NO_SPARE, "", AlertSeverity.WARNING, text)
-    if status.state == PeerState.BEHIND:
-        yield AlertView(
-            AlertCause.BEHIND, "", AlertSeverity.WARNING, f"this peer is {status.heights_behind} heights behind the others"
-        )
-    if look.free_bytes < DISK_WARNING_BYTES:
-        severity = AlertSeverity.CRITICAL if look.free_bytes < DISK_CRITICAL_BYTES else AlertSeverity.WARNING
-        yield AlertView(AlertCause.DISK_LOW, "", severity, f"{look.free_bytes >> 20} MiB are free on the disk of this peer")
-    if status.disk_shortage:
-        yield AlertView(AlertCause.NO_ROOM, "", AlertSeverity.WARNING, status.disk_shortage)
-    if look.worker.startswith("starting") and ("restarted" in look.worker or status.uptime_seconds > WORKER_START_SECONDS_MAX):
-        yield AlertView(AlertCause.WORKER_GONE, "", AlertSeverity.WARNING, f"the worker of this peer is gone: {look.worker}")
-    if look.failed:
-        yield AlertView(AlertCause.TRAINING_FAILED, "", AlertSeverity.WARNING, "; ".join(look.failed))
-    if look.without_progress:
-        yield AlertView(AlertCause.NO_PROGRESS, "", AlertSeverity.WARNING, "; ".join(look.without_progress))
-    yield from _liars(look)
-
-
-def _liars(look: AlertInputs) -> Iterator[AlertView]:
+    status, unheard = look.status, look.unheard
+    has_no_quorum = status.waiting.startswith(NO_QUORUM_PREFIXES)
+    has_no_spare = not status.waiting and unheard and status.voter and status.voters - len(unheard) == status.quorum
+    here = f"{status.quorum} of {status.voters} voters are here, as many as decide: if one more stops, nothing is decided"
+    is_disk_low, is_disk_full = (look.free_bytes < bound for bound in (DISK_WARNING_BYTES, DISK_CRITICAL_BYTES))
+    is_worker_late = "restarted" in look.worker or status.uptime_seconds > WORKER_START_SECONDS_MAX
+    critical, warning = AlertSeverity.CRITICAL, AlertSeverity.WARNING
+    rows = (
+        (status.halted and status.state != PeerState.JOINING, AlertCause.HALTED, critical, status.halted),
+        (status.fork, AlertCause.DISPUTED, critical, status.fork),
+        (status.module_failure, AlertCause.MODULE_FAILED, critical, status.module_failure),
+        (has_no_quorum, AlertCause.NO_QUORUM, critical, status.waiting),
+        (status.waiting and not has_no_quorum, AlertCause.STALLED, warning, status.waiting),
+        (
+            has_no_spare,
+            AlertCause.NO_SPARE,
+            warning,
+            f"{here}; not heard: {', '.join(peer[:SHORT_ID_LENGTH] for peer in unheard)}",
+        ),
+        (
+            status.state == PeerState.BEHIND,
+            AlertCause.BEHIND,
+            warning,
+            f"this peer is {status.heights_behind} heights behind the others",
+        ),
+        (
+            is_disk_low,
+            AlertCause.DISK_LOW,
+            critical if is_disk_full else warning,
+            f"{look.free_bytes >> 20} MiB are free on the disk of this peer",
+        ),
+        (status.disk_shortage, AlertCause.NO_ROOM, warning, status.disk_shortage),
+        (
+            look.worker.startswith("starting") and is_worker_late,
+            AlertCause.WORKER_GONE,
+            warning,
+            f"the worker of this peer is gone: {look.worker}",
+        ),
+        (look.failed, AlertCause.TRAINING_FAILED, warning, "; ".join(look.failed)),
+        (look.without_progress, AlertCause.NO_PROGRESS, warning, "; ".join(look.without_progress)),
+    )
+    yield from (AlertView(cause, "", severity, text) for holds, cause, severity, text in rows if holds)
     for peer, height in look.expelled.items():
         if peer != look.status.peer and look.status.height - height < EXPULSION_ALERT_HEIGHTS:
-            text = f"expelled at height {height}: it signed two statements that exclude each other"
-            yield AlertView(AlertCause.LIAR_FOUND, peer, AlertSeverity.INFO, text)
+            yield AlertView(
+                AlertCause.LIAR_FOUND,
+                peer,
+                AlertSeverity.INFO,
+                f"expelled at height {height}: it signed two statements that exclude each other",
+            )
     for peer, job in look.suspended.items():
         if peer not in look.expelled:
             severity = AlertSeverity.WARNING if peer == look.status.peer else AlertSeverity.INFO

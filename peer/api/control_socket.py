@@ -26,7 +26,7 @@ import msgpack
 import trio
 
 from features.rpc import RpcMethod
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_methods
 from peer.settings.data_directory import DataDirectory, storage_errors
 from protocol import codec
 from protocol.api import PeerApi
@@ -91,18 +91,25 @@ def _place_for(directory: Path, configured: str) -> Path:
         return path
     if configured:
         raise UserError(f"control_socket {configured!r}: its directory must exist and its path fit {SOCKET_PATH_BYTES_MAX} bytes")
-    path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=_runtime_directory())) / "control.sock"
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    is_usable = given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK)
+    path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=given if is_usable else "/tmp")) / "control.sock"
     (directory / SOCKET_PATH_FILE).write_text(f"{path}\n", encoding="utf-8")
     return path
 
 
-def _runtime_directory() -> str:
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    return given if given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK) else "/tmp"
-
-
 async def _bind(path: Path) -> trio.SocketListener:
-    await _remove_stale(path)
+    # A socket nobody listens on is left from a killed daemon. Anything else is not ours to remove.
+    if os.path.lexists(path):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
+        try:
+            stream = await trio.open_unix_socket(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            await stream.aclose()
+            raise UserError(f"another process listens on {path}; stop it, or set control_socket to another path")
     listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:
         with storage_errors(path):
@@ -113,23 +120,6 @@ async def _bind(path: Path) -> trio.SocketListener:
         listening.close()
         raise
     return trio.SocketListener(listening)
-
-
-async def _remove_stale(path: Path) -> None:
-    """A socket nobody listens on is left from a killed daemon. Anything else is not ours to remove."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
-    try:
-        stream = await trio.open_unix_socket(str(path))
-    except OSError:
-        path.unlink(missing_ok=True)
-        return
-    await stream.aclose()
-    raise UserError(f"another process listens on {path}; stop it, or set control_socket to another path")
 
 
 # Server --------------------------------------------------------------------------------------------------------------

@@ -5,14 +5,13 @@ A handler is imported when somebody asks for one of its calls: a voter that nobo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from features.lazy_import import import_object
-from features.rpc import defer_handlers
-from peer.api.rpc_methods import rpc_methods
-from peer.api.running_peer import RunningPeer
+from features.rpc import RpcMethod, collect_methods, defer_handlers
 from peer.features import FEATURES
 from protocol.api import (
     AuditRpc,
@@ -27,18 +26,28 @@ from protocol.api import (
     RowProofRpc,
 )
 
+if TYPE_CHECKING:
+    from peer.api.running_peer import RunningPeer
+
 # Protocol -> `module:class` of the handler, as `Feature.rpc_handler`.
 HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
-    BlockRpc: "peer.api.handlers.block_handler:BlockRpcHandler",
-    MemberRpc: "peer.api.handlers.member_handler:MemberRpcHandler",
-    InvitationRpc: "peer.api.handlers.join_handler:JoinRpcHandler",
+    BlockRpc: "peer.api.handlers.network_handler:BlockRpcHandler",
+    MemberRpc: "peer.api.handlers.network_handler:MemberRpcHandler",
+    InvitationRpc: "peer.api.handlers.network_handler:JoinRpcHandler",
     JobRpc: "peer.api.handlers.job_handler:JobRpcHandler",
     AuditRpc: "peer.api.handlers.audit_handler:AuditRpcHandler",
     ModelRpc: "peer.api.handlers.model_handler:ModelRpcHandler",
-    RowProofRpc: "peer.api.handlers.block_handler:RowProofRpcHandler",
+    RowProofRpc: "peer.api.handlers.network_handler:RowProofRpcHandler",
     NetworkRpc: "peer.api.handlers.network_handler:NetworkRpcHandler",
 }
+
+
+def rpc_methods() -> dict[str, RpcMethod]:
+    return _declared(PeerApi, *(import_object(feature.rpc) for feature in FEATURES if feature.rpc))
+
+
+_declared = functools.cache(collect_methods)  # every request to the control socket looks a call up
 
 
 def rpc_handlers() -> Iterator[tuple[type, str]]:

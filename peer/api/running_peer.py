@@ -1,39 +1,38 @@
-"""The running parts of the daemon, as the calls of the API find them."""
+"""The running parts of the daemon, as the calls of the API find them, and as services see them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ledger.core.genesis import Genesis
+from features.feature import Feature
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
+from ledger.network_governance import NetworkState
 from peer import features
 from peer.api.alerts import AlertTracker
-from peer.runtime.audits.auditor import Auditor
+from peer.runtime.auditor import Auditor
 from peer.runtime.driver import Driver
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership
-from peer.runtime.service_context import DriverServiceContext, ReloadSignal
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
-from peer.settings.invitation_book import InvitationBook
+from peer.settings.invitation import InvitationBook
+from peer.settings.process_resources import connection_limits, descriptor_limit
+from protocol import messages
 from protocol.api import PeerApi
 from protocol.errors import UserError
-from protocol.identity import Identity
-from protocol.messages import LightBlock, Transaction
-from storage.disk_blob_store import DiskBlobStore
-from storage.ledger_store import LedgerStore
+from protocol.identity import Identity, Signed, sign_message
 from training.job_spec import JobSpec
-from training.model_store import JobModelStore
-from training.round_context import OpenRoundContext, WorkerClient
+from training.round_context import OpenRoundContext
 from transport.discovery.optional_service import OptionalService
 from transport.swarm import Swarm
 
@@ -41,11 +40,12 @@ if TYPE_CHECKING:
     from peer.worker.supervisor import WorkerSupervisor
 
 CONCURRENT_TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
+PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
 
 
 @dataclass
 class RunningPeer:
-    """`api` is set once, by whoever makes this."""
+    """Also a `training.api.training_peer.TrainingPeer`. `api` is set once, by whoever makes this."""
 
     config: Config
     directory: DataDirectory
@@ -60,41 +60,36 @@ class RunningPeer:
     addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
     optional_services: Sequence[OptionalService] = ()
     stopped: trio.Event = field(default_factory=trio.Event)  # somebody asked for the end
-    reload_signal: ReloadSignal = field(default_factory=ReloadSignal)
+    reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP, for services that read files again
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
     started: float = field(default_factory=time.monotonic)
     api: PeerApi = field(init=False)
 
-    @property
-    def me(self) -> bytes:
-        return self.driver.signer.public
+    def __post_init__(self) -> None:
+        driver, config = self.driver, self.config
+        self.me, self.genesis = driver.signer.public, driver.rules.genesis
+        self.store, self.blobs, self.models = driver.store, driver.blobs, driver.host
+        self.worker_client = driver.round_executor.participant.worker_client
+        self.role, self.local_data, self.evaluates_models = config.role, config.local_data, config.evaluate
+        self.submit_transaction = self.submitter.submit
+        self.newest_certified_state = driver.state_sync.newest_certified_state
 
     @property
-    def genesis(self) -> Genesis:
-        return self.driver.rules.genesis
+    def state(self) -> LedgerState:
+        return self.driver.state
 
     @property
     def now_ms(self) -> int:
         """The later one of this clock and the last block's: an idle network's time stands still."""
-        return max(time.time_ns() // 1_000_000, self.driver.state.time_ms)
+        return max(time.time_ns() // 1_000_000, self.state.time_ms)
 
     @cached_property
     def invitations(self) -> InvitationBook:
         return InvitationBook(self.directory.path / "invitations")
 
-    def service_context(self, service: str, /) -> DriverServiceContext:
-        return DriverServiceContext(
-            service,
-            self.config,
-            self.driver,
-            self.submitter,
-            self.directory.path / "services",
-            self.identity.unseal,
-            self.api,
-            self.directory.texts,
-            self.reload_signal,
-        )
+    def service_context(self, service: str, /) -> RunningServiceContext:
+        return RunningServiceContext(service, self)
 
     @contextmanager
     def text_slot(self) -> Iterator[None]:
@@ -108,59 +103,91 @@ class RunningPeer:
         finally:
             self.text_slots.release()
 
-    @property
-    def role(self) -> str:
-        return self.config.role
-
-    @property
-    def local_data(self) -> str:
-        return self.config.local_data
-
-    @property
-    def evaluates_models(self) -> bool:
-        return self.config.evaluate
-
-    @property
-    def state(self) -> LedgerState:
-        return self.driver.state
-
-    @property
-    def store(self) -> LedgerStore:
-        return self.driver.store
-
-    @property
-    def blobs(self) -> DiskBlobStore:
-        return self.driver.blobs
-
-    @property
-    def models(self) -> JobModelStore:
-        return self.driver.host
-
-    @property
-    def worker_client(self) -> WorkerClient | None:
-        return self.driver.round_executor.participant.worker_client
-
     def make_round_context(self, job: bytes, round: int, of: Job) -> OpenRoundContext:
         return self.driver.round_executor.make_context((job, round), of)
 
     def audit_window_ms(self, spec: JobSpec) -> int:
         return self.driver.rules.jobs_module.audit_window_ms(spec.encode(), self.state.members)
 
-    async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        return await self.submitter.submit(kind, content)
-
     async def fetch_blob(self, digest: bytes, size_max: int) -> None:
         await self.network.fetch_blob(digest, size_max, ())
 
-    async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
-        return await self.driver.state_sync.newest_certified_state()
-
     def runs_service(self, name: str) -> bool:
-        return name in features.roles()[self.config.role].services
+        return name in features.roles()[self.role].services
 
     def require_member(self) -> None:
-        members = self.driver.state.members
+        members = self.state.members
         if members.is_expelled(self.me):
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
         if not members.is_current_key(self.me):
             raise UserError("this peer is not a member yet: it follows the log until its admission is decided")
+
+
+class RunningServiceContext:
+    """Implements `features.services.ServiceContext`."""
+
+    def __init__(self, service_name: str, peer: RunningPeer) -> None:
+        """The name of the service is also that of its events and its folder."""
+        self._name, self._peer, self._driver = service_name, peer, peer.driver
+        self.me, self.chain_id, self.network = peer.me, peer.genesis.chain_id, peer.genesis.network
+        self.api, self.text_folder, self.unseal = peer.api, peer.directory.texts, peer.identity.unseal
+        self.http_connections_max = connection_limits(descriptor_limit()).web
+        self.submit_transaction = peer.submitter.submit
+        self.read_blob, self.delete_blob, self.add_blob = peer.blobs.read_blob, peer.blobs.delete_blob, peer.blobs.add_bytes
+
+    @property
+    def folder(self) -> Path:
+        made = self._peer.directory.path / "services" / self._name
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    @property
+    def state(self) -> LedgerState:
+        return self._driver.state
+
+    @property
+    def height(self) -> int:
+        return self.state.height
+
+    @property
+    def state_root(self) -> bytes:
+        return self.state.state_root
+
+    @property
+    def time_ms(self) -> int:
+        return self.state.time_ms
+
+    @property
+    def seconds_since_block(self) -> float:
+        last = self._driver.observer.last_decision_at
+        return max(0.0, self._driver.now() - last) if last else 0.0
+
+    @property
+    def running_features(self) -> Sequence[Feature]:
+        running = {module.name for module in self.state.module_state(NetworkState).modules}
+        return [feature for feature in features.FEATURES if features.versions_of(feature).keys() <= running]
+
+    def get_setting(self, name: str) -> Any:
+        return self._peer.config.feature_settings[name]
+
+    def sign(self, statement: object) -> Signed:
+        tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
+        assert tag not in PROTOCOL_TAGS, f"a service signs no {tag}"
+        return sign_message(self._driver.signer, self.chain_id, statement)
+
+    async def wait_for_block_above(self, height: int) -> None:
+        while self.height <= height:
+            await self._driver.block_applied.wait()
+
+    async def wait_for_reload(self) -> None:
+        await self._peer.reloaded.wait()
+
+    async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
+        await self._driver.network.fetch_blob(digest, size_max, sources)
+        self._driver.blobs.pin_blob(digest)
+
+    def log_event(self, text: str) -> None:
+        self._driver.events.add(self._name, text)
+
+    def log_warning(self, text: str) -> None:
+        self._driver.events.add_warning(self._name, text)

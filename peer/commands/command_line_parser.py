@@ -1,17 +1,22 @@
-"""argparse whose complaints are `UserError`s: one line that names the value and the way out."""
+"""argparse whose complaints are `UserError`s: one line that names the value and the way out. Of the shell and of the prompt."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from features.nearest_names import suggest_nearest
-from peer.settings.config import ResolvedSettings, load_settings, setting_names
+from peer.settings.config import ResolvedSettings, load_settings, setting_descriptions
 from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from features.commands import Command
 
 
 class CommandLineParser(argparse.ArgumentParser):
@@ -86,6 +91,48 @@ class CommandLineParser(argparse.ArgumentParser):
 
 def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
     """The settings in force for this command line. Raises `UserError`."""
-    flags = {name: getattr(options, name, None) for name in setting_names()}
-    file = Path(options.config).expanduser().absolute() if options.config else None
-    return load_settings(flags, os.environ, file)
+    flags = {name: getattr(options, name, None) for name in setting_descriptions()}
+    return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
+
+
+def make_command_parser(word: Command) -> CommandLineParser:
+    made = CommandLineParser(prog=word.name, description=word.about, add_help=False)
+    word.add_arguments(made)
+    return made
+
+
+def parse_line(words: Mapping[str, Command], line: str) -> argparse.Namespace | None:
+    """The command in a line, None for an empty one. Raises `UserError`."""
+    try:
+        typed = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise UserError(f"{line.strip()!r}: {error}; close the quotation") from None
+    return parse_tokens(words, typed) if typed else None
+
+
+def parse_tokens(words: Mapping[str, Command], typed: Sequence[str]) -> argparse.Namespace:
+    for text in typed:
+        if any("\ud800" <= character <= "\udfff" for character in text):  # as Python reads bytes that are no characters
+            raise UserError(f"{text!r} is not UTF-8: type it in a UTF-8 terminal, or save the commands as UTF-8")
+    meant = next((word.alias_target for word in words.values() if tuple(typed[:2]) == word.alias), typed[:2])
+    name, *arguments = *meant, *typed[2:]
+    word = find_command(words, name)
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        return argparse.Namespace(command="help", topic=name)
+    return make_command_parser(word).parse_args(arguments, argparse.Namespace(command=name))
+
+
+def find_command(words: Mapping[str, Command], name: str) -> Command:
+    if name not in words:
+        raise UserError(f"no command {name!r}{suggest_nearest(name, words)}")
+    return words[name]
+
+
+def option_names(word: Command) -> tuple[str, ...]:
+    """What its arguments may begin with, for completion."""
+    return tuple(name for name in make_command_parser(word).known_options() if name.startswith("--"))
+
+
+def help_text(words: Mapping[str, Command], name: str) -> str:
+    """One word with its arguments. Raises `UserError`."""
+    return make_command_parser(find_command(words, name)).format_help().strip()

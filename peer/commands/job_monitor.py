@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import trio
 from rich.console import Console, Group, RenderableType
@@ -144,7 +143,7 @@ async def watch_job(api: PeerApi, wanted: str, names: NameLookup, show: Callable
     seen, of = JobProgress(wanted), _LiveProgress(names) if on_screen else _LineProgress(names, show)
     newest = await api.events(-1, 0.0)
     number = newest[-1].number if newest else 0
-    with of:
+    with of.screen:
         while True:
             await seen.refresh(api)
             assert seen.job is not None
@@ -159,16 +158,10 @@ async def watch_job(api: PeerApi, wanted: str, names: NameLookup, show: Callable
 
 class _LineProgress:
     def __init__(self, names: NameLookup, show: Callable[[str], None]) -> None:
-        self._names, self._show = names, show
+        self._names, self._show, self.screen = names, show, contextlib.nullcontext()
         self._printed: int | None = None  # the last round of which there is a line
         self._seen: dict[int, float] = {}  # by round, since when
         self._told = ""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
 
     def update(self, of: JobProgress) -> None:
         """Begins with the last rounds."""
@@ -197,16 +190,10 @@ class _LiveProgress:
     def __init__(self, names: NameLookup) -> None:
         self._names = names
         self._console = TerminalOutput(highlight=False, markup=False)
-        self._live = Live(console=self._console, auto_refresh=False)
-
-    def __enter__(self) -> None:
-        self._live.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._live.stop()
+        self.screen = Live(console=self._console, auto_refresh=False)
 
     def update(self, of: JobProgress) -> None:
-        self._live.update(progress_panel(of, self._names, self._console), refresh=True)
+        self.screen.update(progress_panel(of, self._names, self._console), refresh=True)
 
 
 def headline(of: JobProgress) -> str:
@@ -292,7 +279,3 @@ def _trainers(job: JobView, names: NameLookup) -> TextTable:
         reasons += [job.reexecution_limits[peer]] if peer in job.reexecution_limits else []
         table.add_row(names[peer], str(job.accepted.get(peer, 0)), ", ".join(reasons))
     return table
-
-
-def is_terminal() -> bool:
-    return sys.stdout.isatty()

@@ -1,15 +1,17 @@
-"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor` do."""
+"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor` do; the lines of the log."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import secrets
 import shlex
 import signal
 import sys
 import time
+from datetime import datetime
 from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -18,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from consensus.voter_set import VoterSet
+from features.json_output import to_json, to_json_value
 from features.lazy_import import garbage_collection_paused
 from features.peer_names import PeerNames
 from features.text_tables import pluralize
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.command_line_parser import settings_from_options
-from peer.commands.log_handlers import make_formatter, make_handler
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
-from peer.features import founding_modules
+from peer.features import founding_modules, rules_of
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
-from peer.settings.data_directory import DataDirectory, storage_errors
+from peer.settings.data_directory import DataDirectory, load_addresses, peer_of_entry, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol import codec
 from protocol.addresses import format_listen_addresses
@@ -51,8 +53,7 @@ def _identity(directory: DataDirectory) -> Identity:
 
 
 def show_identity(options: argparse.Namespace) -> None:
-    directory = DataDirectory.create(_config(options).data_directory)
-    print(peer_id(_identity(directory).public))
+    print(peer_id(_identity(DataDirectory.create(_config(options).data_directory)).public))
 
 
 def rekey_peer(options: argparse.Namespace) -> None:
@@ -71,8 +72,9 @@ def rekey_peer(options: argparse.Namespace) -> None:
             directory.begin_key_replacement()
             lost = directory.archive_state()
         else:
-            if not directory.next_key.exists():  # else that was asked before a crash, which may have left an empty log
-                _require_not_needed(voters, old)
+            # The old key no longer gives its vote. After a crash the question was asked, and the log may be empty.
+            if not directory.next_key.exists() and old.public in voters and voters.quorum == len(voters):
+                raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
             directory.begin_key_replacement()
         new = directory.replace_identity()
     print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
@@ -85,30 +87,18 @@ def rekey_peer(options: argparse.Namespace) -> None:
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     """Those of now, as far as this peer knows."""
-    from peer.features import rules_of
     from storage.ledger_store import LedgerStore
     from training.model_store import JobModelStore
 
     with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
         encoded = store.encoded_state()
-    rules = rules_of(genesis, JobModelStore(directory.models))
-    return VoterSet(rules.restore_state(encoded).members.voters)
-
-
-def _require_not_needed(voters: VoterSet, old: Identity) -> None:
-    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives."""
-    if old.public in voters and voters.quorum == len(voters):
-        raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
+    return VoterSet(rules_of(genesis, JobModelStore(directory.models)).restore_state(encoded).members.voters)
 
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
     """`UserError` if the log is lost, the founders cannot decide without the old key, and no later member is known here."""
-    from peer.settings import address_book_file
-
     founders = genesis.voters
-    later = {
-        address_book_file.peer_of_entry(line) for line in address_book_file.load_addresses(directory.addresses)
-    } - founders.members
+    later = {peer_of_entry(line) for line in load_addresses(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
         return
     alone = (
@@ -139,13 +129,16 @@ def init_network(options: argparse.Namespace) -> None:
     genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
     directory.write_genesis(codec.encode(genesis))
     _keep_settings(options, directory, ())
-    print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
-    print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
-    print(f"data in     {directory.path}")
-    place = _place(options)
-    print(f"next        {program_name()} run{place}    # it keeps this terminal")
-    print(f"then        {program_name()} invite{place}    # in a second one: a string for everybody else")
-    print(f"they        {program_name()} join STRING")
+    program, place = program_name(), _place(options)
+    print(
+        f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}",
+        f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide",
+        f"data in     {directory.path}",
+        f"next        {program} run{place}    # it keeps this terminal",
+        f"then        {program} invite{place}    # in a second one: a string for everybody else",
+        f"they        {program} join STRING",
+        sep="\n",
+    )
     if genesis.voters.quorum > 1:
         print(f"            nothing is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
 
@@ -208,7 +201,8 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
     with garbage_collection_paused():
         from peer.daemon.daemon import make_honest_participant, running_daemon, tune_garbage_collector, wait_for_stop
 
-    hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or _logs_to_terminal(config) else _reopen_log
+    logs_to_terminal = not config.log_file and sys.stderr.isatty()
+    hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or logs_to_terminal else _reopen_log
     async with running_daemon(config, make_participant or make_honest_participant) as daemon:
         tune_garbage_collector()
         status = await daemon.api.status()
@@ -234,10 +228,6 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
 # When the terminal closes ---------------------------------------------------------------------------------------------
 
 
-def _logs_to_terminal(config: Config) -> bool:
-    return not config.log_file and sys.stderr.isatty()
-
-
 def _end_with_terminal(streams: tuple[int, ...]) -> bool:
     """SIGHUP, where the prompt or the log is in front of a person: the peer ends as with `quit`."""
     detach_descriptors(streams)
@@ -260,8 +250,9 @@ def _log_to(config: Config, file: Path | None) -> None:
     with storage_errors(file or Path("standard error")):
         if file is not None:
             require_writable_kind(file)
-        lines = make_handler(file)
-    lines.setFormatter(make_formatter(config.log_format))
+        lines = LogStreamHandler() if file is None else LogFileHandler(file)
+    text_format = "%(asctime)s %(levelname)s %(message)s"
+    lines.setFormatter(JsonLines() if config.log_format == "json" else TextLines(text_format))
     logging.basicConfig(level=config.log_level.upper(), handlers=[lines], force=True)
 
 
@@ -274,9 +265,12 @@ def run_audit(options: argparse.Namespace) -> int:
     with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("replaying blocks", total=None)
         found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
-    print(f"network {found.network}, chain id {found.chain_id}")
-    print(f"{found.blocks} blocks with {found.signatures} valid commit signatures")
-    print(f"{found.rounds} rounds with {found.proposals} accepted updates")
+    print(
+        f"network {found.network}, chain id {found.chain_id}",
+        f"{found.blocks} blocks with {found.signatures} valid commit signatures",
+        f"{found.rounds} rounds with {found.proposals} accepted updates",
+        sep="\n",
+    )
     for job, root in found.models.items():
         print(f"job {found.names[job]} ({job[:16]}): model root {root} reproduced")
     for job, vouched in found.vouch_counts.items():
@@ -291,7 +285,6 @@ def run_audit(options: argparse.Namespace) -> int:
 
 
 def verify_row_proof(options: argparse.Namespace) -> int:
-    from features.json_output import to_json
     from peer.commands import view_tables
     from peer.commands.table_renderer import make_printer
     from peer.export.row_proof_file import verify_row_proof as check
@@ -313,7 +306,6 @@ def describe_token_shards(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from features.json_output import to_json
     from peer.commands.table_renderer import make_printer
     from peer.doctor.doctor import examine_peer, findings_table
     from peer.doctor.findings import EXIT_STATUS, gravest_level
@@ -324,3 +316,76 @@ def run_doctor(options: argparse.Namespace) -> int:
     else:
         make_printer()(findings_table(findings))
     return EXIT_STATUS[gravest_level(findings)]
+
+
+class LogStreamHandler(logging.StreamHandler):
+    """To standard error. A log that cannot be written must not stop a peer.
+
+    It is told once, and again after something could be written.
+    """
+
+    _fails = _is_told = False
+
+    @property
+    def place(self) -> str:
+        return "standard error"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._fails = False
+        try:
+            super().emit(record)
+        except OSError:  # a file that was moved away cannot be made anew
+            self.handleError(record)
+        self._is_told = self._fails
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)  # a line that cannot be formatted is a bug
+            return
+        self._fails = True
+        if not self._is_told:
+            told = f"peer: the log cannot be written to {self.place}: {error.strerror}; the peer goes on without it"
+            with contextlib.suppress(OSError):
+                print(told, file=sys.stderr, flush=True)
+
+
+class LogFileHandler(LogStreamHandler, WatchedFileHandler):
+    """To a file, which may be moved away meanwhile. Raises `OSError` where it cannot be opened."""
+
+    @property
+    def place(self) -> str:
+        return self.baseFilename
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what was told when it was written
+            super().close()
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(sep="T", timespec="milliseconds")
+
+
+class TextLines(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time(record)
+
+
+class JsonLines(logging.Formatter):
+    """`kind` and the further keys are those of the event (`peer.runtime.telemetry.event_log`); what is no event is of the kind
+    `log`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": _time(record),
+            "level": record.levelname.lower(),
+            "kind": getattr(record, "kind", "log"),
+            "text": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        return json.dumps(
+            to_json_value(line | {name: value for name, value in fields.items() if name not in line}), ensure_ascii=False
+        )

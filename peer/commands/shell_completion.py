@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import enum
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,14 +15,9 @@ from peer.commands.command_line_parser import CommandLineParser
 SHELLS = ("bash", "zsh", "fish")
 
 
-class PathCompletion(enum.Enum):
-    """Values that the shell itself completes."""
-
-    DIRECTORY = "directory"
-    FILE = "file"
-
-
-PATH_METAVARS = {"DIR": PathCompletion.DIRECTORY, "FILE": PathCompletion.FILE, "PATH": PathCompletion.FILE}
+# Values that the shell itself completes.
+DIRECTORY, FILE = "directory", "file"
+PATH_METAVARS = {"DIR": DIRECTORY, "FILE": FILE, "PATH": FILE}
 COMMAND_METAVAR = "COMMAND"  # the metavar of what is itself the name of a command of `peer`
 
 
@@ -33,7 +27,7 @@ class ValueSpec:
 
     metavar: str
     choices: tuple[str, ...]
-    place: PathCompletion | None
+    place: str | None  # one of `PATH_METAVARS`
     is_line: bool = False  # the first of the words that somebody types at the prompt
 
 
@@ -54,9 +48,7 @@ class CommandSpec:
 
 def completion_script(shell: str, parser: CommandLineParser, words: Iterable[str]) -> str:
     """`words` are those of the prompt."""
-    commands = tuple(_commands(parser, tuple(words)))
-    lines = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
-    return "\n".join([*lines, ""])
+    return "\n".join([*{"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](tuple(_commands(parser, tuple(words)))), ""])
 
 
 # What there is to complete -------------------------------------------------------------------------------------------
@@ -89,55 +81,63 @@ def _commands(parser: CommandLineParser, words: tuple[str, ...]) -> Iterator[Com
 def _bash(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     names = " ".join(command.name for command in commands)
     first = " ".join(word for command in commands if command.value and command.value.is_line for word in command.value.choices)
-    yield '# Completes `peer` in bash: eval "$(peer completion bash)", for instance in ~/.bashrc.'
-    yield "_peer() {"
-    yield '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]}"'
-    yield '    local words="" place="" word'
-    yield "    ((COMP_CWORD == 1)) && command="
-    yield "    if [[ $command == console ]]; then  # its first word that is a command has the arguments of that command"
-    yield '        for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do'
-    yield f'            [[ " {first} " == *" $word "* ]] && command="$word" && break'
-    yield "        done"
-    yield "    fi"
-    yield '    case "$command" in'
-    yield f'        "") words="{names}" ;;'
+    yield from (
+        '# Completes `peer` in bash: eval "$(peer completion bash)", for instance in ~/.bashrc.',
+        "_peer() {",
+        '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]}"',
+        '    local words="" place="" word',
+        "    ((COMP_CWORD == 1)) && command=",
+        "    if [[ $command == console ]]; then  # its first word that is a command has the arguments of that command",
+        '        for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do',
+        f'            [[ " {first} " == *" $word "* ]] && command="$word" && break',
+        "        done",
+        "    fi",
+        '    case "$command" in',
+        f'        "") words="{names}" ;;',
+    )
     for command in commands:
         words = [name for option in command.options for name in option.names]
         words += command.value.choices if command.value else ()
-        place = f" place={command.value.place.value}" if command.value and command.value.place else ""
+        place = f" place={command.value.place}" if command.value and command.value.place else ""
         yield f'        {command.name}) words="{" ".join(words)}"{place} ;;'
-    yield "    esac"
-    yield '    case "$command $previous" in'
+    yield from (
+        "    esac",
+        '    case "$command $previous" in',
+    )
     for command in commands:
         for option in command.options:
             if option.value is not None:
                 patterns = "|".join(f'"{command.name} {name}"' for name in option.names)
-                place = option.value.place.value if option.value.place else ""
+                place = option.value.place or ""
                 yield f'        {patterns}) words="{" ".join(option.value.choices)}" place={place} ;;'
-    yield "    esac"
-    yield "    local IFS=$'\\n'"
-    yield '    case "$place" in'
-    yield '        directory) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -d -- "$current")) ;;'
-    yield '        file) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$current")) ;;'
-    yield "        *) COMPREPLY=() ;;"
-    yield "    esac"
-    yield "    IFS=$' \\t\\n'"
-    yield '    COMPREPLY+=($(compgen -W "$words" -- "$current"))'
-    yield "}"
-    yield "complete -F _peer peer"
+    yield from (
+        "    esac",
+        "    local IFS=$'\\n'",
+        '    case "$place" in',
+        '        directory) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -d -- "$current")) ;;',
+        '        file) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$current")) ;;',
+        "        *) COMPREPLY=() ;;",
+        "    esac",
+        "    IFS=$' \\t\\n'",
+        '    COMPREPLY+=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -F _peer peer",
+    )
 
 
 def _zsh(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     described = [shlex.quote(f"{command.name}:{command.about}") for command in commands]
-    yield "#compdef peer"
-    yield "# Completes `peer` in zsh: source <(peer completion zsh), behind compinit in ~/.zshrc."
-    yield "_peer_commands() {"
-    yield "    local -a commands"
-    yield f"    commands=({' '.join(described)})"
-    yield "    _describe command commands"
-    yield "}"
-    yield "_peer_arguments() {"
-    yield "    case $words[1] in"
+    yield from (
+        "#compdef peer",
+        "# Completes `peer` in zsh: source <(peer completion zsh), behind compinit in ~/.zshrc.",
+        "_peer_commands() {",
+        "    local -a commands",
+        f"    commands=({' '.join(described)})",
+        "    _describe command commands",
+        "}",
+        "_peer_arguments() {",
+        "    case $words[1] in",
+    )
     for command in commands:
         rules = [rule for option in command.options for rule in _zsh_option(option)]
         if command.value is not None and command.value.is_line:
@@ -145,10 +145,12 @@ def _zsh(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
         elif command.value is not None:
             rules.append(shlex.quote(f"*{_zsh_value(command.value)}"))
         yield f"        {command.name}) _arguments {' '.join(rules)} ;;"
-    yield "    esac"
-    yield "}"
-    yield "_peer() { _arguments '1: :_peer_commands' '*:: :_peer_arguments' }"
-    yield "compdef _peer peer"
+    yield from (
+        "    esac",
+        "}",
+        "_peer() { _arguments '1: :_peer_commands' '*:: :_peer_arguments' }",
+        "compdef _peer peer",
+    )
 
 
 def _zsh_option(option: OptionSpec) -> Iterator[str]:
@@ -158,13 +160,15 @@ def _zsh_option(option: OptionSpec) -> Iterator[str]:
 
 
 def _zsh_value(value: ValueSpec) -> str:
-    actions = {PathCompletion.DIRECTORY: "_directories", PathCompletion.FILE: "_files", None: f"({' '.join(value.choices)})"}
+    actions = {DIRECTORY: "_directories", FILE: "_files", None: f"({' '.join(value.choices)})"}
     return f":{value.metavar.replace(':', ' ')}:{actions[value.place]}"
 
 
 def _fish(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
-    yield "# Completes `peer` in fish: peer completion fish > ~/.config/fish/completions/peer.fish"
-    yield "complete -c peer -f"
+    yield from (
+        "# Completes `peer` in fish: peer completion fish > ~/.config/fish/completions/peer.fish",
+        "complete -c peer -f",
+    )
     for command in commands:
         yield f"complete -c peer -n __fish_use_subcommand -a {command.name} -d {_fish_text(command.about)}"
     for command in commands:
@@ -179,9 +183,7 @@ def _fish(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
 
 def _fish_value(value: ValueSpec) -> str:
     if value.place is not None:
-        return (
-            " -a '(__fish_complete_directories)'" if value.place is PathCompletion.DIRECTORY else " -a '(__fish_complete_path)'"
-        )
+        return " -a '(__fish_complete_directories)'" if value.place is DIRECTORY else " -a '(__fish_complete_path)'"
     return f" -a {_fish_text(' '.join(value.choices))}" if value.choices else ""
 
 

@@ -1,4 +1,7 @@
-"""Standard input in the place of a file: `-`. The command reads it, since the daemon's own standard input is another."""
+"""Standard input in the place of a file: `-`. The command reads it, since the daemon's own standard input is another.
+
+The invitation of `peer join` comes from there, or from an argument, a file, or the environment.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 
 from peer.settings.data_directory import storage_errors
 from protocol.errors import UserError
+from storage.regular_files import open_regular
 
 STANDARD_INPUT = "-"
 SECONDS_MAX = 60.0  # without a byte: a pipe whose writer hangs must not hold a command for ever
@@ -25,6 +29,10 @@ FILE_ARGUMENTS = {
     "tasks": (("what", "guidelines"), ".csv"),
     "rlhf": (("preferences", "blocklist"), ".txt"),
 }
+
+# Everybody on a machine can read the arguments of a process, and only its user the environment.
+INVITATION_VARIABLE = "PEER_INVITATION"
+FILE_PREFIX = "@"  # before the name of a file, as curl and argparse have it
 
 
 def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
@@ -69,3 +77,43 @@ def _copied(folder: Path, ending: str) -> Path:
             stream.write(piece)
     ending = {b"{": ".jsonl", b"[": ".json"}.get(first, ending)
     return part.rename(folder / f"standard-input{ending}")
+
+
+def hide_argument(secret: str) -> None:
+    """Starts this program again without the argument, which goes on in the environment.
+
+    Returns where the argument is no secret, or none of this process: a call inside another program.
+    """
+    at = next((at for at, text in enumerate(sys.orig_argv) if at and text == secret), None)
+    if not secret or secret == STANDARD_INPUT or secret.startswith(FILE_PREFIX) or at is None or not sys.executable:
+        return
+    os.environ[INVITATION_VARIABLE] = secret
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *sys.orig_argv[at + 1 :]])
+
+
+def read_invitation(said: str) -> str:
+    """The text of an invitation. Raises `UserError`. No child of this process inherits the variable."""
+    from peer.settings.invitation import INVITATION_BYTES_MAX  # loads the ledger, which no other command here needs
+
+    from_environment = os.environ.pop(INVITATION_VARIABLE, "")
+    size_max = 2 * INVITATION_BYTES_MAX  # base64, and line breaks of a mail program
+    if said == STANDARD_INPUT:
+        found, origin = b"", "standard input"
+        for piece in read_chunks():
+            found += piece
+            if len(found) > size_max or (sys.stdin.isatty() and found.endswith(b"\n")):
+                break
+    elif said.startswith(FILE_PREFIX):
+        origin = said.removeprefix(FILE_PREFIX)
+        with open_regular(os.path.expanduser(origin)) as stream:
+            found = stream.read(size_max + 1)
+    elif text := said or from_environment:
+        return text
+    else:
+        way = f"@FILE, - for standard input, or the variable {INVITATION_VARIABLE}"
+        raise UserError(f"join: give the string that `peer invite` printed, {way}")
+    if len(found) > size_max:
+        raise UserError(f"{origin} has more than {size_max} bytes, which is no invitation")
+    if not found.strip():
+        raise UserError(f"{origin} is empty: `peer invite` prints an invitation")
+    return found.decode(errors="replace")

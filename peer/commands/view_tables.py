@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from features.commands import CommandContext
 from features.peer_names import SHORT_ID_LENGTH, PeerNames
-from features.text_tables import Column, KeyValueTable, TextTable, pluralize
+from features.text_tables import Column, KeyValueTable, Printable, TextTable, pluralize
 from protocol.addresses import format_listen_addresses
 from protocol.api import (
     AlertView,
@@ -47,9 +48,37 @@ REACHABILITY_TEXTS = {  # by `StatusView.reachable`
 ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # of a vouch; all other verdicts reject
 NEUTRAL_REASONS = ("absent", "unjudged")  # says nothing against the trainer's work
 
+V = TypeVar("V")
+
+
+def show_table(table: Callable[[V], Printable], empty: str = "") -> Callable[[CommandContext[Any], V], Awaitable[None]]:
+    """For a command that lists: shows the table of its answer, or `empty` where nothing is in it."""
+
+    async def show(asked: CommandContext[Any], answer: V) -> None:
+        asked.show(table(answer) if answer or not empty else empty)
+
+    return show
+
+
+def show_named_table(
+    table: Callable[[V, PeerNames], Printable], empty: str = ""
+) -> Callable[[CommandContext[Any], V], Awaitable[None]]:
+    """The same, of a table with names of peers."""
+
+    async def show(asked: CommandContext[Any], answer: V) -> None:
+        asked.show(table(answer, await asked.load_names()) if answer or not empty else empty)
+
+    return show
+
 
 def shorten_id(text: str) -> str:
     return text[:SHORT_ID_LENGTH]
+
+
+def _filled(table: TextTable, rows: Iterable[Sequence[str]]) -> TextTable:
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _optional(value: float | None, form: str) -> str:
@@ -190,28 +219,33 @@ def disk(view: DiskView) -> KeyValueTable:
 
 
 def engines(views: Iterable[EngineView]) -> TextTable:
-    table = TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True))
-    for view in views:
-        versions = ", ".join(f"{name} {version}" for name, version in view.versions.items())
-        table.add_row(view.engine, _yes(view.in_use), view.state or "–", versions or "–")
-    return table
+    rows = (
+        (
+            view.engine,
+            "yes" if view.in_use else "–",
+            view.state or "–",
+            ", ".join(f"{name} {version}" for name, version in view.versions.items()) or "–",
+        )
+        for view in views
+    )
+    return _filled(TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True)), rows)
 
 
 def devices(views: Iterable[DeviceView]) -> TextTable:
     amounts = (Column(title, is_number=True) for title in ("memory", "free", "of the worker"))
-    table = TextTable("device", Column("what", truncates=True), "in use", *amounts)
-    for view in views:
-        sizes = ("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
-        table.add_row(view.device, view.about, _yes(view.in_use), *sizes)
-    return table
-
-
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "–"
+    rows = (
+        (
+            view.device,
+            view.about,
+            "yes" if view.in_use else "–",
+            *("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb)),
+        )
+        for view in views
+    )
+    return _filled(TextTable("device", Column("what", truncates=True), "in use", *amounts), rows)
 
 
 def block(view: BlockView, names: PeerNames) -> KeyValueTable:
-    own = {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root)
     return KeyValueTable(
         {
             "height": f"{view.height}, decided in view {view.view}",
@@ -220,7 +254,7 @@ def block(view: BlockView, names: PeerNames) -> KeyValueTable:
             "proposed by": names[view.proposer],
             "signed by": f"{' '.join(names[peer] for peer in view.signers)}; {view.quorum} of {view.voters_count} decide",
             "certified root": f"{view.certified_root} after height {view.height - 1}",
-            "this peer's": own,
+            "this peer's": {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root),
             "body": f"{view.body_bytes} bytes",
             "header": view.header,
             "certificate": view.certificate,
@@ -288,29 +322,29 @@ def _standing(view: AuditRecordView) -> str:
 
 
 def audit_records(views: Iterable[AuditRecordView], names: PeerNames) -> TextTable:
-    peer = Column("peer", truncates=True)
-    table = TextTable(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
-    for view in views:
-        counts = (
-            view.rewards,
-            view.rewards_lost,
-            view.suspensions,
-            view.reports,
-            view.reports_lapsed,
-            view.challenges_upheld,
-            view.challenges_refuted,
-            view.wrong_losses,
+    rows = (
+        (
+            names[view.peer],
+            str(view.rewards),
+            str(view.rewards_lost),
+            str(view.suspensions),
+            str(view.reports),
+            str(view.reports_lapsed),
+            str(view.challenges_upheld),
+            str(view.challenges_refuted),
+            str(view.wrong_losses),
         )
-        table.add_row(names[view.peer], *map(str, counts))
-    return table
+        for view in views
+    )
+    counts = ("rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
+    return _filled(TextTable(Column("peer", truncates=True), *counts), rows)
 
 
 def audits(views: Iterable[AuditView], names: PeerNames) -> TextTable:
-    trainer, auditor = Column("trainer", truncates=True), Column("auditor", truncates=True)
+    who = (Column("trainer", truncates=True), Column("auditor", truncates=True))
     error = Column("relative error", drop_order=2)
-    table = TextTable("round", Column("height", drop_order=1), trainer, auditor, "result", "finding", error)
-    for view in views:
-        table.add_row(
+    rows = (
+        (
             f"{display_round_number(view.round)} {shorten_id(view.job)}",
             str(view.height),
             names[view.trainer],
@@ -319,7 +353,9 @@ def audits(views: Iterable[AuditView], names: PeerNames) -> TextTable:
             view.finding or "–",
             _optional(view.relative_error, ".1e"),
         )
-    return table
+        for view in views
+    )
+    return _filled(TextTable("round", Column("height", drop_order=1), *who, "result", "finding", error), rows)
 
 
 def suspensions(views: Iterable[SuspensionView], names: PeerNames) -> TextTable:
@@ -379,13 +415,10 @@ def reachability(found: LivenessMatrix, names: PeerNames, me: str) -> TextTable:
     columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
     table = TextTable(Column("no.", is_number=True), Column("observer", truncates=True), *columns)
     for observer, row in found.items():
-        cells = ("·" if peer == observer else _silence(row[peer]) for peer in heard)
+        shown = {peer: "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+" for peer, seconds in row.items()}
+        cells = ("·" if peer == observer else shown[peer] for peer in heard)
         table.add_row(numbers[observer], names[observer], *cells)
     return table
-
-
-def _silence(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+"
 
 
 def invitations(views: Iterable[InvitationView]) -> TextTable:
@@ -410,10 +443,8 @@ def features(views: Iterable[ModuleView]) -> TextTable:
 
 
 def limits(views: Iterable[LimitView]) -> TextTable:
-    table = TextTable("limit", "at most", Column("wishes", wraps=True))
-    for view in views:
-        table.add_row(view.name, str(view.maximum), "; ".join(view.wishes) or "–")
-    return table
+    rows = ((view.name, str(view.maximum), "; ".join(view.wishes) or "–") for view in views)
+    return _filled(TextTable("limit", "at most", Column("wishes", wraps=True)), rows)
 
 
 def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
@@ -463,9 +494,8 @@ PLAIN_MEAN = " (plain mean)"  # no statistic stood against an update that lies: 
 def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
     figures = (Column("held-out bits/byte"), Column("seconds", drop_order=4), Column("decision", drop_order=2))
     who = (Column("verdicts", wraps=True), Column("ballots of", wraps=True))
-    table = TextTable("round", *who, *figures, Column("height", drop_order=1), Column("model root", drop_order=3))
-    for view in views:
-        table.add_row(
+    rows = (
+        (
             f"{display_round_number(view.round)} {shorten_id(view.job)}",
             format_verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
             " ".join(names[peer] for peer in view.ballots),
@@ -475,19 +505,20 @@ def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
             str(view.height),
             shorten_id(view.model_root) + " (no step)" * (not view.stepped) + " (undone)" * view.undone,
         )
-    return table
+        for view in views
+    )
+    last = (Column("height", drop_order=1), Column("model root", drop_order=3))
+    return _filled(TextTable("round", *who, *figures, *last), rows)
 
 
 def format_verdicts(view: RoundView, names: PeerNames) -> str:
     """`accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
     by_verdict: dict[str, list[str]] = {}
     for peer, verdict in view.verdicts.items():
-        by_verdict.setdefault(verdict, []).append(names[peer] + _vouchers(view.vouchers.get(peer, ()), names))
+        voters = view.vouchers.get(peer, ())
+        vouch = f" ({', '.join(names[voter] for voter in voters)} {'vouches' if len(voters) == 1 else 'vouch'})" if voters else ""
+        by_verdict.setdefault(verdict, []).append(names[peer] + vouch)
     return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
-
-
-def _vouchers(voters: Sequence[str], names: PeerNames) -> str:
-    return f" ({', '.join(names[voter] for voter in voters)} {'vouches' if len(voters) == 1 else 'vouch'})" if voters else ""
 
 
 def event_line(view: EventView, names: PeerNames) -> str:

@@ -12,16 +12,16 @@ import gc
 import logging
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from consensus.voter_set import CachingVerifier
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import CurrentState
@@ -30,43 +30,39 @@ from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
-from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
-from peer.features import rules_of
 from peer.roles.voter import Voter
-from peer.runtime.audits.auditor import Auditor
+from peer.runtime.auditor import Auditor
+from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
-from peer.runtime.membership.membership import Membership
-from peer.runtime.membership.peer_classifier import PeerClassifier
-from peer.runtime.service_context import ReloadSignal
-from peer.runtime.storage.blob_pinning import BlobPinner
-from peer.runtime.storage.payload_pruner import PayloadPruner
-from peer.runtime.storage.start_model_availability import StartModelAttester
+from peer.runtime.membership.membership import Membership, PeerClassifier
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
-from peer.runtime.upgrade_events import UpgradeReporter
-from peer.settings.address_book_file import load_addresses, save_addresses_periodically
 from peer.settings.config import Config, why_unlinked
-from peer.settings.data_directory import DataDirectory
-from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
-from peer.settings.invitation import InvitationString, parse_invitation
+from peer.settings.data_directory import DataDirectory, load_addresses, save_addresses_periodically
+from peer.settings.invitation import parse_invitation
+from peer.settings.process_resources import connection_limits, descriptor_limit, raise_descriptor_limit
 from protocol.api import PeerApi
-from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Ed25519Verifier, Signer
+from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
+from protocol.identity import CachingVerifier, Ed25519Verifier, Signer
 from storage.disk_blob_store import DiskBlobStore
+from storage.durable_files import is_descriptor_shortage
 from storage.ledger_store import LedgerStore
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
 from transport.swarm import Swarm
 
 if TYPE_CHECKING:
-    from peer.runtime.membership.inactivity import InactivityTracker
     from peer.worker.supervisor import WorkerSupervisor
+
 
 log = logging.getLogger("peer")
 
 ALERT_SECONDS = 1.0  # between looks at what the operator should know
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
+
+RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
+SYSTEM_FAULTS: Final = (OSError, StorageError, sqlite3.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +92,23 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
     return Trainer(context.worker, context.text_folder, local, context.config.evaluate)
 
 
-@dataclass
-class Daemon:
-    """What `running_daemon` gives to whoever started it."""
-
-    api: PeerApi
-    driver: Driver
-    stopped: trio.Event  # somebody asked for the end
-    reload_signal: ReloadSignal
-
-
 @asynccontextmanager
-async def running_daemon(config: Config, make_participant: MakeParticipant = make_honest_participant) -> AsyncIterator[Daemon]:
+async def running_daemon(
+    config: Config, make_participant: MakeParticipant = make_honest_participant
+) -> AsyncIterator[RunningPeer]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
     raise_descriptor_limit()
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
-        genesis = read_genesis(directory)
+        try:
+            genesis = Genesis.decode(directory.read_genesis())
+        except RemoteProtocolError as error:
+            way = "copy it again from a peer of the same network"
+            raise StorageError(f"{directory.genesis} is damaged ({error}); {way}") from None
         with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
             peer = _assemble_peer(config, directory, genesis, store, make_participant)
             async with _running_tasks(peer):
-                yield Daemon(peer.api, peer.driver, peer.stopped, peer.reload_signal)
+                yield peer
 
 
 def _assemble_peer(
@@ -125,9 +117,10 @@ def _assemble_peer(
     """All parts, from the disk upwards. Nothing runs yet."""
     identity, events = directory.load_identity(), EventLog()
     models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
-    rules = rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
+    rules = features.rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
     applied = CurrentState(load_state(rules, store))
-    invitation = _invitation(directory)
+    written = directory.path / "invitation"
+    invitation = parse_invitation(written.read_text()) if written.exists() else None
     remembered = load_addresses(directory.addresses, lambda text: events.add("warning", text))
     if unlinked := why_unlinked(config, remembered):
         raise UserError(unlinked)
@@ -147,7 +140,11 @@ def _assemble_peer(
         connections_max=connection_limits(descriptor_limit()).peers,
     )
     role = features.roles()[config.role]
-    worker = _make_supervisor(config) if role.needs_worker else None
+    worker = None
+    if role.needs_worker:
+        from peer.worker.supervisor import WorkerSupervisor
+
+        worker = WorkerSupervisor(config.resources, engine=config.engine)
     participant = make_participant(ParticipantContext(config, worker, directory.texts, network, identity, genesis.chain_id))
     anchor, payload_bytes = invitation.anchor if invitation else None, config.payloads_gb * 1_000_000_000
     driver = Driver(identity, rules, applied, store, blobs, models, network, participant, events, anchor, payload_bytes)
@@ -184,13 +181,11 @@ def _assemble_peer(
 async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     driver, network = peer.driver, peer.network
 
-    def warn(text: str) -> None:
-        driver.events.add_warning("warning", text)
-
-    role = features.roles()[peer.config.role]
+    warn = partial(driver.events.add, "warning")
+    everywhere = [name for feature in features.FEATURES for name in feature.services_everywhere]
     services = {
         name: import_object(features.services()[name])(peer.service_context(name))
-        for name in (*role.services, *features.services_everywhere())
+        for name in (*features.roles()[peer.config.role].services, *everywhere)
     }
     beside_agreement = {
         "the store of shared files": BlobPinner(driver).run,
@@ -200,10 +195,22 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
         "the look for alerts": partial(_watch_alerts, peer.api),
-        "the address book": partial(save_addresses_periodically, peer.directory.addresses, network, driver.applied),
+        "the address book": partial(
+            save_addresses_periodically, peer.directory.addresses, network.peer_addresses, driver.applied
+        ),
     }
     if peer.config.retire_after_days:
-        watchers["the count of silent days"] = _inactivity_tracker(peer).run
+        from peer.runtime.membership.inactivity import InactivityTracker
+
+        watchers["the count of silent days"] = InactivityTracker(
+            network,
+            driver.applied,
+            driver.observer.take_signers,
+            peer.submitter,
+            peer.config.retire_after_days,
+            peer.directory.path / "silences",
+            lambda text, peer: driver.events.add("member", text, peer=peer),
+        ).run
     async with trio.open_nursery() as outer:
         await outer.start(network.run)
         for optional in peer.optional_services:
@@ -214,7 +221,7 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
             async with trio.open_nursery() as agreeing:
                 await agreeing.start(driver.run)
                 agreeing.start_soon(peer.membership.run)
-                agreeing.start_soon(UpgradeReporter(driver).run)
+                agreeing.start_soon(peer.membership.report_upgrades)
                 agreeing.start_soon(peer.liveness_monitor.run)
                 for what, run in beside_agreement.items():
                     agreeing.start_soon(restart_on_fault, what, run, warn, lacks_descriptors)
@@ -231,44 +238,11 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         outer.cancel_scope.cancel()
 
 
-def _inactivity_tracker(peer: RunningPeer) -> InactivityTracker:
-    from peer.runtime.membership.inactivity import InactivityTracker
-
-    driver = peer.driver
-    return InactivityTracker(
-        driver.network,
-        driver.applied,
-        driver.observer.take_signers,
-        peer.submitter,
-        peer.config.retire_after_days,
-        peer.directory.path / "silences",
-        lambda text, peer: driver.events.add("member", text, peer=peer),
-    )
-
-
 async def _watch_alerts(api: PeerApi) -> None:
     """So that an alert is dated when it comes, whoever asks for it and whenever."""
     while True:
         await api.alerts()
         await trio.sleep(ALERT_SECONDS)
-
-
-def _make_supervisor(config: Config) -> WorkerSupervisor:
-    from peer.worker.supervisor import WorkerSupervisor
-
-    return WorkerSupervisor(config.resources, engine=config.engine)
-
-
-def read_genesis(directory: DataDirectory) -> Genesis:
-    try:
-        return Genesis.decode(directory.read_genesis())
-    except RemoteProtocolError as error:
-        raise StorageError(f"{directory.genesis} is damaged ({error}); copy it again from a peer of the same network") from None
-
-
-def _invitation(directory: DataDirectory) -> InvitationString | None:
-    file = directory.path / "invitation"
-    return parse_invitation(file.read_text()) if file.exists() else None
 
 
 def tune_garbage_collector() -> None:
@@ -283,21 +257,21 @@ def tune_garbage_collector() -> None:
 
 
 async def wait_for_stop(
-    daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool], ready: Callable[[], None]
+    peer: RunningPeer, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool], ready: Callable[[], None]
 ) -> None:
     """Returns when the peer was asked to stop: by a person, by one of the signals `ending`, or by SIGHUP.
 
     `ready` is called as soon as signals are heard. `hung_up` is called at SIGHUP and says whether the peer goes on.
     """
     async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, daemon, ending, hung_up)
+        await nursery.start(_stop_on_signal, peer, ending, hung_up)
         ready()
-        await daemon.stopped.wait()
+        await peer.stopped.wait()
         nursery.cancel_scope.cancel()
 
 
 async def _stop_on_signal(
-    daemon: Daemon,
+    peer: RunningPeer,
     ending: tuple[signal.Signals, ...],
     hung_up: Callable[[], bool],
     *,
@@ -307,10 +281,53 @@ async def _stop_on_signal(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP and hung_up():
-                daemon.reload_signal.notify()
+                reloaded, peer.reloaded = peer.reloaded, trio.Event()
+                reloaded.set()
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
-            if daemon.stopped.is_set():
+            if peer.stopped.is_set():
                 os._exit(128 + number)  # asked twice: everything that matters is on disk already
-            daemon.stopped.set()
+            peer.stopped.set()
             break
+
+
+async def restart_on_fault(
+    what: str, run: Callable[[], Awaitable[None]], tell: Callable[[str], None], faults: Callable[[Exception], bool] | None = None
+) -> None:
+    """Runs this task, and runs it again after a fault of the system. `tell` gets a line for the operator at the first of several.
+
+    Any other exception is a fault of ours and passes on. `faults` names the faults; without it these are all of `SYSTEM_FAULTS`.
+    """
+    is_endured = faults or _is_of_the_system
+    told = ""
+    while True:
+        try:
+            return await run()
+        except Exception as error:
+            if not is_endured(error):
+                raise
+            reason = _fault_reason(error)
+        if reason != told:
+            tell(f"{what} failed ({reason}) and is tried again every {RETRY_SECONDS:g} s; the peer goes on")
+            told = reason
+        await trio.sleep(RETRY_SECONDS)
+
+
+def lacks_descriptors(error: Exception) -> bool:
+    """True for a shortage of descriptors, or a group of nothing else. A full disk ends a task that agreement needs."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(lacks_descriptors, error.exceptions))
+    return is_descriptor_shortage(error)
+
+
+def _is_of_the_system(error: Exception) -> bool:
+    """True for a fault of the system, or a group of nothing else. Lost votes are more than that."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_of_the_system, error.exceptions))
+    return isinstance(error, SYSTEM_FAULTS) and not isinstance(error, LostVotesError)
+
+
+def _fault_reason(error: Exception) -> str:
+    if isinstance(error, ExceptionGroup):
+        return _fault_reason(error.exceptions[0])
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -15,26 +20,29 @@ from features.text_tables import Column, TextTable, pluralize
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
-from peer.doctor import data_directory_checks, http_endpoints, machine, optional_services
-from peer.doctor.clock import check_clock, clock_offset
+from peer.doctor import machine
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
 from peer.doctor.reachability_checks import (
     check_advertised_addresses,
     check_free_port,
+    check_free_ports,
     check_listen_settings,
     check_other_peers,
     check_own_port,
     check_reachability,
+    check_running_services,
+    check_served_endpoints,
+    check_stopped_services,
     dial_candidates,
 )
-from peer.settings import address_book_file
 from peer.settings.config import Config, ResolvedSettings, why_unlinked
-from peer.settings.data_directory import DataDirectory
+from peer.settings.data_directory import DataDirectory, load_addresses
 from protocol.addresses import parse_listen_addresses
 from protocol.api import AlertCause, AlertSeverity, AlertView, StatusView
-from protocol.errors import NotRunningError, RemoteProtocolError, UserError
-from protocol.identity import parse_peer_id
+from protocol.errors import LostVotesError, NotRunningError, RemoteProtocolError, UserError
+from protocol.identity import parse_peer_id, peer_id
 from protocol.prometheus_metrics import why_unhealthy
+from storage.ledger_store import ReadOnlyStore
 from transport.discovery.reachability import ReachabilityState
 
 ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
@@ -54,6 +62,8 @@ ADVICE = {  # by the cause of an alert
     AlertCause.NO_PROGRESS: "`peer rounds` has the verdicts; if they are `diverging`, a lower learning rate helps",
     AlertCause.LIAR_FOUND: "`peer audits` shows of what it is accused",
 }
+
+NO_PEER_ADVICE = "make a peer there with `peer init` or `peer join`, or name another place with --data-dir"
 
 
 async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFinding]:
@@ -76,17 +86,17 @@ async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFindi
 async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirectory) -> tuple[list[DoctorFinding], int | None]:
     """All about this peer and its network, and its process if it runs; 0 for one that does not say which it is."""
     config = settings.config
-    if unusable := data_directory_checks.why_unusable(directory.path):
+    if unusable := why_unusable(directory.path):
         return [unusable], None
-    genesis, of_network = data_directory_checks.check_network(directory)
-    key, of_key = data_directory_checks.check_key(directory)
-    found = [*data_directory_checks.check_folder(directory.path), *of_network, *of_key]
+    genesis, of_network = check_network(directory)
+    key, of_key = check_key(directory)
+    found = [*check_folder(directory.path), *of_network, *of_key]
     client = control_socket.make_client(directory.path, config.control_socket)
     try:
         with trio.fail_after(ANSWER_SECONDS):
             status, alerts = await client.status(), await client.alerts()
             names = PeerNames({view.peer: view.name for view in await client.peers() if not view.departed})
-            ahead = await clock_offset(client, status.peer)
+            ahead = await machine.clock_offset(client, status.peer)
     except NotRunningError:
         return [*found, *await _of_stopped(config, role, directory, genesis, key)], None
     except trio.TooSlowError:
@@ -101,7 +111,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
         return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.replace_ids(finding.text)) for finding in found]
-    return [*found, check_clock(ahead, None, genesis.created_ms)], status.process
+    return [*found, machine.check_clock(ahead, None, genesis.created_ms)], status.process
 
 
 async def _of_stopped(
@@ -112,20 +122,20 @@ async def _of_stopped(
         listens = [fault_of_error("port", UserError(unlinked))]
     ports = [
         *(listens or [DIALS_ONLY]),
-        *await optional_services.check_stopped_services(config),
-        *await http_endpoints.check_free_ports(config, role),
+        *await check_stopped_services(config),
+        *await check_free_ports(config, role),
     ]
     if genesis is None:
         return ports
     try:
         with directory.lock():
-            last_ms, damaged = data_directory_checks.last_block_ms(directory, genesis)
+            last_ms, damaged = last_block_ms(directory, genesis)
     except UserError as error:  # a daemon that answers nobody
         return [fault_of_error("peer", error, "kill that process, and start the peer again")]
     others = await check_other_peers(
         _known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key}
     )
-    return [*damaged, ok("peer", "it does not run"), *ports, *others, check_clock(None, last_ms, genesis.created_ms)]
+    return [*damaged, ok("peer", "it does not run"), *ports, *others, machine.check_clock(None, last_ms, genesis.created_ms)]
 
 
 async def _of_running(
@@ -148,10 +158,8 @@ async def _of_running(
     own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachability == ReachabilityState.DIRECT)
     return [
         *own,
-        *optional_services.check_running_services(status.optional_services),
-        *await http_endpoints.check_served_endpoints(
-            config, features.roles()[status.role], directory.path / "services", status.peer
-        ),
+        *check_running_services(status.optional_services),
+        *await check_served_endpoints(config, features.roles()[status.role], directory.path / "services", status.peer),
         *await check_other_peers(
             _known(config, directory), chain_id, key, links=status.links, alone=status.voter and status.voters == 1
         ),
@@ -174,7 +182,7 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Doct
 
 def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
     """Where others may be dialed: the addresses of the settings first."""
-    return dial_candidates(config.bootstrap, address_book_file.load_addresses(directory.path / "addresses"))
+    return dial_candidates(config.bootstrap, load_addresses(directory.path / "addresses"))
 
 
 def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:
@@ -182,3 +190,73 @@ def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:
     for finding in findings:
         shown.add_row(finding.level, finding.check, finding.text, finding.advice)
     return shown
+
+
+def check_key(directory: DataDirectory) -> tuple[bytes | None, list[DoctorFinding]]:
+    """The peer's public key, if the peer can sign and nobody else as it."""
+    path = directory.identity_key
+    if not path.exists():
+        return None, [fault("key", f"{path} is not there", NO_PEER_ADVICE)]
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        text = f"{path} has mode {mode:04o}: others of this machine can sign as this peer"
+        advice = f"chmod 600 {shlex.quote(str(path))}; if anybody may have read it, stop the peer and give `peer rekey`"
+        return None, [fault("key", text, advice)]
+    try:
+        key = directory.load_identity().public
+    except UserError as error:
+        return None, [fault_of_error("key", error, "restore it from a copy")]
+    found = [ok("key", f"{peer_id(key)}, mode {mode:04o}")]
+    if directory.former_key.exists():
+        text = f"{directory.former_key} is there: the network has not decided the change of this key yet"
+        found.append(warning("key", text, "let the peer run until it has; a quorum of voters must be there"))
+    return key, found
+
+
+def why_unusable(path: Path) -> DoctorFinding | None:
+    """Why nothing can be looked at in this place."""
+    if not path.is_dir():
+        return fault("data", f"{path} is not there", NO_PEER_ADVICE)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return fault("data", f"{path} cannot be used by user {os.getuid()}", f"run as user {path.stat().st_uid}, or chown it")
+    return None
+
+
+def check_folder(path: Path) -> Iterator[DoctorFinding]:
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o022:
+        yield warning("data", f"{path} has mode {mode:04o}: others of this machine can replace files in it", f"chmod go-w {path}")
+
+
+def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[DoctorFinding]]:
+    """The network that the peer belongs to."""
+    if not directory.genesis.exists():
+        text = f"{directory.path} belongs to no network yet"
+        return None, [fault("data", text, "found one with `peer init`, or `peer join INVITATION`")]
+    try:
+        genesis = Genesis.decode(directory.genesis.read_bytes())
+    except (RemoteProtocolError, OSError) as error:
+        return None, [fault("data", f"{directory.genesis} is damaged: {error}", "copy it from a peer of the same network")]
+    return genesis, [ok("data", f"{directory.path}, network {genesis.network}")]
+
+
+def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | None, list[DoctorFinding]]:
+    """The time in the last block that a stopped peer holds, and what is to be said of its database, which stays as it is.
+
+    The caller holds the directory's lock.
+    """
+    if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
+        return None, []  # it has never run
+    try:
+        with contextlib.closing(ReadOnlyStore(directory.ledger, genesis.chain_id)) as store:
+            if store.is_older:
+                text = f"{directory.ledger} is whole, of format {store.version}: the next start brings it to the present one"
+                return None, [ok("data", f"{text}; its blocks were not read")]
+            height = store.decided_height
+            decided = store.get_decision(height) if height else None
+    except LostVotesError as error:
+        return None, [
+            fault_of_error("data", error, "give `peer rekey`: with a new key it contradicts nothing that the old one signed")
+        ]
+    except UserError as error:
+        return None, [fault_of_error("data", error, "look at the disk and at the owner of the file")]
+    return (None if decided is None else decided.decode().time_ms), []

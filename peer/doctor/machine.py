@@ -1,4 +1,4 @@
-"""What the machine gives a peer: disk, memory, files that may be open, a clock, programs."""
+"""What the machine gives a peer: disk, memory, files that may be open, programs, and a clock that is right."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import os
 import platform
 import resource
 import shutil
+import statistics
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from features.feature import Role
 from peer import features
 from peer.api.alerts import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
 from peer.doctor.findings import DoctorFinding, fault, ok, warning
 from peer.settings.config import Config
-from peer.settings.file_descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_NEEDED_WITHOUT_WEB, connection_limits
+from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEEDED_WITHOUT_WEB, connection_limits
+from protocol.api import PeerApi
+from protocol.limits import CLOCK_AHEAD_SECONDS
 
 MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: what `scenarios.idle` allows
 WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in all
@@ -27,6 +32,10 @@ INODES_MIN = 10_000  # a blob is a file; a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_BYTES = 512  # struct timex has 208; the kernel writes no more than that
 
+EVENTS_READ: Final = 500  # the last ones; decisions are among them
+BLOCKS_READ: Final = 32  # of the last decisions: each voter's turn to lead comes, in most networks
+CLOCK_ADVICE = "set it by the network's time (timedatectl set-ntp true, or chrony), then start the peer again"
+
 
 def check_version(role: Role) -> Iterator[DoctorFinding]:
     """Whether this program has what its role needs."""
@@ -34,8 +43,11 @@ def check_version(role: Role) -> Iterator[DoctorFinding]:
         yield from _torch()
     for part in features.roles().values():
         if role.name in (part.name, features.FULL_ROLE) and part.needs_package and not find_spec(part.needs_package):
-            text = f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served"
-            yield warning("version", text, "install the extra `web`, or take another --role")
+            yield warning(
+                "version",
+                f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served",
+                "install the extra `web`, or take another --role",
+            )
     yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
 
 
@@ -93,8 +105,11 @@ def check_memory(config: Config, role: Role, *, runs: bool) -> Iterator[DoctorFi
         yield ok("memory", f"{free / 1e6:.0f} MB are free ({bound})")
     total = _meminfo().get("MemTotal")
     if total and config.memory_mb_max * 1_000_000 > total:
-        text = f"memory_mb_max allows jobs {config.memory_mb_max} MB, and this machine has {total / 1e6:.0f}"
-        yield warning("memory", text, "set memory_mb_max below that, or jobs that seem to fit end the worker")
+        yield warning(
+            "memory",
+            f"memory_mb_max allows jobs {config.memory_mb_max} MB, and this machine has {total / 1e6:.0f}",
+            "set memory_mb_max below that, or jobs that seem to fit end the worker",
+        )
 
 
 def available_bytes() -> tuple[int | None, str]:
@@ -146,8 +161,11 @@ def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFi
     )
     peers, web = connection_limits(hard)
     of_web = f" and {web} of the web port" if served else ""
-    advice = f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service"
-    yield warning("files", f"{text} {needed}; it accepts {peers} connections of peers{of_web}", advice)
+    yield warning(
+        "files",
+        f"{text} {needed}; it accepts {peers} connections of peers{of_web}",
+        f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service",
+    )
 
 
 def is_clock_synchronized() -> bool | None:
@@ -157,3 +175,41 @@ def is_clock_synchronized() -> bool | None:
     except (OSError, AttributeError):
         return None
     return None if state < 0 else state != CLOCK_UNSYNCHRONISED
+
+
+def check_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int) -> DoctorFinding:
+    """`ahead`: seconds before the clocks of the others, where they tell; `last_block_ms`: of the last block that is here."""
+    late = max(last_block_ms or 0, genesis_ms) / 1_000 - time.time()
+    if ahead is not None and ahead > CLOCK_AHEAD_SECONDS:
+        return fault("clock", f"it is {ahead:.0f} s ahead of the others: they refuse what this peer proposes", CLOCK_ADVICE)
+    if ahead is not None and ahead < -CLOCK_AHEAD_SECONDS:
+        return fault("clock", f"it is {-ahead:.0f} s behind the others: this peer refuses what they propose", CLOCK_ADVICE)
+    if ahead is not None:
+        return ok("clock", f"{abs(ahead):.1f} s from the others'")
+    if late > CLOCK_AHEAD_SECONDS:
+        return fault("clock", f"it is {late:.0f} s or more behind: so much later the last block was decided", CLOCK_ADVICE)
+    if is_clock_synchronized() is False:
+        return warning(
+            "clock",
+            "the kernel says that nothing keeps it right, and no decision of others was seen here",
+            CLOCK_ADVICE,
+        )
+    return ok("clock", "nothing contradicts it")
+
+
+async def clock_offset(api: PeerApi, me: str) -> float | None:
+    """Seconds by which this clock is before those of the other leaders of the last blocks; None if there was none.
+
+    A block has the time at which its leader began it, by the leader's clock; its decision has that of this machine, and comes
+    some hundredths of a second later, so the quickest one says most. The median of the leaders bears some whose clocks are wrong.
+    Decisions that were made while this peer was away say nothing.
+    """
+    events = await api.events(-EVENTS_READ, 0.0)
+    decided = [event for event in events if event.kind == "decided" and event.fields.get("seen") == str(True)]
+    seconds: dict[str, float] = {}
+    for event in decided[-BLOCKS_READ:]:
+        block = await api.block(int(event.fields["height"]))
+        if block.proposer != me:
+            passed = (event.at_ms - block.time_ms) / 1_000
+            seconds[block.proposer] = min(passed, seconds.get(block.proposer, passed))
+    return statistics.median(seconds.values()) if seconds else None

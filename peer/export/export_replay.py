@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from consensus.block import Block, block_digest, decode_block
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from consensus.voter_set import VoterSet, verify_certificate
+from features.export_query import ExportQuery
+from features.json_output import print_json_result
+from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import StateTransition, decode_body
 from peer.export.run_export import (
@@ -37,8 +42,8 @@ from peer.features import rules_of
 from peer.settings.data_directory import storage_errors
 from protocol import codec
 from protocol.blob_digest import BlobHasher, blob_digest, hash_pieces
-from protocol.errors import FolkmootError, StorageError, UserError
-from protocol.identity import Ed25519Verifier, peer_id
+from protocol.errors import FolkmootError, MissingBlobError, StorageError, UserError
+from protocol.identity import CachingVerifier, Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision, Proposal
 from storage.regular_files import open_regular, read_regular
 from training import parameter_blob
@@ -56,12 +61,6 @@ class VouchCounts:
 
     updates: int = 0
     vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> updates it vouches for
-
-    def add_update(self, vouchers: Collection[bytes]) -> None:
-        """One accepted update, and the voters that vouch for it."""
-        if vouchers:
-            self.updates += 1
-            self.vouchers.update(map(peer_id, vouchers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,8 @@ class _ExportReplay:
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
 
     def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
-        total = self._heights()
+        # What lies behind a gap does not belong to the export.
+        total = next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
         if not total:
             raise _BadFile(block_path(1), "the export holds no first block")
         block: Block | None = None
@@ -161,10 +161,6 @@ class _ExportReplay:
             progress(height, total)
         assert block is not None
         return self._conclude(block)
-
-    def _heights(self) -> int:
-        """How many blocks there are without a gap; what lies behind one does not belong to the export."""
-        return next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
 
     def _check_block(self, height: int) -> tuple[Block, StateTransition]:
         decision = codec.decode(Decision, self._read(block_path(height)))
@@ -206,8 +202,12 @@ class _ExportReplay:
         for job in transition.started_jobs:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
-            self._check_set(spec)
-            self._check_tokenizer(spec)
+            # An export may lack both.
+            if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
+                for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
+                    self._blob(set_path(shard), shard)
+            if spec.tokenizer and (self._folder / tokenizer_path(spec.tokenizer)).is_file():
+                self._blob(tokenizer_path(spec.tokenizer), spec.tokenizer)
             if spec.initial_model is not None:
                 self._check_start(spec.initial_model)
                 if (found := self._models.get(spec.initial_model)) is not None:
@@ -217,7 +217,10 @@ class _ExportReplay:
             self._rounds += 1
             self._proposals += len(closed.proposals)
             for vouchers in closed.outcome.vouchers.values():
-                self._vouched[closed.job.hex()].add_update(vouchers)
+                if vouchers:
+                    vouched = self._vouched[closed.job.hex()]
+                    vouched.updates += 1
+                    vouched.vouchers.update(map(peer_id, vouchers))
             if closed.job in transition.rolled_back:  # its step is undone, and its payloads belong to the export all the same
                 for signed in closed.proposals:
                     self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
@@ -227,21 +230,12 @@ class _ExportReplay:
             roots[job] = self._host.roll_back(job, back.anchor.round, back.round)
         for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
-            self._record_model(job, state.round, spec := JobSpec.decode(state.spec))
+            spec = JobSpec.decode(state.spec)
+            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:  # a later job may start from it
+                digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, state.round))).digest()
+                self._models.setdefault(digest, (job.hex(), state.round))
             self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
         return roots
-
-    def _record_model(self, job: bytes, number: int, spec: JobSpec) -> None:
-        """A later job may start from this model."""
-        if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
-            digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, number))).digest()
-            self._models.setdefault(digest, (job.hex(), number))
-
-    def _check_set(self, spec: JobSpec) -> None:
-        """An export may lack it."""
-        if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
-            for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
-                self._blob(set_path(shard), shard)
 
     def _check_start(self, digest: bytes) -> None:
         """It may be large: it is read in pieces."""
@@ -261,11 +255,6 @@ class _ExportReplay:
             stream.seek(offset)
             return stream.read(length)
 
-    def _check_tokenizer(self, spec: JobSpec) -> None:
-        """An export may lack it."""
-        if spec.tokenizer and (self._folder / tokenizer_path(spec.tokenizer)).is_file():
-            self._blob(tokenizer_path(spec.tokenizer), spec.tokenizer)
-
     def _payload(self, digest: bytes) -> bytes:
         return self._blob(payload_path(digest), digest)
 
@@ -284,13 +273,16 @@ class _ExportReplay:
         made.mkdir()
         models = write_models(made, self._host, state, rounds)
         for job in models:
-            self._require_same(model_path(bytes.fromhex(job)), made, "it is not the model that the blocks give")
+            name = model_path(bytes.fromhex(job))
+            if (made / name).read_bytes() != self._read(name):
+                raise _BadFile(name, "it is not the model that the blocks give")
         self._expected |= {model_path(bytes.fromhex(job)) for job in models}
-        self._require_no_other_files()
+        for name in list_files(self._folder):
+            if name not in self._expected:
+                raise _BadFile(name, "it does not belong to this export")
         genesis = self._genesis
         summary = ExportSummary(genesis.network, genesis.chain_id.hex(), state.height, last.state_root.hex(), models)
         self._check_manifest(summary)
-        roots = {job: str(model["root"]) for job, model in models.items()}
         return ExportVerdict(
             genesis.network,
             genesis.chain_id.hex(),
@@ -299,7 +291,7 @@ class _ExportReplay:
             self._rounds,
             self._proposals,
             last.state_root.hex(),
-            roots,
+            {job: str(model["root"]) for job, model in models.items()},
             {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
             self._starts,
             {job: vouched for job, vouched in self._vouched.items() if vouched.updates},
@@ -327,15 +319,6 @@ class _ExportReplay:
         missing = listed - self._expected
         return min(missing) if missing and listed >= self._expected - {MANIFEST} else None
 
-    def _require_same(self, name: str, made: Path, complaint: str) -> None:
-        if (made / name).read_bytes() != self._read(name):
-            raise _BadFile(name, complaint)
-
-    def _require_no_other_files(self) -> None:
-        for name in list_files(self._folder):
-            if name not in self._expected:
-                raise _BadFile(name, "it does not belong to this export")
-
     def _read(self, name: str) -> bytes:
         self._expected.add(name)
         try:
@@ -360,3 +343,31 @@ class _BadFile(FolkmootError):
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
         self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSetFiles:
+    folder: Path
+
+    def has_set(self, digest: bytes) -> bool:
+        return (self.folder / set_path(digest)).is_file()
+
+    def read_set(self, digest: bytes, size_max: int) -> bytes:
+        if not self.has_set(digest):
+            raise MissingBlobError(digest.hex())
+        return (self.folder / set_path(digest)).read_bytes()
+
+
+def ask_export(folder: Path, query: ExportQuery) -> Any:
+    """Raises `UserError` as `audit_export` does."""
+    audit_export(folder, seen=query.observe_block)
+    return query.answer(ExportedSetFiles(folder))
+
+
+def main() -> int:
+    query, folder, *arguments = sys.argv[1:]
+    return print_json_result(lambda: ask_export(Path(folder), import_object(query)(*arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,17 +8,43 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
-from peer.export.model_card import GGUF, TRANSFORMERS, model_card, stop_token
 from peer.export.model_provenance import ExportableModel
+from peer.export.run_export import require_new_folder
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from storage.durable_files import sync_directory
-from training.formats import gguf, huggingface_model, llama_mapping, safetensors_writer
-from training.formats.tokenizer_json import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
+from training.api.job_notes import preparation_notes
+from training.data.tokenizer import END_OF_TEXT, BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
+from training.formats import checkpoint, gguf, huggingface_model
+from training.job_spec import AggregationRule, AuditMode, JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import HEAD, tensor_shapes
+from training.transformer import FIRST_TOKEN_VECTOR, HEAD, tensor_shapes
+
+TRANSFORMERS, GGUF = "transformers", "gguf"
+NOT_NAMED: Final = "not named"
+
+FULL_AUDIT_TEXT: Final = (
+    "k voters re-executed each update before the vote and signed for it, and the others relied on these signatures (k is the "
+    "number of liars that the votes tolerate, one more for a trainer without a vote)"
+)
+_SNIPPET: Final = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = AutoModelForCausalLM.from_pretrained("DIR")
+prompt = tokenizer("The ", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))
+```"""
+_SCORING: Final = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = AutoModelForSequenceClassification.from_pretrained("DIR")
+print(model(**tokenizer("a prompt and a response", return_tensors="pt")).logits)
+```"""
+_LLAMA_CPP: Final = """    llama-cli --model model.gguf --prompt "The " --n-predict 64 --no-conversation"""
 
 
 def export_model(
@@ -27,11 +53,6 @@ def export_model(
     """Where no running peer is asked: `model_from_data_directory` or `model_from_export`, as `source`, finds the model."""
     require_new_folder(folder)
     return write_model_files(source(place, job), folder, format)
-
-
-def require_new_folder(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder: name a new one")
 
 
 def write_model_files(found: ExportableModel, folder: Path, format: str) -> ModelFilesView:
@@ -56,11 +77,10 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}") from None
-    spec = found.spec
     return ModelFilesView(
         path=str(folder),
         job=found.job.hex(),
-        name=spec.name,
+        name=found.spec.name,
         round=found.round,
         model_root=found.root.hex(),
         format=format,
@@ -96,13 +116,13 @@ def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
 
 def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path) -> None:
     spec = found.spec
-    names = llama_mapping.llama_tensor_names(spec.model)
+    names = huggingface_model.llama_tensor_names(spec.model)
     tensors = {names[name]: values for name, values in _tensors(found).items()}
     stop = stop_token(spec, vocabulary)
-    config = llama_mapping.llama_config(spec.model, stop)
+    config = huggingface_model.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:
-        config = llama_mapping.sequence_classification_config(config)
-        tensors[llama_mapping.SCORE] = (
+        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}  # a score, of the last token's features
+        tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )
     _json(folder / "config.json", config)
@@ -110,7 +130,7 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     _json(folder / "tokenizer.json", tokenizer_json(vocabulary))
     _json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, spec.model.context))
     with _file(folder / "model.safetensors") as stream:
-        safetensors_writer.write_safetensors(stream, tensors.items())
+        checkpoint.write_safetensors(stream, tensors.items())
 
 
 def _write_gguf(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:
@@ -135,3 +155,99 @@ def _json(path: Path, content: Mapping[str, Any]) -> None:
 def _put(path: Path, data: bytes) -> None:
     with _file(path) as stream:
         stream.write(data)
+
+
+def model_card(found: ExportableModel, vocabulary: BpeVocabulary, format: str, left_out: tuple[str, ...]) -> str:
+    """In Markdown. `left_out` are the job's vectors that the files do not have."""
+    spec = found.spec
+    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
+    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.resolved_objective.makes_text else _SCORING
+    licence = [f"license: {json.dumps(spec.licence)}"] if spec.licence else []
+    kind = "text-generation" if spec.resolved_objective.makes_text else "text-classification"
+    library = "transformers" if format == TRANSFORMERS else "gguf"
+    front = "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
+    where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
+    return f"""---
+{front}
+---
+
+# {_cell(spec.name)}, round {found.round}
+
+Trained with Folkmoot by people who need not trust each other: two thirds of the voters decided every round.
+
+| | |
+|---|---|
+{rows}
+
+Open it{where}:
+
+{how}
+"""
+
+
+def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    spec = found.spec
+    yield from (
+        ("job", f"{spec.name}, `{found.job.hex()}`"),
+        ("objective", f"{spec.objective}: {spec.resolved_objective.description}"),
+        ("round", f"{found.round if found.rounds_in_model is None else found.rounds_in_model} of {spec.rounds}"),
+        ("model root", f"`{found.root.hex()}`"),
+        ("network", f"{found.network}, chain id `{found.chain_id}`"),
+        ("taken from", found.source_text),
+        ("parameters", f"{spec.model.parameters:,}"),
+        ("tokens", _tokens(spec, vocabulary)),
+        ("data", _data(found)),
+        ("licence", spec.licence or NOT_NAMED),
+    )
+    if found.accepted is not None:
+        yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
+    yield "audit", _audit(spec)
+    missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
+    yield from spec.resolved_objective.metric_rows(found.figures, missing)
+    stop = stop_token(spec, vocabulary)
+    if stop is not None:
+        yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
+    for note in preparation_notes(spec):
+        yield "set", note
+    if left_out:
+        added = "the job added it to the embedding of the first token, so that these files give other logits than the job's model"
+        first = f"; {FIRST_TOKEN_VECTOR} changes what the model says: {added}" if FIRST_TOKEN_VECTOR in left_out else ""
+        yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{first}"
+
+
+def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
+    """The token that ends a text: that of the job, or else that of its tokenizer."""
+    stop = spec.resolved_objective.stop_token(spec)
+    return vocabulary.end_of_text if stop is None else stop
+
+
+def _tokens(spec: JobSpec, vocabulary: BpeVocabulary) -> str:
+    if spec.tokenizer is not None:
+        return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
+    return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
+
+
+def _data(found: ExportableModel) -> str:
+    spec = found.spec
+    if spec.data is None:
+        return "each trainer's own text" if spec.resolved_objective.reads_text else "none beside the prompts"
+    return f"`{spec.data.hex()}` (SHA-256 of its manifest){f', {found.data_origin}' if found.data_origin else ''}"
+
+
+def _audit(spec: JobSpec) -> str:
+    against = "" if spec.rule is AggregationRule.MEAN else f" against {spec.byzantine_max} liars"
+    rule = f"updates were aggregated by {spec.rule.value}{against}"
+    match spec.audit:
+        case AuditMode.FULL:
+            return f"full: {FULL_AUDIT_TEXT}; {rule}"
+        case AuditMode.SAMPLED:
+            replays = spec.audit_rate * spec.auditors
+            closing = f"; in the last {spec.final_full_audit_rounds} rounds as with full" if spec.final_full_audit_rounds else ""
+            return f"sampled: {replays:g} replays of each accepted proposal on average{closing}; {rule}"
+        case _:
+            return f"off: nobody re-executed anything; {rule}"
+
+
+def _cell(text: str) -> str:
+    """One line of Markdown: names may hold what means something there."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

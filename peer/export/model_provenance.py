@@ -23,7 +23,6 @@ from protocol.errors import MissingBlobError, UserError
 from protocol.verdicts import ABSENT
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
-from training.api.decided_models import open_decided_model, require_stored_model
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.formats import checkpoint
 from training.job_spec import JobSpec
@@ -61,7 +60,7 @@ def model_from_state(
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
     key, number, newer = choose_model(state, host, text)
     job = state.jobs.jobs[key]
-    spec, model = JobSpec.decode(job.spec), open_decided_model(host, store, key, job, number)
+    spec, model = JobSpec.decode(job.spec), host.open_decided_model(store, key, job, number)
     not_accepted = sum(map(Counter, job.rejected.values()), Counter[str]())
     return ExportableModel(
         network=genesis.network,
@@ -98,7 +97,7 @@ def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[by
     if number is None:
         number = newest if is_newest else state.final_round(key)
         newer = newest if number < newest else 0
-    require_stored_model(host, key, jobs[key], number)
+    host.require_model(key, jobs[key], number)
     return key, number, newer
 
 

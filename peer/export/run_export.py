@@ -83,15 +83,18 @@ def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
 
-def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
-    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
+def require_new_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
+
+
+def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
+    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
+    require_new_folder(folder)
     state = _newest_state(store, host, genesis)
     if store.get_decision(FIRST_HEIGHT) is None:
-        raise UserError(
-            f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
-        )
+        first = next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)
+        raise UserError(f"this peer restored a snapshot and holds no block below {first}: {_who_holds_all(state)}")
     return state
 
 
@@ -133,10 +136,6 @@ def _clear(folder: Path, existed: bool) -> None:
 def _clear_models(folder: Path) -> None:
     for path in folder.glob("*.safetensors"):
         path.unlink()
-
-
-def _first_block(store: LedgerStore, state: LedgerState) -> int:
-    return next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)
 
 
 def _who_holds_all(state: LedgerState) -> str:
@@ -271,12 +270,8 @@ def certified_rounds(state: LedgerState, closed_by_last: set[bytes]) -> dict[byt
     for job, item in state.jobs.jobs.items() if not is_certified else ():
         if item.undone_rounds and item.undone_rounds[-1].height == state.height:
             rounds[job] = item.undone_rounds[-1].last
-    return {job: number for job, number in sorted(rounds.items()) if not _unmade(state, job)}
-
-
-def _unmade(state: LedgerState, job: bytes) -> bool:
-    """Started by the last block, so that no certified root knows it."""
-    return state.jobs.jobs[job].started_height == state.height and _certified(state) != state.state_root
+    started = {job: item.started_height for job, item in state.jobs.jobs.items()}  # by the last block: no certified root knows it
+    return {job: number for job, number in sorted(rounds.items()) if is_certified or started[job] != state.height}
 
 
 def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: dict[bytes, int]) -> Models:
@@ -294,8 +289,7 @@ def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: 
 
 def write_manifest(folder: Path, summary: ExportSummary, format: int = EXPORT_FORMAT) -> None:
     files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in list_files(folder) if name != MANIFEST}
-    content = {"format": format, **asdict(summary), "files": files}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+    (folder / MANIFEST).write_text(json.dumps({"format": format, **asdict(summary), "files": files}, indent=1) + "\n")
 
 
 def list_files(folder: Path) -> list[str]:

@@ -59,11 +59,8 @@ class FutureRoundMessages:
         """Forgets old messages, and those of rounds that cannot open any more."""
         self._height, self._members = state.height, state.members
         self._voters = frozenset({*state.members.round_voters, *filter(state.members.is_current_key, state.members.upcoming)})
-        jobs = state.jobs.jobs
-        self._filter(lambda kept: not _is_over(kept, jobs) and (kept.signed.signer == self._me or self._is_young(kept)))
-
-    def _is_young(self, kept: BufferedMessage) -> bool:
-        return kept.height + HEIGHTS_MAX > self._height
+        jobs, oldest = state.jobs.jobs, self._height - HEIGHTS_MAX
+        self._filter(lambda kept: not _is_over(kept, jobs) and (kept.signed.signer == self._me or kept.height > oldest))
 
     def _filter(self, stays: Callable[[BufferedMessage], bool]) -> None:
         left = {signer: [kept for kept in of_signer if stays(kept)] for signer, of_signer in self._kept.items()}

@@ -151,7 +151,7 @@ class Node:
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
         self.rounds = OpenRounds(signer, self.chain_id, ledger.rounds, measured)
-        ledger.future_messages_of = self.rounds.future_messages_of
+        ledger.future_messages_of = self.rounds.early.signed_by
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
         # round messages that began to count in the last turn, by signer
         self.counted_messages: tuple[tuple[bytes, RoundMessage], ...] = ()
@@ -243,7 +243,9 @@ class Node:
         self._conclude()
         if len(self.ledger.pending_evidence) > accused:
             self._conclude()  # a height was decided, and what was kept for the next one showed a liar
-        return self._finish()
+        own = (self._deadline, self._repeat_at, self._lingers_until, self._resumes_at)
+        times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
+        return merge_effects(self._turns, min([time for time in times if time is not None], default=None))
 
     def _repeat_own(self) -> None:
         own = self.ledger.mempool.transactions_of(self.me)
@@ -254,11 +256,6 @@ class Node:
             self._repeat_at = None
         elif self._repeat_at is None:
             self._repeat_at = self._now + OWN_REPEAT_SECONDS
-
-    def _finish(self) -> StepEffects:
-        own = (self._deadline, self._repeat_at, self._lingers_until, self._resumes_at)
-        times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
-        return merge_effects(self._turns, min([time for time in times if time is not None], default=None))
 
     def _handle_event(self, event: inputs.ReplicaInput) -> None:
         self.replica.handle_input(event, self._now)
@@ -357,7 +354,10 @@ class Node:
         self._send(None, *self._accusations())
         if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
             self._repeat_at = self._now
-        self._give_notice()
+        notice = self.ledger.make_inclusion_list(self.me)
+        if notice is not None and self.may_sign_round_messages:
+            self.ledger.add_inclusion_list(self.me, notice)
+            self._send(None, GossipEnvelope(sign_message(self._signer, self.chain_id, notice)))
         for peer in [peer for peer in self._strangers if not self.is_stranger(peer)]:
             del self._strangers[peer]
             self._begin_mempool_sync(peer)
@@ -380,12 +380,6 @@ class Node:
         if untold.start == untold.end:
             del self._untold[peer]
 
-    def _give_notice(self) -> None:
-        notice = self.ledger.make_inclusion_list(self.me)
-        if notice is not None and self.may_sign_round_messages:
-            self.ledger.add_inclusion_list(self.me, notice)
-            self._send(None, GossipEnvelope(sign_message(self._signer, self.chain_id, notice)))
-
     def _follow_rounds(self) -> None:
         books = dict(self.ledger.rounds)
         opened, closed = self.rounds.apply_state(self.state)
@@ -406,7 +400,9 @@ class Node:
             case GossipEnvelope(signed=signed):
                 self._handle_relayed(signed)
             case GetRound(job=job, round=number):
-                self._answer_seeker(peer, (job, number))
+                if peer in self._links and self._now - self._answered.get(peer, 0.0) >= ROUND_ANSWER_SECONDS:
+                    self._answered[peer] = self._now
+                    self._send((peer,), *map(GossipEnvelope, self.rounds.messages_of_round((job, number))))
             case EvidenceMessage(first=first, second=second):
                 self._accuse(Evidence(first, second))
             case RememberedStatements():
@@ -482,19 +478,13 @@ class Node:
     def _next_asked(self) -> tuple[bytes, ...]:
         """The next few links in a ring of all members, which every peer enters at another place."""
         known = [peer for peer in self._links if not self.is_stranger(peer)]
-        ring = sorted(known, key=lambda peer: (peer <= self._asked_last, peer))
-        asked = tuple(ring[:ROUND_REQUEST_LINKS])
+        asked = tuple(sorted(known, key=lambda peer: (peer <= self._asked_last, peer))[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last
         return asked
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
         """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
         self.refusal_counts[error.reason] = self.refusal_counts.get(error.reason, 0) + 1
-
-    def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
-        if peer in self._links and self._now - self._answered.get(peer, 0.0) >= ROUND_ANSWER_SECONDS:
-            self._answered[peer] = self._now
-            self._send((peer,), *map(GossipEnvelope, self.rounds.messages_of_round(key)))
 
 
 def _asks_for_admission(signed: Signed) -> bool:

@@ -1,6 +1,6 @@
 """The question of a peer that does not vote, but is heard in rounds, before it signs anything: its disk may be rolled back.
 
-Voters ask the same inside the replica (`consensus.pbft.rollback_check`), for the votes that agreement rests on. A trainer would
+Voters ask the same inside the replica (`consensus.pbft.own_votes`), for the votes that agreement rests on. A trainer would
 be expelled for a second, different proposal in one round. A voter that left while a round was open in which it votes would be
 expelled for a second ballot.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from consensus.pbft.rollback_check import ASK_SECONDS
+from consensus.pbft.own_votes import ASK_SECONDS
 from consensus.voter_set import VoterSet
 
 

@@ -13,9 +13,8 @@ from consensus.evidence import Evidence
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import Job, JobPhase
 from ledger.ledger_state import LedgerState
-from peer.node.audit_nonces import AuditNonces
+from peer.node.audit_secrets import AuditSecrets
 from peer.node.future_messages import ROUND_MESSAGES, FutureRoundMessages, RoundKey, RoundMessage
-from peer.node.loss_sealer import LossSealer
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign_message
@@ -47,12 +46,6 @@ class RoundEffects:
     evidence: list[Evidence] = field(default_factory=list)
     # (signer, message that counts now): for people
     counted_messages: list[tuple[bytes, RoundMessage]] = field(default_factory=list)
-
-    def merge(self, other: RoundEffects) -> None:
-        self.records += other.records
-        self.sends += other.sends
-        self.evidence += other.evidence
-        self.counted_messages += other.counted_messages
 
 
 @dataclass(slots=True)
@@ -99,12 +92,12 @@ class OpenRounds:
         self._opened: dict[bytes, int] = {}  # by book: the height that gave the round to its voters
         self._patience: dict[bytes, int] = {}  # by book: of its job
         self._replaced: dict[bytes, OpenRoundState] = {}  # books of renewed rounds, until these are opened again
-        self._early = FutureRoundMessages(signer.public)
+        self.early = FutureRoundMessages(signer.public)
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
-        self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
+        self.muted: frozenset[RoundKey] = frozenset()  # open rounds in which nothing more is signed
         self._to_publish: dict[RoundKey, Proposal] = {}
-        self._nonces, self._sealing = AuditNonces(signer, chain_id), LossSealer(signer, chain_id)
+        self.secrets = AuditSecrets(signer, chain_id)
 
     # Opening and closing
 
@@ -121,10 +114,9 @@ class OpenRounds:
         for key, _ in before - now | renewed:
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - state.jobs.unfinished().keys()
-        self._nonces.update_state(state)
-        self._sealing.update_state(state)
+        self.secrets.update_state(state)
         self.measured.retain_jobs(running)
-        self._early.drop_old_messages(state)
+        self.early.drop_old_messages(state)
         self.muted &= now
         self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
         return sorted(now - before | renewed), sorted(before - now | renewed)
@@ -161,7 +153,7 @@ class OpenRounds:
         for signed in accepted:
             with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
                 self._add_message(self.books[key], signed, _decoded(signed, Proposal), now, effects)
-        for kept in self._early.pop_round((key, job.round)):
+        for kept in self.early.pop_round((key, job.round)):
             try:
                 self._accept_message(self.books[key], kept.signed, kept.decode(), now, effects)
             except RemoteProtocolError:
@@ -215,7 +207,7 @@ class OpenRounds:
                 self._add_message(book, signed, message, now, effects)
             except RemoteProtocolError:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
-                self.mute_round((book.terms.job, book.terms.round))
+                self.muted |= {(book.terms.job, book.terms.round)}
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
         """T2 − T1."""
@@ -242,19 +234,15 @@ class OpenRounds:
         if message.job in self._finished:
             return None
         if book is None or message.round > book.terms.round:
-            self._early.add_message(signed, message)
+            self.early.add_message(signed, message)
             return None
         if message.round < book.terms.round:
             return None
         if signed.signer not in _signers(book.terms, message):
-            self._early.add_message(signed, message)  # the next block may give the round to its signer
+            self.early.add_message(signed, message)  # the next block may give the round to its signer
         effects = RoundEffects()
         self._accept_message(book, signed, message, now, effects)
         return effects
-
-    def future_messages_of(self, signer: bytes) -> tuple[Signed, ...]:
-        """The messages that it signed in rounds that are not open here yet, or in which it takes no part yet."""
-        return self._early.signed_by(signer)
 
     def _accept_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
@@ -263,22 +251,18 @@ class OpenRounds:
             self._add_message(book, signed, message, now, effects)
         elif isinstance(message, Vouch) and signed.signer not in book.terms.reexecutors:
             return  # it was given before the round was renewed, and we vouch no more here
-        elif all(signed.body != known.body for known in self._own(book)):
+        elif all(signed.body != known.body for known in book.statements_signed_by(self._signer.public)):
             self._restore_own_message(book, signed, message, now, effects)
 
     def _restore_own_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
     ) -> None:
         """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
-        self.mute_round((message.job, message.round))
+        self.muted |= {(message.job, message.round)}
         if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
             self._add_message(book, signed, message, now, effects)
             effects.records.append(record)
-
-    def mute_round(self, key: RoundKey) -> None:
-        """Nothing more is signed in this open round."""
-        self.muted |= {key}
 
     def _is_mute(self, book: OpenRoundState) -> bool:
         return self.is_silent or (book.terms.job, book.terms.round) in self.muted
@@ -331,53 +315,46 @@ class OpenRounds:
 
     # Messages out
 
-    def make_loss_opening(self, job: bytes, number: int, loss: int) -> LossOpening:
-        """What our proposal of that round may commit to. `losses` are of its inner steps, in millionths."""
-        return self._sealing.make_opening(job, number, loss)
-
     def publish_proposal(self, proposal: Proposal, now: float, opening: LossOpening | None = None) -> RoundEffects:
         """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed.
 
         The proposal commits to `opening` where the network asks for that.
         """
-        book = self.books.get(proposal.job)
-        if book is None or book.terms.round != proposal.round:
-            return RoundEffects()
-        self._to_publish[proposal.job, proposal.round] = self._sealing.with_commitment(proposal, opening)
-        return self._publish(book, now)
+        effects, book = RoundEffects(), self.books.get(proposal.job)
+        if book is not None and book.terms.round == proposal.round:
+            self._to_publish[proposal.job, proposal.round] = self.secrets.with_commitment(proposal, opening)
+            self._publish(book, now, effects)
+        return effects
 
-    def _publish(self, book: OpenRoundState, now: float) -> RoundEffects:
+    def _publish(self, book: OpenRoundState, now: float, effects: RoundEffects) -> None:
         proposal = self._to_publish.get((book.terms.job, book.terms.round))
-        if proposal is None or self._signer.public in book.proposals or self._is_mute(book):
-            return RoundEffects()
-        return self._sign_message(book, proposal, now)
+        if proposal is not None and self._signer.public not in book.proposals and not self._is_mute(book):
+            self._sign_message(book, proposal, now, effects)
 
     def sign_due_messages(self, now: float) -> RoundEffects:
         """Signs vouches, ballots and cut-offs whose time has come, and proposals that had to wait."""
-        if self.is_silent or not self.books:
-            return RoundEffects()
         effects = RoundEffects()
         for book in self.books.values():
             if self._is_mute(book):
                 continue
-            effects.merge(self._publish(book, now))
+            self._publish(book, now, effects)
             book.assign_reexecutions(now)
             vouch = book.vouching.make_vouch_if_due()
             if vouch is not None:
-                effects.merge(self._sign_message(book, vouch, now))
+                self._sign_message(book, vouch, now, effects)
             ballot = book.make_ballot_if_due(now)
             if ballot is not None:
-                effects.merge(self._sign_message(book, self._nonces.with_nonce(ballot), now))
+                self._sign_message(book, self.secrets.with_nonce(ballot), now, effects)
             cut_off = book.make_cut_off_if_due(now)
             if cut_off is not None:
-                effects.merge(self._sign_message(book, cut_off, now))
+                self._sign_message(book, cut_off, now, effects)
         return effects
 
-    def _sign_message(self, book: OpenRoundState, message: RoundMessage, now: float) -> RoundEffects:
+    def _sign_message(self, book: OpenRoundState, message: RoundMessage, now: float, effects: RoundEffects) -> None:
         signed = sign_message(self._signer, self._chain_id, message)
-        effects = RoundEffects([_record(book, signed, message)], [signed])
+        effects.records.append(_record(book, signed, message))
+        effects.sends.append(signed)
         self._add_message(book, signed, message, now, effects)
-        return effects
 
     def rounds_to_request(self, now: float) -> Iterator[RoundKey]:
         """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only, or a
@@ -396,7 +373,8 @@ class OpenRounds:
         """None if the round can be closed. Before the first ballot, not before proposals are due: until then all train."""
         if book.is_contradicted and key not in self._sought:
             return book.opened_at
-        if not _is_open(book):
+        closing = book.certificate()
+        if closing is not None and not closing.cut_offs:
             return None
         if key in self._sought:
             return self._sought[key] + ROUND_REQUEST_SECONDS
@@ -412,10 +390,7 @@ class OpenRounds:
 
     def own_messages(self) -> list[Signed]:
         """Our messages of the open rounds: a new neighbour must hear them."""
-        return [signed for book in self.books.values() for signed in self._own(book)]
-
-    def _own(self, book: OpenRoundState) -> list[Signed]:
-        return book.statements_signed_by(self._signer.public)
+        return [signed for book in self.books.values() for signed in book.statements_signed_by(self._signer.public)]
 
     def deadline(self, now: float) -> float | None:
         if not self.books:
@@ -452,11 +427,6 @@ def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
             return terms.reexecutors
         case Ballot() | CutOff():
             return terms.voters
-
-
-def _is_open(book: OpenRoundState) -> bool:
-    closing = book.certificate()
-    return closing is None or bool(closing.cut_offs)
 
 
 def _robust_time(seconds: Sequence[float]) -> float:

@@ -14,31 +14,35 @@ from typing import TypeVar
 
 import trio
 
-from peer.roles import text_samples
 from peer.roles.voter import Voter, propose_request, publish_proposal, read_bounded_blob
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from protocol.sampling import WITHHELD_TEXT
+from protocol.sampling import WITHHELD_TEXT, SamplingOptions
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
 from training import corpus as data
-from training import parameter_blob, text_stream, worker_protocol
+from training import parameter_blob, worker_protocol
 from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.job_disk_space import require_disk_space
 from training.objectives.objective import NATS
 from training.replicated.replicated_model import ReplicatedModel
 from training.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundContext, RoundContext, WorkerClient
-from training.worker_protocol import WorkerDied, WorkerFailed
 
 R = TypeVar("R")
 log = logging.getLogger("peer")
 
-
 EVALUATION_PAUSE_FACTOR = 3.0  # times what the last measurement took, before the next: the worker is there for training first
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
 WORKER_DEATHS_MAX = 3  # of the worker, by one request
+
+SAMPLE_INTERVAL_ROUNDS = 10  # between two of them
+SAMPLES_KEPT = 2
+SAMPLE_PROMPT, SAMPLE_OPTIONS = (
+    "The ",
+    SamplingOptions(max_tokens=120),
+)  # always the same, so that the model alone makes the difference
 
 
 @dataclass
@@ -128,7 +132,7 @@ class Trainer(Voter):
                 return 0.0
             try:
                 done = await self._until_alive(worker_protocol.EvaluateRequest(round.job, str(round.model_directory)))
-            except WorkerFailed:
+            except worker_protocol.WorkerFailed:
                 if round.model_directory.exists():
                     raise
                 return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
@@ -138,17 +142,17 @@ class Trainer(Voter):
 
     async def _sample(self, round: OpenRoundContext) -> float:
         """Keeps some text of the model where that is due; how many seconds it took."""
-        if not round.spec.has_text or not text_samples.is_sample_due(self.text_folder, round.job, round.number):
+        if not round.spec.has_text or not is_sample_due(self.text_folder, round.job, round.number):
             return 0.0
         began = trio.current_time()
-        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), text_samples.PROMPT, text_samples.SAMPLING)
+        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), SAMPLE_PROMPT, SAMPLE_OPTIONS)
         try:
-            done = await text_stream.generate_text(self._until_alive, asked)
-        except WorkerFailed:
+            done = await worker_protocol.generate_text(self._until_alive, asked)
+        except worker_protocol.WorkerFailed:
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        text_samples.save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
+        save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:
@@ -170,7 +174,10 @@ class Trainer(Voter):
                 text, manifest = await self._shared_text(round, round.spec.data)
                 tokens, tokenized = manifest.tokens, manifest.tokenized
             elif round.spec.resolved_objective.reads_text:
-                text = await self._local_text()
+                if self.local_data is None:
+                    raise UserError("this job trains on local data: name yours with `peer run --local-data PATH`")
+                text = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
+                await trio.to_thread.run_sync(_copy_text, self.local_data, text)
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
@@ -195,16 +202,9 @@ class Trainer(Voter):
     async def _until_alive(self, request: worker_protocol.WorkerRequest[R]) -> R:
         """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
         for _ in range(WORKER_DEATHS_MAX):
-            with contextlib.suppress(WorkerDied):
+            with contextlib.suppress(worker_protocol.WorkerDied):
                 return await self.worker.ask(request)
-        raise WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
-
-    async def _local_text(self) -> Path:
-        if self.local_data is None:
-            raise UserError("this job trains on local data: name yours with `peer run --local-data PATH`")
-        path = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
-        await trio.to_thread.run_sync(_copy_text, self.local_data, path)
-        return path
+        raise worker_protocol.WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
 
     async def _shared_text(self, round: RoundContext, digest: bytes) -> tuple[Path, data.DataManifest]:
         """The file of a job's text or tokens, and what names it."""
@@ -240,3 +240,33 @@ def _delete(paths: Iterable[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def is_sample_due(folder: Path, job: bytes, round: int) -> bool:
+    """Where rounds are skipped, the first one of the next ten is due."""
+    last = _sample_files(folder, job.hex())[-1:]
+    return not last or round // SAMPLE_INTERVAL_ROUNDS > _sample_round(last[0]) // SAMPLE_INTERVAL_ROUNDS
+
+
+def save_sample(folder: Path, job: bytes, round: int, text: str) -> None:
+    part = folder / f"{job.hex()}.part"
+    part.write_bytes(text.encode())
+    part.replace(folder / f"{job.hex()}-{round:08}.sample")
+    for old in _sample_files(folder, job.hex())[:-SAMPLES_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def saved_samples(folder: Path) -> list[tuple[str, int, str]]:
+    """(job, round, text), the oldest of each job first."""
+    found = []
+    for path in _sample_files(folder, "*"):
+        found.append((path.stem.partition("-")[0], _sample_round(path), path.read_bytes().decode(errors="replace")))
+    return found
+
+
+def _sample_files(folder: Path, job: str) -> list[Path]:
+    return sorted(folder.glob(f"{job}-*.sample"))
+
+
+def _sample_round(path: Path) -> int:
+    return int(path.stem.partition("-")[2])

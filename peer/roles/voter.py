@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import loss_opening_files
+from protocol import codec
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, ReplayFinding, Verdict
+from storage.disk_blob_store import JOB_BYTES
 from training.job_spec import AuditMode, JobSpec
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 
 if TYPE_CHECKING:
     from training.replicated.error_feedback import FeedbackRecord
     from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+
+
+SUFFIX = ".losses"
+
+log = logging.getLogger("peer")
 
 
 class Voter:
@@ -45,8 +52,7 @@ class Voter:
         """The cheap, exact checks that every voter makes alike."""
         from training.replicated.codec import payload_bytes
 
-        bits = round.spec.payload_bits(round.model.rounds_in_model)
-        if proposal.payload_bytes > payload_bytes(round.model.layout, bits):
+        if proposal.payload_bytes > payload_bytes(round.model.layout, round.spec.payload_bits(round.model.rounds_in_model)):
             return Verdict.MALFORMED
         try:
             round.blobs.add_round_reference(proposal.payload, round.job, round.number)
@@ -111,14 +117,11 @@ def _paths(round: RoundContext, previous: Mapping[str, bytes]) -> dict[str, Any]
 async def publish_proposal(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
-    opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and _is_bound(round) else None
+    # Auditors of such a job compare losses, where the network does.
+    is_bound = round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
+    opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and is_bound else None
     await trio.to_thread.run_sync(store_proposal_files, round, request, done, proposal, opening)
     await round.publish_proposal(proposal, opening)
-
-
-def _is_bound(round: OpenRoundContext) -> bool:
-    """Whether auditors of this job compare losses, where the network does."""
-    return round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
 
 
 def proposal_of(round: OpenRoundContext, done: ProposeReply) -> Proposal:
@@ -142,7 +145,7 @@ def store_proposal_files(
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
-        loss_opening_files.save_opening(Path(request.buffer_out).parent, opening)
+        save_opening(Path(request.buffer_out).parent, opening)
     blobs.adopt_file(Path(request.payload_out), proposal.payload, lent=owner)
     if proposal.buffer is not None:
         blobs.mark_temporary(proposal.buffer, owner)
@@ -179,11 +182,11 @@ def replay_result(audited: AuditReply) -> ReplayResult:
 async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal) -> AuditRequest:
     """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
     from training.replay.inner_state import inner_bytes
-    from training.replicated import feedback_buffer
+    from training.replicated import error_feedback
     from training.replicated.codec import payload_bytes
     from training.worker_protocol import AuditRequest
 
-    size, blobs = feedback_buffer.buffer_bytes(round.spec), round.blobs
+    size, blobs = error_feedback.buffer_bytes(round.spec), round.blobs
     record = round.model.records.get(trainer) if proposal.feedback is not None else None
     previous = _previous(round, record)
     for digest in (proposal.buffer, previous.get("previous_buffer")):
@@ -191,8 +194,7 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
             await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
         bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
-        size_max = payload_bytes(round.model.layout, bits)
-        await round.fetch(previous["previous_payload"], size_max, (trainer,))
+        await round.fetch(previous["previous_payload"], payload_bytes(round.model.layout, bits), (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
             await fetch_audit_data(round, digest, inner_bytes(round.spec), trainer)
@@ -246,3 +248,36 @@ async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, tr
     """A blob that is needed until this round's judging, or its audits, are over."""
     round.blobs.mark_temporary(digest, round.blob_owner)
     await round.fetch(digest, size_max, (trainer,))
+
+
+def save_opening(folder: Path, opening: LossOpening) -> None:
+    opening_path(folder, opening.job, opening.round, opening.trainer).write_bytes(codec.encode(opening))
+
+
+def read_opening(folder: Path, job: bytes, number: int, trainer: bytes) -> LossOpening | None:
+    """None if it is not here whole."""
+    path = opening_path(folder, job, number, trainer)
+    try:
+        found: LossOpening = codec.decode(LossOpening, path.read_bytes())
+        return found
+    except (OSError, RemoteProtocolError) as error:
+        log.warning("%s cannot be opened (%s): what that round earned is lost", path, error)
+        return None
+
+
+def list_opening_files(folder: Path) -> set[Path]:
+    return set(folder.glob(f"*{SUFFIX}"))
+
+
+def delete_files(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def opening_path(folder: Path, job: bytes, number: int, trainer: bytes) -> Path:
+    return folder / f"{round_file_prefix(job, number)}{trainer.hex()}{SUFFIX}"
+
+
+def round_file_prefix(job: bytes, number: int) -> str:
+    """Begins the names of all files of a round. A peer that changed its key may have proposed with both keys."""
+    return f"{job[:JOB_BYTES].hex()}-{number}-"

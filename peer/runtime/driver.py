@@ -26,13 +26,12 @@ from ledger.jobs import ClosedRound
 from ledger.ledger_state import FAILURES_KEPT, CurrentState, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
-from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
-from peer.runtime.rounds.round_executor import RoundExecutor
-from peer.runtime.signature_preverifier import LARGE_BYTES, SignaturePreverifier
-from peer.runtime.sync.block_server import BlockServer
-from peer.runtime.sync.state_sync import StateSync, first_divergent_height, is_snapshot_message
+from peer.node.open_rounds import RoundEffects, RoundTimings
+from peer.runtime.round_executor import RoundExecutor
+from peer.runtime.state_sync import StateSync, first_divergent_height, is_snapshot_message
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, key_rotations
+from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
+from peer.runtime.work_queues import LARGE_BYTES, BlockServer, SignaturePreverifier
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signer, short_id
@@ -45,7 +44,8 @@ from storage.ledger_store import LedgerStore, StoredRound
 from training.job_spec import JobSpec
 from training.model_store import ClosedRoundOutcome, JobModelStore
 from training.round_context import RoundParticipant
-from transport.network import DataReceived, DuplicateIdentity, Network, NetworkEvent, PeerConnected, PeerDisconnected, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import DataReceived, DuplicateIdentity, NetworkEvent, PeerConnected, PeerDisconnected, Priority
 
 log = logging.getLogger("peer")
 
@@ -82,7 +82,7 @@ class Driver:
         store: LedgerStore,
         blobs: DiskBlobStore,
         host: JobModelStore,
-        network: Network,
+        network: ConnectionManager,
         role: RoundParticipant,
         event_log: EventLog,
         anchor: TrustedBlock | None = None,
@@ -94,7 +94,7 @@ class Driver:
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
         self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now: none is deleted meanwhile
-        self.rules, self.applied = rules, applied
+        self.rules, self.applied, self.chain_id = rules, applied, rules.chain_id
         self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
         self._slept_before, self._slept = _seconds_slept(), 0.0
@@ -103,13 +103,14 @@ class Driver:
         self.round_executor = RoundExecutor(
             signer.public,
             role,
-            self.rounds,
+            self.node.rounds,
             store,
             blobs,
             host,
             network,
             event_log,
-            self,
+            self.now,
+            self.run_action,
             applied,
             payload_bytes,
         )
@@ -121,7 +122,9 @@ class Driver:
             event_log,
             anchor,
             applied,
-            self,
+            self.now,
+            self.restore_state,
+            self.drop_peer,
         )
         self._answering = BlockServer(store, network)
         self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
@@ -149,18 +152,6 @@ class Driver:
         """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
         self._slept = max(self._slept, _seconds_slept() - self._slept_before)
         return self._started_wall + (trio.current_time() - self._started) + self._slept
-
-    @property
-    def chain_id(self) -> bytes:
-        return self.node.chain_id
-
-    @property
-    def ledger(self) -> LedgerApplication:
-        return self.node.ledger
-
-    @property
-    def rounds(self) -> OpenRounds:
-        return self.node.rounds
 
     @property
     def replica(self) -> Replica:
@@ -311,13 +302,9 @@ class Driver:
             self.observer.report_evidence(evidence)
         self.observer.record_step(turn)
         self.observer.record_pending_work(self.replica.awaits_decision)
-        self.observer.report_refusal(self.replica.height, self.replica.block_refusal)
-        self.observer.report_state_root_split(self.replica.state_root_split)
-        self.observer.report_fork(fork_text(self.replica))
+        self.observer.report_conditions(self.replica, self.rules.why_version_unsupported(self.state))
         self.observer.report_vote_lockout(self.replica.height, self.replica.no_votes_below)
-        self.observer.report_duplicate_identity(self.replica.duplicate_identity_reason)
-        self.observer.report_unknown_upgrade(self.rules.why_version_unsupported(self.state))
-        self.observer.report_muted_rounds(self.rounds.muted)
+        self.observer.report_muted_rounds(self.node.rounds.muted)
         failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
         self.observer.report_failures(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped_transactions:
@@ -372,7 +359,13 @@ class Driver:
         roots: dict[bytes, bytes] = {}
         for job in transition.started_jobs:
             begun = transition.state.jobs.jobs[job]
-            await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
+            spec = JobSpec.decode(begun.spec)
+            if spec.initial_model is not None:  # q of the voters have said that they hold these parameters
+                from training import parameter_blob
+
+                size, voters = parameter_blob.blob_bytes(spec), transition.state.members.voters
+                await self.network.fetch_blob(spec.initial_model, size, voters)
+                self.blobs.pin_blob(spec.initial_model)
             await self.round_executor.disk_space.check_job(job, begun)
             roots[job] = await trio.to_thread.run_sync(self.host.create_model, job, begun.spec, self.blobs.read_range)
         for job, back in transition.rolled_back.items():
@@ -385,14 +378,6 @@ class Driver:
                 self.blobs.pin_blob(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.apply_round, closed, self.blobs.read_range)
         return roots
-
-    async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
-        """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
-        if spec.initial_model is not None:
-            from training import parameter_blob
-
-            await self.network.fetch_blob(spec.initial_model, parameter_blob.blob_bytes(spec), voters)
-            self.blobs.pin_blob(spec.initial_model)
 
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""
@@ -419,7 +404,7 @@ class Driver:
         restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
         self.applied.current = load_state(self.rules, self.store)
         self.node = self._restored_node(self.node.rounds.measured)
-        self.round_executor.replace_rounds(self.rounds)
+        self.round_executor.replace_rounds(self.node.rounds)
         self.observer.record_restored_state(self.state, self.signer.public)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)
@@ -462,7 +447,11 @@ class Driver:
                 for key in item.transition.started_jobs:
                     self.observer.report_started_job(key, item.state)
                 for closed in item.transition.closed_rounds:
-                    self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
+                    ended = rounds.get((closed.job, closed.round))
+                    figures = self.observer.record_closed_round(closed, item.state, ended.opened_at if ended else None)
+                    if ended is not None and self.replica.height <= item.state.height + LAG_HEIGHTS_MAX:
+                        self.observer.check_straggling(closed, item.state, self.signer.public, ended)
+                    self.store.queue_measurements(closed.job, closed.round, figures)
                 for key in item.transition.ended_jobs:
                     if key in item.state.jobs.jobs:
                         self.round_executor.finish_job((key, item.state.jobs.jobs[key].round), item.state.jobs.jobs[key])
@@ -476,12 +465,6 @@ class Driver:
             applied, self.block_applied = self.block_applied, trio.Event()
             applied.set()
 
-    def _note_closed(self, closed: ClosedRound, state: LedgerState, round: RoundEnded | None) -> None:
-        figures = self.observer.record_closed_round(closed, state, round.opened_at if round else None)
-        if round is not None and self.replica.height <= state.height + LAG_HEIGHTS_MAX:
-            self.observer.check_straggling(closed, state, self.signer.public, round)
-        self.store.queue_measurements(closed.job, closed.round, figures)
-
 
 def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:
     """The state after the last block that this peer has applied; that of the genesis where it has applied none."""
@@ -493,8 +476,7 @@ def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:
 def _seconds_slept() -> float:
     """For how long this machine has slept since it was started, which trio's clock leaves out; a little less where we are held up
     between the two readings. Zero where only one clock is there."""
-    with_sleep = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-    return with_sleep - time.monotonic()
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - time.monotonic()
 
 
 def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:

@@ -25,7 +25,7 @@ from ledger.ledger_state import decode_body
 from ledger.members import RegisterRoles
 from peer.node.open_rounds import RoundEffects
 from peer.runtime.driver import Driver
-from peer.runtime.telemetry.node_observer import duplicate_identity_text
+from peer.runtime.telemetry.health import duplicate_identity_text
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign_message
@@ -107,13 +107,12 @@ class TransactionSubmitter:
         if refusal is not None:
             if not members.is_current_key(self.signer.public):
                 raise UserError(refusal)
-            same = RegisterRoles(members.members[self.signer.public].roles)
-            signed = self._signed(following, "member/register", same)
+            signed = self._signed(following, "member/register", RegisterRoles(members.members[self.signer.public].roles))
         await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:
         """Our transactions that are not decided yet, by nonce."""
-        return {_opened(signed).nonce: signed for signed in self._driver.ledger.mempool.transactions_of(self.signer.public)}
+        return {_opened(signed).nonce: signed for signed in self._driver.node.ledger.mempool.transactions_of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
         """Signs and queues it. Raises `UserError` if it is refused now.
@@ -124,12 +123,16 @@ class TransactionSubmitter:
             waiting = self._waiting()
             nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
             signed = self._signed(nonce, kind, content)
-            await self._check_statements(signed)
+            transaction = _opened(signed)
+            if self._driver.rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
+                # In a thread; `_refusal` then finds them verified, or the first false one.
+                with contextlib.suppress(RemoteProtocolError):
+                    await trio.to_thread.run_sync(self._driver.rules.check_embedded_statements, signed, transaction)
             refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
             if refusal is not None:
                 raise UserError(refusal)
             await self._put(signed)
-        return signed, _opened(signed)
+        return signed, transaction
 
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
         """Raises `UserError` if this peer may sign nothing any more."""
@@ -140,13 +143,6 @@ class TransactionSubmitter:
             raise UserError(self._driver.rules.why_version_unsupported(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS
         return sign_message(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
-
-    async def _check_statements(self, signed: Signed) -> None:
-        """Verifies the statements in a thread. `_refusal` then finds them verified, or the first false one."""
-        rules, transaction = self._driver.rules, _opened(signed)
-        if rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
-            with contextlib.suppress(RemoteProtocolError):
-                await trio.to_thread.run_sync(rules.check_embedded_statements, signed, transaction)
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
         """Why it cannot be decided now behind our waiting ones `before` it. Those that are refused themselves are skipped."""
@@ -162,7 +158,7 @@ class TransactionSubmitter:
 
     async def _put(self, signed: Signed) -> None:
         def put() -> RoundEffects:
-            self._driver.ledger.mempool.add_transaction(signed)
+            self._driver.node.ledger.mempool.add_transaction(signed)
             return RoundEffects(sends=[signed])
 
         await self._driver.run_action(put)

@@ -111,10 +111,6 @@ def setting_descriptions() -> dict[str, str]:
     return _ABOUT | of_features
 
 
-def setting_names() -> tuple[str, ...]:
-    return tuple(setting_descriptions())
-
-
 def _kind(name: str) -> Any:
     if name in _HINTS:
         return _HINTS[name]
@@ -136,7 +132,7 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
     from_environment = _environment(environment)
     from_file, file = _file_layer(file, {**from_environment, **from_flags}, environment)
     values: dict[str, Any] = {"data_directory": default_data_directory(environment)}
-    origins = dict.fromkeys(setting_names(), "default")
+    origins = dict.fromkeys(setting_descriptions(), "default")
     of_features = {name: setting.default for name, setting in features.feature_settings().items()}
     layers: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
         (from_file, lambda name: str(file)),
@@ -157,12 +153,12 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Others use the prefix, too (Kubernetes: PEER_SERVICE_HOST, of a service called `peer`): only a near miss is an error."""
     named = {key.removeprefix(ENVIRONMENT_PREFIX).lower(): key for key in environment if key.startswith(ENVIRONMENT_PREFIX)}
     for name, key in named.items():
-        meant = FLAG_ALIASES.get(name) or next((known for known in setting_names() if _is_slip(name, known)), None)
-        if name not in setting_names() and meant:
+        meant = FLAG_ALIASES.get(name) or next((known for known in setting_descriptions() if _is_slip(name, known)), None)
+        if name not in setting_descriptions() and meant:
             raise UserError(
                 f"environment variable {key} is no setting of a peer; did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?"
             )
-    return {name: environment[key] for name, key in named.items() if name in setting_names()}
+    return {name: environment[key] for name, key in named.items() if name in setting_descriptions()}
 
 
 FLAG_ALIASES = {"data_dir": "data_directory"}  # called otherwise on the command line
@@ -195,8 +191,7 @@ def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mappin
     """The values of the file that was named, else of `peer.toml` in the data directory if there is one."""
     if file is not None:
         return _read(file), file
-    directory = Path(later.get("data_directory") or default_data_directory(environment)).expanduser()
-    file = directory / FILE_NAME
+    file = Path(later.get("data_directory") or default_data_directory(environment)).expanduser() / FILE_NAME
     if not file.is_file():
         return {}, file
     values = _read(file)
@@ -215,8 +210,8 @@ def _read(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"configuration {file} is not valid TOML: {error}") from None
     for key in values:
-        if key not in setting_names():
-            raise UserError(f"{file}: unknown setting {key!r}{suggest_nearest(key, setting_names())}")
+        if key not in setting_descriptions():
+            raise UserError(f"{file}: unknown setting {key!r}{suggest_nearest(key, setting_descriptions())}")
     return values
 
 

@@ -20,17 +20,26 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import trio
+
+from protocol.addresses import parse_address
 from protocol.errors import StorageError, UserError
-from protocol.identity import Identity
+from protocol.identity import Identity, parse_peer_id, peer_id
 from storage.crash_points import crash_points
-from storage.durable_files import lock_file, sync_directory
+from storage.durable_files import atomic_write, lock_file, sync_directory
+
+if TYPE_CHECKING:
+    from ledger.ledger_state import CurrentState  # commands that ask a peer read no ledger
 
 SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
 OTHERS_ACCESS_BITS = 0o077  # access of everybody but the owner: keys, accounts and answers of people are inside
+ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
+SAVE_SECONDS = 10.0  # between looks whether there is something new
 PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
 
 _REASONS = {
@@ -269,3 +278,49 @@ class DataDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def load_addresses(file: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[str, ...]:
+    """As `peer id@host:port`; nothing if the file is not there. What is no such line is told, and passed over."""
+    with storage_errors(file):
+        lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    readable = tuple(line for line in lines if _is_readable(line))
+    if len(readable) < len(lines):
+        tell(f"{file}: {len(lines) - len(readable)} lines are no PEER@HOST:PORT and are passed over")
+    return readable
+
+
+def peer_of_entry(line: str) -> bytes:
+    return parse_peer_id(line.rpartition("@")[0])
+
+
+def _is_readable(line: str) -> bool:
+    address = line.rpartition("@")[2]
+    try:
+        peer_of_entry(line)
+        parse_address(address)
+    except UserError:
+        return False
+    return True
+
+
+async def save_addresses_periodically(file: Path, reached: Callable[[], Mapping[bytes, str]], applied: CurrentState) -> None:
+    """Writes down where members were reached last, newest first, as `reached` says, whenever that has changed.
+
+    Who has gone is left out. So a network that was stopped as a whole finds itself again without its first peer.
+    """
+    while True:
+        before, members = load_addresses(file), applied.current.members
+        has_gone = members.is_departed_key
+        now = {peer_id(peer): address for peer, address in reached().items() if peer in members.members and not has_gone(peer)}
+        replaced = {*now, *now.values()}  # who moved, and who answered there before
+        kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(peer_of_entry(entry))]
+        entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]
+        if set(entries) != set(before):
+            await trio.to_thread.run_sync(_save, file, entries)
+        await trio.sleep(SAVE_SECONDS)
+
+
+def _save(file: Path, entries: tuple[str, ...]) -> None:
+    with storage_errors(file), atomic_write(file) as stream:
+        stream.write("".join(f"{entry}\n" for entry in entries).encode())

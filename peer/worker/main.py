@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -25,7 +26,7 @@ from protocol.errors import FolkmootError, RemoteProtocolError, UserError
 from training import worker_protocol
 from training.engine_resources import EngineResources, add_arguments
 from training.engines.engine import EngineBackend
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 
 R = TypeVar("R")
 NICENESS = 5
@@ -120,27 +121,14 @@ def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
-def _lower_priority() -> None:
-    """The daemon's votes come first when cores are short, and it outlives us when memory is."""
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-
-
 def _own_pipes() -> MessagePipes:
     """Takes stdin and stdout for the conversation; whatever prints from now on lands on stderr and cannot break the framing."""
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return MessagePipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=_end)
-
-
-def _end() -> None:
-    """The daemon closed the pipe or is gone. Every file is written whole or not at all, so nothing is lost by ending at once.
-
-    (Linux's PR_SET_PDEATHSIG would not do: it follows the daemon's *thread* that started us, and Trio's threads come and go.)
-    """
-    os._exit(0)
+    # When the daemon closed the pipe or is gone, this process ends at once: every file is written whole or not at all. (Linux's
+    # PR_SET_PDEATHSIG would not do: it follows the daemon's *thread* that started us, and Trio's threads come and go.)
+    return MessagePipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=partial(os._exit, 0))
 
 
 def main(make_context: Callable[[EngineBackend, Callable[[], None], int], WorkerContext] = WorkerContext) -> None:
@@ -160,7 +148,10 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
     arguments = parser.parse_args()
     resources = EngineResources.from_options(arguments)
     if not arguments.rank:  # an assistant is as modest as who started it
-        _lower_priority()
+        # The daemon's votes come first when cores are short, and it outlives us when memory is.
+        os.nice(NICENESS)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     kind: EngineBackend = import_object(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
     if arguments.rank:

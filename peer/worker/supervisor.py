@@ -30,7 +30,6 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 from training import worker_protocol
 from training.engine_resources import EngineResources
 from training.job_spec import JobSpec
-from training.worker_protocol import WorkerDied, WorkerFailed
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class WorkerSupervisor:
         self._queue: list[_PendingRequest] = []
         self._numbers = itertools.count(1)
         self._wake = trio.Event()
-        self._jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}
+        self.open_jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}
         self._stopped = False
 
     async def ask(self, request: worker_protocol.WorkerRequest[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
@@ -101,7 +100,7 @@ class WorkerSupervisor:
         request that no feature declares.
         """
         if self._stopped:
-            raise WorkerDied("the worker has been stopped")
+            raise worker_protocol.WorkerDied("the worker has been stopped")
         if len(self._queue) >= QUEUE_MAX:
             raise LocalProtocolError(f"{QUEUE_MAX} requests are waiting for the worker")
         pending = self.pending_request(request, next(self._numbers), deadline_seconds)
@@ -112,11 +111,14 @@ class WorkerSupervisor:
         finally:
             pending.abandoned.set()
         if pending.error is not None:
-            raise WorkerDied(pending.error)
+            raise worker_protocol.WorkerDied(pending.error)
         if isinstance(pending.reply, worker_protocol.RequestFailed):
-            raise WorkerFailed(pending.reply.text)
+            raise worker_protocol.WorkerFailed(pending.reply.text)
         if isinstance(request, worker_protocol.OpenJobRequest):
-            self._record_open_job(request)
+            self.open_jobs.pop(request.job, None)
+            self.open_jobs[request.job] = request
+            while len(self.open_jobs) > JOBS_MAX:
+                del self.open_jobs[next(iter(self.open_jobs))]
         return cast(R, pending.reply)
 
     def pending_request(
@@ -132,7 +134,7 @@ class WorkerSupervisor:
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
         """What the present process says of itself; while it is busy, what it said last. None while there is none."""
         if self.description is not None:
-            with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(WorkerDied):
+            with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(worker_protocol.WorkerDied):
                 self.description = await self.ask(worker_protocol.DescribeRequest())
         return self.description
 
@@ -152,7 +154,10 @@ class WorkerSupervisor:
                         raise UserError(f"the worker process does not start: {session.reason} (try: {' '.join(self.command)})")
                 else:
                     self.restarts += 1
-                self._halve_if_killed(session)
+                # A SIGKILL that we did not send is most likely the kernel's, out of memory.
+                if session.returncode == -signal.SIGKILL and not session.killed and self.open_jobs:
+                    most = max(JobSpec.decode(job.spec).micro_batch for job in self.open_jobs.values())
+                    self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
                 log.warning("worker ended: %s; starting it again", session.reason)
                 await trio.sleep(min(BACKOFF_SECONDS_MAX, self._backoff_seconds * 2**failures))
         finally:
@@ -160,22 +165,6 @@ class WorkerSupervisor:
             for pending in self._queue:
                 pending.error = "the worker has been stopped"
                 pending.done.set()
-
-    def jobs_to_reopen(self) -> list[worker_protocol.OpenJobRequest]:
-        """What a new process must be told before anything else."""
-        return list(self._jobs.values())
-
-    def _record_open_job(self, request: worker_protocol.OpenJobRequest) -> None:
-        self._jobs.pop(request.job, None)
-        self._jobs[request.job] = request
-        while len(self._jobs) > JOBS_MAX:
-            del self._jobs[next(iter(self._jobs))]
-
-    def _halve_if_killed(self, session: _WorkerProcess) -> None:
-        """A SIGKILL that we did not send is most likely the kernel's, out of memory."""
-        if session.returncode == -signal.SIGKILL and not session.killed and self._jobs:
-            most = max(JobSpec.decode(job.spec).micro_batch for job in self._jobs.values())
-            self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
 
     async def next_request(self) -> _PendingRequest | None:
         """The most urgent request that somebody still waits for; None if there is none for PING_SECONDS."""
@@ -216,7 +205,10 @@ class _WorkerProcess:
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         """Returns when the process has ended, with `reason` set; nothing of it is left behind, also when cancelled."""
         try:
-            self._process = await self._start()
+            pipe, environment = subprocess.PIPE, self._worker.environment()
+            self._process = await trio.lowlevel.open_process(
+                self._worker.arguments(), stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+            )
         except OSError as error:
             self.reason = f"{error.strerror or error}: {self._worker.command[0]}"
             self.has_no_room = error.errno in TRANSIENT_ERRORS
@@ -230,12 +222,6 @@ class _WorkerProcess:
                         await self._serve(task_status)
             finally:
                 await self._stop()
-
-    async def _start(self) -> trio.Process:
-        pipe = subprocess.PIPE
-        return await trio.lowlevel.open_process(
-            self._worker.arguments(), stdin=pipe, stdout=pipe, stderr=pipe, env=self._worker.environment()
-        )
 
     def _end(self, reason: str) -> None:
         """Every task of this session is cancelled at its next checkpoint."""
@@ -256,7 +242,7 @@ class _WorkerProcess:
         self._worker.description = ready
         self.was_ready = True
         task_status.started()
-        for job in self._worker.jobs_to_reopen():
+        for job in self._worker.open_jobs.values():  # a new process must be told before anything else
             await self._answer(self._worker.pending_request(job))
         while True:
             next_request = await self._worker.next_request()
@@ -354,10 +340,7 @@ class _WorkerProcess:
             with trio.move_on_after(STOP_SECONDS):
                 await self._process.wait()
             if self._process.returncode is None:
-                self._kill()
+                self.killed = True
+                self._process.kill()
             self.returncode = await self._process.wait()
             await self._process.stdout.aclose()
-
-    def _kill(self) -> None:
-        self.killed = True
-        self._process.kill()

@@ -17,43 +17,44 @@ from curation.service.curation_rpc_handler import resolve_project
 from curation.tasks.answers import QuestionKind
 from features.text_tables import pluralize
 from ledger.jobs import Job, JobPhase, QueuedJob, job_id
+from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
 from protocol.errors import StorageError, UserError
 from protocol.sampling import SamplingOptions
-from rlhf.api.preference_source import describe_preference_source
-from rlhf.api.training_lineage import jobs_with_preferences
+from rlhf.api.pair_trace import jobs_with_preferences, trace_pair
+from rlhf.api.supervised_jobs import TruncationSide
 from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
-from rlhf.data.decided_comparisons import NO_PROJECT
-from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
-from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.ledger.preference_set_attestation import NO_PROJECT, PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
-from rlhf.objectives.kl_controller import current_beta
-from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.policy_monitors import PolicyHistory
-from rlhf.objectives.ppo import MODULE, PpoSettings
-from rlhf.objectives.registry import PAIR_OBJECTIVES
-from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
-from rlhf.pair_accuracy import PairAccuracy
-from rlhf.pair_trace import trace_pair
-from rlhf.record_preparation import TruncationSide
-from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
-from rlhf.services.preference_derivation import derive_pairs
-from training import text_stream, worker_protocol
+from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
+from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS, PAIR_OBJECTIVES
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
+from rlhf.preference_derivation import derive_pairs
+from rlhf.rpc import (
+    FINISHED,
+    MEASURING,
+    CompareView,
+    PairTraceView,
+    PolicyMetricsView,
+    PreferencesView,
+    RlhfRpc,
+    RlhfView,
+    StageView,
+)
+from training import worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
-from training.api.training_failures import no_progress_text
-from training.api.training_peer import TrainingPeer
+from training.api.job_notes import no_progress_text, preparation_notes
 from training.job_spec import JobSpec
-from training.preparation_notes import preparation_notes
 from training.replicated.replicated_model import ReplicatedModel
-from training.round_context import EVALUATION_SECONDS
+from training.round_context import EVALUATION_SECONDS, TrainingPeer
 from training.worker_protocol import WorkerFailed
 
-PREFERENCE_SETS_SERVICE = "sets"  # the service that derives sets
-PAUSED = "paused"  # a plan that goes on later
 EVALUATION_FAILED = "evaluation_failed"  # figure of a model that the worker could not measure
+EVALUATION_ENDS = (EVALUATION_SECONDS, EVALUATION_FAILED)  # of a model that is measured, or cannot be
 PREFERENCE_SET_STATISTICS = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
 MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models are measured
 
@@ -98,7 +99,6 @@ class RlhfRpcHandler(RlhfRpc):
             self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, ignore_accuracy
         )
         if reward:
-            tuning.check_rule(reward)
             return await self._begun(tuning.build_rule_plan, reward)
         if not is_dpo:
             tuning.check_preferences()
@@ -132,18 +132,20 @@ class RlhfRpcHandler(RlhfRpc):
         await self.peer.submit_transaction("rlhf/resume", tuning_plans.ResumePlan(key))
         return f"{plan.current.objective} goes on"
 
+    def _running_plans(self) -> dict[bytes, tuning_plans.TuningPlan]:
+        return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+
     def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
         """This member's. Raises `UserError`."""
-        running = self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
         members = self.peer.state.members
-        for key, plan in running.items():
+        for key, plan in self._running_plans().items():
             if members.current_key(plan.author) == self.peer.me:
                 return key, plan
         raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
 
     def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
         """The one that has come to this job, which may not have begun. Raises `UserError`."""
-        running = self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+        running = self._running_plans()
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
@@ -163,7 +165,7 @@ class RlhfRpcHandler(RlhfRpc):
             raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
         source = PreferenceSetSource(project, state.height)
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
-            found = await derive_pairs(self.peer.service_context(PREFERENCE_SETS_SERVICE), source)
+            found = await derive_pairs(self.peer.service_context("sets"), source)
             if not found:
                 raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
             return source, found
@@ -174,8 +176,10 @@ class RlhfRpcHandler(RlhfRpc):
         plan = max(known, key=lambda plan: plan.start_height, default=None)
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
-        if plan is not None and (not lone or plan.start_height >= _began(lone[-1][1])):
-            state = PAUSED if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
+        last = lone[-1][1] if lone else None
+        decided = 0 if last is None else last.started_height if isinstance(last, Job) else last.since
+        if plan is not None and plan.start_height >= decided:
+            state = "paused" if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
             stages = [await self._measured(self._planned(plan, stage)) for stage in plan.stages]
             return RlhfView(MEASURING if state == FINISHED and stages[-1].state == MEASURING else state, tuple(stages))
         stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
@@ -186,15 +190,16 @@ class RlhfRpcHandler(RlhfRpc):
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
         failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
-            return replace(_told(_stage(stage.job, live), stage), failure=failed)
-        if stage.root is not None:  # the job is forgotten
+            view = _stage(stage.job, live)
+        elif stage.root is not None:  # the job is forgotten
             view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
-            return replace(_told(view, stage), failure=failed)
-        state = "failed" if failed else "waiting" if stage.spec else "forgotten"
-        view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failure=failed)
-        if plan.phase is not tuning_plans.PlanPhase.RUNNING:
-            return view
-        return replace(view, start_refusal=self._why_waiting(plan, stage))
+        else:
+            state = "failed" if failed else "waiting" if stage.spec else "forgotten"
+            refusal = self._why_waiting(plan, stage) if plan.phase is tuning_plans.PlanPhase.RUNNING else ""
+            view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", start_refusal=refusal)
+        if stage.accuracy is not None:  # as the voters have decided it
+            view = _with_accuracy(view, stage.accuracy, stage.rounds)
+        return replace(view, failure=failed)
 
     def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
         """Why a stage that is due has not begun; empty: it is not due."""
@@ -205,17 +210,15 @@ class RlhfRpcHandler(RlhfRpc):
             return ""
         needed = VoterSet(state.members.voters).faults_tolerated + 1
         better = sum(found.is_better_than_chance for found in plan.reports.values())
-        reports = (
-            f"{better} of {pluralize(len(plan.reports), 'voter')} that measured the reward model found it better than chance"
-        )
-        return f"{reports}, {needed} have to agree"
+        measured = f"{pluralize(len(plan.reports), 'voter')} that measured the reward model"
+        return f"{better} of {measured} found it better than chance, {needed} have to agree"
 
     async def _measured(self, stage: StageView) -> StageView:
         """With the figures of the newest model that this peer has measured, and where its preferences come from."""
         found = await trio.to_thread.run_sync(self.peer.store.measurements, bytes.fromhex(stage.job))
         told = add_metrics(stage, found)
         is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.state.jobs.jobs
-        if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
+        if is_known and self._measures(stage.objective) and found.get(stage.round, {}).keys().isdisjoint(EVALUATION_ENDS):
             told = replace(told, state=MEASURING)
         if stage.objective not in PAIR_OBJECTIVES:
             return told
@@ -238,7 +241,11 @@ class RlhfRpcHandler(RlhfRpc):
         stage = _stage(key, known)
         figures = found.get(known.round, {})
         # An asked measurement becomes a voter's report, so a former failure is tried again.
-        is_due = EVALUATION_SECONDS not in figures if asked else self._measures(stage.objective) and not _is_measured(figures)
+        is_due = (
+            EVALUATION_SECONDS not in figures
+            if asked
+            else self._measures(stage.objective) and figures.keys().isdisjoint(EVALUATION_ENDS)
+        )
         if is_due:
             problem = "it is not here"
             if peer.models.round_directory(*place).exists():
@@ -282,13 +289,10 @@ class RlhfRpcHandler(RlhfRpc):
         return [(key, job) for key, job in found if JobSpec.decode(job.spec).resolved_objective.module == MODULE]
 
     async def trace_pair(self, pair: str) -> PairTraceView:
-        def read(digest: bytes, size_max: int) -> bytes:
-            return fetch_job_blob(self.peer, digest, size_max, "the set")
-
         def trace() -> PairTraceView:
-            return trace_pair(
-                list(jobs_with_preferences(state.jobs, self.peer.store)), state.module_state(RlhfState).sets, read, pair
-            )
+            jobs = list(jobs_with_preferences(state.jobs, self.peer.store))
+            sets = state.module_state(RlhfState).sets
+            return trace_pair(jobs, sets, partial(fetch_job_blob, self.peer, what="the set"), pair)
 
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
@@ -314,7 +318,7 @@ class RlhfRpcHandler(RlhfRpc):
         withheld: list[str] = []
         for name, directory in (("policy", str(self.peer.models.round_directory(key, job.round))), ("reference", None)):
             try:
-                done = await text_stream.generate_text(
+                done = await worker_protocol.generate_text(
                     ask,
                     worker_protocol.GenerateRequest(
                         key, directory, prompt, how, opened.spec.resolved_objective.stop_token(opened.spec)
@@ -330,32 +334,22 @@ class RlhfRpcHandler(RlhfRpc):
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
 
 
-def _began(job: Job | QueuedJob) -> int:
-    """The height at which it was decided."""
-    return job.started_height if isinstance(job, Job) else job.since
-
-
 def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
     spec = JobSpec.decode(job.spec)
     if isinstance(job, QueuedJob):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=preparation_notes(spec))
-    root = job.model_root.hex()
-    view = StageView(
-        spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=preparation_notes(spec)
+    return StageView(
+        objective=spec.objective,
+        job=key.hex(),
+        state="failed" if job.failed_rounds else job.phase.value,
+        round=job.rounds_in_model,
+        rounds=spec.rounds,
+        model_root=job.model_root.hex(),
+        notes=preparation_notes(spec),
+        failure=no_progress_text(job.failed_rounds, job.rejections, spec.resolved_objective.reason_labels)
+        if job.failed_rounds
+        else "",
     )
-    rounds = job.failed_rounds
-    if not rounds:
-        return view
-    return replace(
-        view,
-        state="failed",
-        failure=no_progress_text(rounds, job.rejections, spec.resolved_objective.reason_labels),
-    )
-
-
-def _told(view: StageView, stage: tuning_plans.PlanStage) -> StageView:
-    """With the accuracy that the voters have decided."""
-    return _with_accuracy(view, stage.accuracy, stage.rounds) if stage.accuracy is not None else view
 
 
 def _with_accuracy(view: StageView, found: PairAccuracy, rounds: int) -> StageView:
@@ -390,6 +384,27 @@ def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> S
     return replace(_with_accuracy(stage, accuracy, max(measured)), calibration_error=figures.get(CALIBRATION))
 
 
-def _is_measured(figures: Mapping[str, float]) -> bool:
-    """Whether these are all figures of a model, or cannot be found."""
-    return EVALUATION_SECONDS in figures or EVALUATION_FAILED in figures
+def describe_preference_source(state: LedgerState, job: bytes) -> PreferencesView | None:
+    """Of a job that learns from preferences, or will. None if neither the job nor its plan is known any more."""
+    known = state.module_state(RlhfState)
+    plan = next((plan for plan in known.plans.values() if plan.stages[0].job == job), None)
+    lined: dict[bytes, Job | QueuedJob] = {**{waiting.job: waiting for waiting in state.jobs.queue}, **state.jobs.jobs}
+    spec = lined[job].spec if job in lined else plan.stages[0].spec if plan else b""
+    claim = plan.claim if plan else None
+    data = claim.set if claim else JobSpec.decode(spec).data if spec else None
+    if data is None:
+        return None
+    decided = known.sets.get(data)
+    source = decided.source if decided else claim.source if claim else None
+    if source is None:
+        return PreferencesView(data.hex(), False)
+    agree = sum(found == data for found in claim.attestations.values()) if claim else 0
+    return PreferencesView(
+        set=data.hex(),
+        decided_by_annotators=decided is not None or (claim is not None and claim.is_decided),
+        project=source.project.hex(),
+        height=source.height,
+        redacted=decided.redacted if decided else 0,
+        attesting_voters=agree,
+        dissenting_voters=len(claim.attestations) - agree if claim else 0,
+    )

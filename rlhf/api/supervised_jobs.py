@@ -1,8 +1,12 @@
-"""Jobs that learn from a set of responses, made of what a person typed."""
+"""Jobs that learn from a set of responses, made of what a person typed: their specifications, and their records.
+
+Records that no job learns are named, long ones are shortened to the context.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import typing
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +16,12 @@ from typing import Any
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from rlhf.data import preference_sets, tokenized_pairs, tokenized_responses
-from rlhf.data.jsonl import InvalidLines
-from rlhf.data.preference_sets import PromptRecord
-from rlhf.data.tokenized_pairs import TokenizedPairs
-from rlhf.data.tokenized_responses import TokenizedResponses
+from rlhf.data import preference_sets, tokenized_records
+from rlhf.data.dataset_files import InvalidLines
+from rlhf.data.preference_sets import PreferencePair, PromptRecord, R
+from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses, append_stop_token, record_label
 from rlhf.objectives import job_presets
 from rlhf.objectives.supervised_objectives import INSTRUCT, SupervisedObjective
-from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from training import corpus
 from training.api.initial_model import InitialModel, resolve_initial_model
 from training.api.job_builder import (
@@ -31,11 +33,11 @@ from training.api.job_builder import (
     parse_overrides,
     require_safe_settings,
 )
-from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.data.tokenizer import Tokenizer, load_tokenizer
-from training.job_spec import JobSpec, complete_fields
+from training.job_spec import JobSpec, PreparationCounts, complete_fields
 from training.objectives.objective import Objective
+from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES
 
 TokenizedSet = TokenizedPairs | TokenizedResponses
@@ -60,12 +62,10 @@ def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     require_safe_settings(peer, spec, request)
     file, misfits = Path(request.examples).name, InvalidLines(request.skip_bad)
     with text_files.open_unpacked(Path(request.examples)) as stream:
-        read = tokenized_responses.read_examples(file, stream, misfits)
+        read = preference_sets.read_examples(file, stream, misfits)
     tokenizer = load_job_tokenizer(peer, spec)
     found, preparation = prepare_records(file, spec, read, tokenizer, misfits, truncate)
-    spec = replace(
-        spec, preparation=replace(preparation, holding_stop=count_stop_texts(found, tokenizer, spec.decoded_settings.stop_token))
-    )
+    spec = replace(spec, preparation=preparation)
     tokens = tokenize_set(peer, spec, found, file)
     spec, _ = attach_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS_DEFAULT)
     return start.publish_parameters(peer, spec)
@@ -105,16 +105,15 @@ def build_supervised_spec(
 
 def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tokenizer:
     """Raises `UserError` where nobody has it."""
-    blob = None if model.tokenizer is None else fetch_job_blob(peer, model.tokenizer)
-    return load_tokenizer(blob, model.model.vocabulary)
+    return load_tokenizer(fetch_job_blob(peer, model.tokenizer) if model.tokenizer else None, model.model.vocabulary)
 
 
 def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
     """What the job's trainers make of a set. Raises `UserError`, naming the file."""
     encode: Any = (
-        tokenized_responses.tokenize_responses
+        tokenized_records.tokenize_responses
         if isinstance(spec.resolved_objective, SupervisedObjective)
-        else tokenized_pairs.tokenize_pairs
+        else tokenized_records.tokenize_pairs
     )
     try:
         return encode(spec, records, load_job_tokenizer(peer, spec))
@@ -127,7 +126,7 @@ def attach_set(
 ) -> tuple[JobSpec, corpus.DataManifest]:
     """The job on this set, whose blobs are made, for so many rounds or else epochs."""
     digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
-    manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.blobs.add_bytes)
+    manifest = tokenized_records.preference_set_manifest(records, digest, peer.blobs.add_bytes)
     at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
     rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.train_split), **at_once)
     return replace(spec, rounds=rounds, data=manifest.digest).validated(), manifest
@@ -172,3 +171,85 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
             f"{many}: say which one ends a response, --set stop_token=TOKEN ({alone} is a newline alone), or stop_token=none"
         )
     return int(alone)
+
+
+class TruncationSide(enum.StrEnum):
+    """Which end of a text that is longer than the context is cut off."""
+
+    NOTHING = ""  # the text is a misfit
+    LEFT = "left"  # the beginning of the prompt
+    RIGHT = "right"  # the end of each response
+
+
+def prepare_records(
+    file: str, spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, misfits: InvalidLines, truncate: TruncationSide
+) -> tuple[list[R], PreparationCounts]:
+    """The records that the job can learn, and counts of the others. Raises `UserError`."""
+    found: list[R] = []
+    shortened = 0
+    for record in records:
+        try:
+            made = _fitted(spec, record, tokenizer, truncate)
+        except UserError as error:
+            misfits.add_line(UserError(f"{file}: {record_label(record)}: {error}"))
+            continue
+        found.append(made)
+        shortened += made is not record
+    misfits.raise_if_any()
+    if not found:
+        raise UserError(f"{file}: none of its lines can be used")
+    stopping = count_stop_texts(found, tokenizer, spec.resolved_objective.stop_token(spec))
+    return found, PreparationCounts(left_out=misfits.left_out, shortened=shortened, holding_stop=stopping)
+
+
+def count_stop_texts(records: Sequence[PromptRecord], tokenizer: Tokenizer, stop: int | None) -> int:
+    """Responses with the stop text before their end, where answers of the model will be cut."""
+    text = b"" if stop is None else tokenizer.decode([stop])
+    responses = (response.encode().removesuffix(text) for record in records for response in record.responses)
+    return sum(text in response for response in responses) if text else 0
+
+
+def _fitted(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: TruncationSide) -> R:
+    if isinstance(spec.resolved_objective, SupervisedObjective) and not record.prompt:
+        raise UserError("its prompt is empty, so the first token of a response would follow nothing")
+    made = record
+    while (excess := max(_lengths(spec, made, tokenizer)) - spec.model.context) > 0:
+        shorter = _shortened(spec, made, tokenizer, truncate, excess)
+        if shorter is None:
+            long = f"prompt and response are {excess + spec.model.context} tokens, more than the context of {spec.model.context}"
+            way_out = "" if truncate else "; --truncate left or right shortens them"
+            raise UserError(f"{long}{way_out}")
+        made = shorter
+    if isinstance(made, PreferencePair) and made.first == made.second:
+        raise UserError("both responses are the same, so none is the better one")
+    return made
+
+
+def _lengths(spec: JobSpec, record: R, tokenizer: Tokenizer) -> list[int]:
+    """Tokens of the prompt with each response."""
+    if not isinstance(spec.resolved_objective, SupervisedObjective):
+        return [len(tokenizer.encode((record.prompt + response).encode())) for response in record.responses]
+    prompt = len(tokenizer.encode(record.prompt.encode()))
+    return [
+        prompt + len(append_stop_token(tokenizer.encode(response.encode()), spec.decoded_settings.stop_token))
+        for response in record.responses
+    ]
+
+
+def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: TruncationSide, excess: int) -> R | None:
+    """The record with fewer characters; None where nothing is left to cut off."""
+    changed: dict[str, Any] = {}
+    if truncate is TruncationSide.LEFT:
+        changed["prompt"] = _cut(tokenizer, record.prompt, slice(excess, None))
+    elif truncate is TruncationSide.RIGHT:
+        fields = ("first", "second") if isinstance(record, PreferencePair) else ("response",)
+        lengths = _lengths(spec, record, tokenizer)
+        for field, text, length in zip(fields, record.responses, lengths, strict=True):
+            if length > spec.model.context:
+                changed[field] = _cut(tokenizer, text, slice(spec.model.context - length))
+    return replace(record, **changed) if changed and all(changed.values()) else None
+
+
+def _cut(tokenizer: Tokenizer, text: str, kept: slice) -> str:
+    """Some of its tokens, as whole characters."""
+    return tokenizer.decode(tokenizer.encode(text.encode())[kept].tolist()).decode(errors="ignore")

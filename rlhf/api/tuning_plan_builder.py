@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,27 +17,35 @@ from features.text_tables import pluralize
 from ledger.jobs import ModelReference
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.api.supervised_jobs import attach_set, build_supervised_spec, default_stop_token, load_job_tokenizer, tokenize_set
-from rlhf.api.supervised_jobs import parse_objective_overrides as parsed_terms
-from rlhf.data import preference_sets, tokenized_pairs
-from rlhf.data.jsonl import InvalidLines
+from rlhf.api.supervised_jobs import (
+    TokenizedSet,
+    TruncationSide,
+    attach_set,
+    build_supervised_spec,
+    count_stop_texts,
+    default_stop_token,
+    load_job_tokenizer,
+    parse_objective_overrides,
+    prepare_records,
+    tokenize_set,
+)
+from rlhf.data import preference_sets, tokenized_records
+from rlhf.data.dataset_files import InvalidLines
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.moderation import blocklist
 from rlhf.objectives import job_presets
 from rlhf.objectives.ppo import MODEL_REWARD, ROLE, RULE_PREFIX, PpoSettings, PromptSourceKind
-from rlhf.objectives.reward_model import MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
 from rlhf.objectives.rule_rewards import RULES
-from rlhf.objectives.supervised_objectives import DPO
+from rlhf.objectives.supervised_objectives import DPO, MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
 from rlhf.pair_accuracy import can_beat_chance
-from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from storage.regular_files import read_regular
 from training.api.initial_model import initial_model_from_job, resolve_base_job
 from training.api.job_builder import byzantine_trainers_max
-from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
+from training.round_context import TrainingPeer
 
 FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # of a policy's terms: `--set` does not say them
 REWARD_PREFIX = "reward."  # begins what `--set` says of the job that trains a reward model
@@ -46,9 +54,7 @@ PROMPTS_CHECKED_MAX = 1_000  # before a list that blocks all of them is refused:
 UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
 
-class BuiltPlan(NamedTuple):
-    begin: tuning_plans.StartPlan
-    odd_pairs: Mapping[str, float]  # pairs of its set: `rlhf.data.preference_set_statistics.odd_pairs`
+BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # odd pairs of its set: `PreferenceSetStatistics.odd`
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,14 @@ class TuningPlanBuilder:
     def policy_overrides(self) -> dict[str, str]:
         return {key: text for key, text in self.overrides.items() if not key.startswith(REWARD_PREFIX)}
 
-    def check_rule(self, reward: str) -> None:
+    def build_rule_plan(self, reward: str) -> BuiltPlan:
         if reward == MODEL_REWARD:
             raise UserError("--reward 'model': a plan trains it: leave --reward out, and say --project or --preferences")
         if self.reward_overrides:
             raise UserError(f"--set {REWARD_PREFIX}{next(iter(self.reward_overrides))}=…: a rule is not trained: leave it out")
         if not self.iterations:
             raise UserError("--ppo-iterations 0 would tune nothing by a rule: take 1 at least")
+        return tuning_plans.StartPlan(self._policy(reward).encode()), {}
 
     def check_preferences(self) -> None:
         if self.blocklist and not self.iterations:
@@ -89,9 +96,6 @@ class TuningPlanBuilder:
             raise UserError(
                 f"--set {next(iter(self.policy_overrides))}=…: no policy is tuned; of the reward model say `{REWARD_PREFIX}…`"
             )
-
-    def build_rule_plan(self, reward: str) -> BuiltPlan:
-        return BuiltPlan(tuning_plans.StartPlan(self._policy(reward).encode()), {})
 
     def build_reward_model_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
@@ -112,25 +116,35 @@ class TuningPlanBuilder:
             stop = policy.decoded_settings.stop_token if policy else None
             counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
-        spec, manifest = attach_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
-        source = replace(source, tokens=manifest.tokens) if source else None
-        begin = tuning_plans.StartPlan(
-            spec.encode(), _without_model(policy).encode() if policy else b"", source, self.ignore_accuracy
-        )
-        return BuiltPlan(begin, tokens.statistics.odd)
+        unread = b""
+        if policy:  # which model it reads is not known yet
+            unread = replace(
+                policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None))
+            ).encode()
+        return self._plan(spec, found, tokens, said.get("rounds"), source, unread)
 
     def build_dpo_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
         """One job, which learns from the pairs itself."""
         of = initial_model_from_job(self.peer, self.base, "--base")
         spec, said = build_supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.overrides, job_presets.DPO_JOB)
         found, file, preparation = self._prepared(given, spec)
-        if preparation is not None:
-            stopping = count_stop_texts(found, load_job_tokenizer(self.peer, spec), spec.decoded_settings.stop_token)
-            spec = replace(spec, preparation=replace(preparation, holding_stop=stopping))
+        spec = replace(spec, preparation=preparation)
         tokens = tokenize_set(self.peer, spec, found, file)
-        spec, manifest = attach_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
-        begin = tuning_plans.StartPlan(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
-        return BuiltPlan(begin, tokens.statistics.odd)
+        return self._plan(spec, found, tokens, said.get("rounds"), source)
+
+    def _plan(
+        self,
+        spec: JobSpec,
+        records: list[PreferencePair],
+        tokens: TokenizedSet,
+        rounds: int | None,
+        source: PreferenceSetSource | None,
+        policy: bytes = b"",
+    ) -> BuiltPlan:
+        spec, manifest = attach_set(self.peer, spec, records, tokens, rounds, self.epochs)
+        source = replace(source, tokens=manifest.tokens) if source else None
+        begin = tuning_plans.StartPlan(spec.encode(), policy, source, self.ignore_accuracy)
+        return begin, tokens.statistics.odd if tokens.statistics else {}
 
     def _prepared(
         self, given: str | list[PreferencePair], spec: JobSpec
@@ -143,7 +157,7 @@ class TuningPlanBuilder:
         found, counts = prepare_records(file, spec, read, load_job_tokenizer(self.peer, spec), misfits, self.truncate)
         return found, file, counts
 
-    def _policy(self, reward: str, learned: tokenized_pairs.TokenizedPairs | None = None) -> JobSpec:
+    def _policy(self, reward: str, learned: tokenized_records.TokenizedPairs | None = None) -> JobSpec:
         """Makes the blob of the listed words. What learns from the pairs is left open."""
         name, liars = self.name or "ppo", byzantine_trainers_max(self.peer, ROLE)
         if not self.base:
@@ -159,11 +173,17 @@ class TuningPlanBuilder:
         words = hashlib.sha256(self.blocklist).digest() if self.blocklist else None
         own = PpoSettings(reward=reward, blocklist=words, **usual | said_of_own)
         if learned is not None:
-            own = replace(own, reward_model=UNTRAINED_BASE, **_of_set(learned, before, own) | said_of_own)
+            longest = int(np.diff(learned.prompts).max(initial=1))
+            prompt_tokens = max(1, min(longest, before.model.context - own.response_tokens))
+            usual = {"prompts": PromptSourceKind.SET, "prompt_tokens": prompt_tokens}
+            own = replace(own, reward_model=UNTRAINED_BASE, **usual | said_of_own)
         if problem := own.settings_problem():
             raise UserError(f"job {name!r}: {problem}")
-        if problem := self._prompt_problem(own, before, learned):
-            raise UserError(problem)
+        if own.prompts is PromptSourceKind.SET and learned is not None and len(learned.prompts) < 2:
+            way = "`--set prompts=text` takes windows of the base's text instead"
+            raise UserError(f"no pair that is trained on has a prompt: {way}")
+        if own.prompts is PromptSourceKind.TEXT and before.data is None:
+            raise UserError(f"--base {self.base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
         if "model" in said:
             raise UserError("--set model.…: the model is that of the base; leave it out")
         spec = JobSpec(
@@ -182,15 +202,8 @@ class TuningPlanBuilder:
             self.peer.blobs.add_bytes(self.blocklist)
         return spec
 
-    def _prompt_problem(self, own: PpoSettings, before: JobSpec, learned: tokenized_pairs.TokenizedPairs | None) -> str:
-        if own.prompts is PromptSourceKind.SET and learned is not None and len(learned.prompts) < 2:
-            return "no pair that is trained on has a prompt: `--set prompts=text` takes windows of the base's text instead"
-        if own.prompts is PromptSourceKind.TEXT and before.data is None:
-            return f"--base {self.base!r}: that job's text is local, so no prompts can be drawn that everybody knows"
-        return ""
 
-
-def _require_measurable(learned: tokenized_pairs.TokenizedPairs) -> None:
+def _require_measurable(learned: tokenized_records.TokenizedPairs) -> None:
     """`UserError` where so few pairs are held out that no reward model could be told from chance."""
     decided = int((learned.held_out_split.p != 0.5).sum())
     if not can_beat_chance(decided):
@@ -226,7 +239,7 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
 
 def parse_ppo_overrides(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the objective, and fields of the job. Raises `UserError`."""
-    return parsed_terms(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
+    return parse_objective_overrides(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
 
 
 def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
@@ -235,12 +248,6 @@ def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
             return preference_sets.read_preference_file(Path(file).name, stream, misfits)
     except OSError as error:
         raise UserError(f"--preferences {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
-
-
-def _of_set(learned: tokenized_pairs.TokenizedPairs, base: JobSpec, own: PpoSettings) -> dict[str, Any]:
-    """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
-    longest = int(np.diff(learned.prompts).max(initial=1))
-    return {"prompts": PromptSourceKind.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
 
 
 def pack_word_file(file: str) -> bytes:
@@ -255,12 +262,8 @@ def pack_word_file(file: str) -> bytes:
 
 def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
     """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
-    texts, known = tokenized_pairs.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
+    texts, known = tokenized_records.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
     if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(
             f"--blocklist blocks each of {pluralize(len(texts), 'prompt')} that were looked at: nothing would be answered"
         )
-
-
-def _without_model(policy: JobSpec) -> JobSpec:
-    return replace(policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None)))

@@ -1,1 +1,1 @@
-"""Preference sets, prompts, rollouts and their tokenized forms."""
+"""Sets of preferences and responses: files of people, tokenized forms, statistics."""

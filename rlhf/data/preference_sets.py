@@ -1,4 +1,4 @@
-"""Preferences: what is a frozen set of them, and where one comes from.
+"""Preferences and given responses: what is a frozen set of them, and how one is made of a file.
 
 A set is its records in ascending order of their ids, each behind its length (u32). It travels like a training text: cut into
 shards under a `training.corpus.DataManifest`, whose digest is what names the set.
@@ -9,23 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
-from curation.estimation.rank_aggregation import FIRST, TIE
-from curation.import_export.export_formats import preference_share
-from curation.ledger.curation_state import CurationState, TaskPageRow, TaskRow
 from curation.limits import PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
-from curation.tasks.task_pages import TaskPageBlob, Text, assignment_id
+from curation.tasks.task_pages import Text
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
-from rlhf.data.dataset_formats import to_plain_texts
-from rlhf.data.decided_comparisons import decided_pages
-from rlhf.data.jsonl import LINE_BYTES_MAX, InvalidLines
-from rlhf.data.jsonl import read_records as records_of
+from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
@@ -34,8 +28,8 @@ UTF8_BYTES_MAX: Final = 4  # of a character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
-PageOf = Callable[[bytes, TaskPageRow], TaskPageBlob | None]
-EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
+RESPONSE_EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
+PAIR_EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +45,18 @@ class PreferencePair:
         return self.first, self.second
 
 
-class PromptRecord(Protocol):
-    """Of a set: a prompt and what is said after it."""
+@dataclass(frozen=True, slots=True)
+class InstructionExample:
+    id: Annotated[bytes, Length(1, 32)]  # the number of the line as u64, big-endian
+    prompt: Text
+    response: Text
 
     @property
-    def id(self) -> bytes: ...
-
-    @property
-    def prompt(self) -> str: ...
-
-    @property
-    def responses(self) -> tuple[str, ...]: ...
+    def responses(self) -> tuple[str, ...]:
+        return (self.response,)
 
 
+PromptRecord = PreferencePair | InstructionExample  # of a set: a prompt and what is said after it
 R = TypeVar("R", bound=PromptRecord)
 
 
@@ -113,18 +106,31 @@ def read_preference_file(name: str, stream: BinaryIO, misfits: InvalidLines | No
     """
 
     def make(number: int, row: dict[str, Any]) -> PreferencePair:
-        return _pair(f"{name}:{number}", number, row)
+        where = f"{name}:{number}"
+        row = to_plain_texts(where, row)
+        prompt, chosen, rejected = (checked_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
+        return PreferencePair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
 
-    pairs = records_of(name, stream, EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
-    if not pairs:
-        raise UserError(f"{name}: there is no pair in it: every line must be like {EXAMPLE}")
-    return pairs
+    return read_records(name, stream, "pair", PAIR_EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
 
 
-def _pair(where: str, number: int, row: dict[str, Any]) -> PreferencePair:
-    row = to_plain_texts(where, row)
-    prompt, chosen, rejected = (checked_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
-    return PreferencePair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
+def read_examples(name: str, stream: BinaryIO, misfits: InvalidLines | None = None) -> list[InstructionExample]:
+    """Of JSONL with `prompt` and `response`, or as `forms` has it.
+
+    `UserError` names the first lines that are none, unless `misfits` leaves them out. Responses that are labelled as bad are left
+    out in any case.
+    """
+
+    def make(number: int, row: dict[str, Any]) -> InstructionExample | None:
+        where = f"{name}:{number}"
+        if not is_positive_example(where, row):
+            return None
+        row = to_plain_texts(where, row)
+        return InstructionExample(
+            number.to_bytes(8, "big"), checked_text(where, row, "prompt"), checked_text(where, row, "response")
+        )
+
+    return read_records(name, stream, "response", RESPONSE_EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
 
 
 def checked_text(where: str, row: dict[str, Any], field: str) -> str:
@@ -143,41 +149,6 @@ def _permille(where: str, p: Any) -> int:
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN is in no range
         raise UserError(f"{where}: p must be a number in 0..1, not {json.dumps(p)[:64]}")
     return round(PERMILLE * p)
-
-
-# From a project -----------------------------------------------------------------------------------------------------------
-
-
-def decided_pairs(state: CurationState, project: bytes, height: int, page: PageOf) -> list[PreferencePair]:
-    """What people decided of a project's pairs up to a height, the same at every peer that has the same state.
-
-    `page` gives the tasks of a page, by its key and its row; None: the blob that its author named holds none. Left out are pairs
-    of which both responses are bad, and those whose text is taken out. p is the share of the votes, a tie counting half, and at
-    least 1/2 for the label: the label has weighed the votes, and the close of a project may change it. `UserError`: it is no
-    project that compares responses.
-    """
-    pairs: list[PreferencePair] = []
-    for key, entry, settled in decided_pages(state, project, height):
-        tasks = page(key, entry)
-        if tasks is None:
-            continue
-        for index, task, row in settled:
-            text = tasks.entries[index].task
-            if text is not None and all(text.items):
-                first, second = text.items
-                pairs.append(PreferencePair(task, text.text, first, second, _share(state, task, row)))
-    return sorted(pairs, key=lambda pair: pair.id)
-
-
-def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
-    assert row.label is not None
-    label = row.label[0]
-    if label == TIE:
-        return PERMILLE // 2
-    votes = (state.assignments.get_record(assignment_id(task, annotator)) for annotator in row.annotators)
-    said = preference_share(label, [vote.answer[0] for vote in votes if vote is not None and vote.answer is not None])
-    permille = math.floor(PERMILLE * said + Fraction(1, 2))
-    return permille if label == FIRST else PERMILLE - permille
 
 
 # Sides --------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 The texts of a project are in pages, which the state names by digest alone. So no rule can make the set of a project itself. The
 author of a plan names project, height and set. Every voter derives the set from the state and the pages that it has
-(`rlhf.data.preference_sets.decided_pairs`) and says by a transaction what it found. After each block:
+(`rlhf.preference_derivation.decided_pairs`) and says by a transaction what it found. After each block:
 
 | what the present voters have said of a set that is not decided yet | the plan |
 |---|---|
@@ -17,22 +17,49 @@ Of a quorum at least f + 1 voters are honest: so no set is decided that nobody h
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 from consensus.voter_set import VoterSet
+from curation.estimation.rank_aggregation import FIRST, SECOND, TIE
 from curation.ledger.curation_module import runs_curation
-from curation.ledger.curation_state import CurationState, page_key, redaction_key
+from curation.ledger.curation_state import CurationState, TaskPageRow, TaskRow, page_key, redaction_key
 from curation.tasks.answers import QuestionKind
 from curation.tasks.task_pages import task_id
 from ledger.core.module import Refused, StateReader
 from ledger.members import MembersState
 from protocol.codec import Count, Digest, Key, Length
+from protocol.errors import UserError
 from protocol.limits import VOTERS_MAX
-from rlhf.data.decided_comparisons import NO_PROJECT, is_decided_comparison
 
+Row = tuple[int, bytes, TaskRow]  # of a pair: its place in its page, its task, its row
+NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
 SETS_KEPT_MAX: Final = 64  # decided sets beside those of jobs and plans that are known: of these no redaction may be forgotten
+
+
+def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
+    """Pages with pairs that were decided up to a height, by their keys.
+
+    `UserError`: it is no project that compares responses.
+    """
+    row = state.projects.get_record(project)
+    if row is None or row.spec.kind is not QuestionKind.PAIR:
+        raise UserError(NO_PROJECT.format(project.hex()[:16]))
+    for number in range(row.pages):
+        key = page_key(project, number)
+        entry = state.pages.get_record(key)
+        assert entry is not None, "a project has the rows of its pages"
+        tasks = ((index, task_id(project, entry.first + index)) for index in range(entry.count))
+        rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get_record(task)) is not None]
+        settled = [item for item in rows if not item[2].is_redacted and is_decided_comparison(item[2], height)]
+        if settled:
+            yield key, entry, settled
+
+
+def is_decided_comparison(row: TaskRow, height: int) -> bool:
+    """It was decided up to this height which response is the better one, or that none is."""
+    return row.label is not None and row.label[0] in (FIRST, SECOND, TIE) and row.height <= height
 
 
 @dataclass(frozen=True, slots=True)

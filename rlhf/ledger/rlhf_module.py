@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Final
 
 from curation.ledger.curation_module import runs_curation
 from curation.ledger.curation_state import CurationState
+from features.feature import EventLine
+from features.peer_names import SHORT_ID_LENGTH
 from ledger.audits.audit_state import AuditsState
 from ledger.core.genesis import Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
@@ -19,25 +21,28 @@ from ledger.jobs import (
     JobHalt,
     JobLastRound,
     JobLaunch,
+    JobPhase,
     JobsModule,
     JobSpecRules,
     JobsState,
     add_stop_request,
     job_id,
 )
-from ledger.jobs import JobPhase as JobPhase
 from ledger.members import MembersState
+from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Proposal
+from protocol.units import display_round_number
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet, AttestPreferenceSet, ClaimStatus
 from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, PlanPhase, ReportAccuracy, ResumePlan, StartPlan, TuningPlan
-from rlhf.objectives.kl_controller import exceeds_kl_stop, nats_per_response
+from rlhf.objectives import policy_monitors
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians, round_medians
-from rlhf.objectives.ppo import PPO, PpoSettings, RolloutDeclaration
+from rlhf.objectives.ppo import MODULE, PPO, PpoSettings, RolloutDeclaration, exceeds_kl_stop, nats_per_response
+from training.api.job_notes import FAILURE_ALERT_HEIGHTS
 from training.job_spec import AuditMode, JobSpec
 
 # one of each job and plan
@@ -115,7 +120,7 @@ class RlhfModule(Module[RlhfState]):
                 return StateChange(replace(state, plans={**state.plans, key: follow(plan, context.height)}))
             case CancelPlan(key):
                 plan = _running(state, key)
-                stops, is_over = add_stop_request(plan, members, said.author)
+                stops, is_over = add_stop_request(plan.author, plan.stop_requests, members, said.author)
                 plan = replace(plan, stop_requests=stops, phase=PlanPhase.CANCELLED if is_over else plan.phase)
                 facts = (JobHalt(plan.current.job, members.current_key(plan.author)),) if is_over else ()
                 return StateChange(replace(state, plans={**state.plans, key: plan}), facts)
@@ -179,7 +184,9 @@ class RlhfModule(Module[RlhfState]):
         for closed in context.facts_of(ClosedRound):
             job = known.get(closed.job)
             if job is not None and closed.proposals and self._rules.terms_of_spec(job.spec).objective == PPO.name:
-                said = [_said(signed.body) for signed in closed.proposals]
+                # A quorum has accepted them, and whoever accepts a proposal has decoded it.
+                bodies = [codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals]
+                said = [codec.decode(RolloutDeclaration, body.declaration) for body in bodies]
                 yield closed.job, JobSpec.decode(job.spec), round_medians(closed.round, said)
 
 
@@ -280,6 +287,32 @@ def is_exported(view: StateReader, data: bytes) -> bool:
     return found is None or not found.redacted
 
 
-def _said(proposal: bytes) -> RolloutDeclaration:
-    """A quorum has accepted it, and whoever accepts has decoded it."""
-    return codec.decode(RolloutDeclaration, codec.decode_message(proposal, (Proposal,)).declaration)
+def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[EventLine]:
+    """The figures of each closed round, and a job's warning once."""
+    if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
+        return
+    old, jobs = before.module_state(RlhfState).jobs, after.module_state(JobsState).jobs
+    for key, course in after.module_state(RlhfState).jobs.items():
+        known = old.get(key)
+        if known == course:
+            continue
+        spec, newest = jobs[key].spec, course.rounds[-1]
+        yield EventLine(
+            "figures",
+            (
+                f"round {display_round_number(newest.round)} of job {jobs[key].name}: "
+                f"{policy_monitors.metrics_view(key, spec, newest).summary_line}"
+            ),
+            key,
+        )
+        if course.warned is not None and (known is None or known.warned is None):
+            yield EventLine("warning", policy_monitors.diversity_warning(course, spec), key)
+
+
+def find_failed_plans(view: StateReader, height: int) -> Iterator[str]:
+    """Plans of the last heights that ended before their policy, with reasons."""
+    known = view.module_state(RlhfState).plans if view.module_state(NetworkState).module_version(MODULE) else {}
+    for plan in known.values():
+        failure = plan.failure
+        if failure is not None and failure.accuracy is not None and height - failure.height < FAILURE_ALERT_HEIGHTS:
+            yield f"plan of job {plan.current.job.hex()[:SHORT_ID_LENGTH]}: {tuning_plans.failure_text(plan)}"

@@ -38,13 +38,13 @@ from ledger.jobs import (
     PLANNED_MAX,
     JobHold,
     JobLaunch,
+    JobPhase,
     JobRetained,
     JobSpecRules,
     JobsState,
     ModelReference,
     TrainerKeys,
 )
-from ledger.jobs import JobPhase as JobPhase
 from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
@@ -54,9 +54,9 @@ from protocol.messages import Name
 from protocol.verdicts import Verdict
 from rlhf.ledger.preference_set_attestation import PreferenceSetClaim, PreferenceSetSource, create_claim
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, PpoSettings
-from rlhf.objectives.registry import OBJECTIVES, PAIR_OBJECTIVES
+from rlhf.objectives.supervised_objectives import OBJECTIVES, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
-from training.api.training_failures import no_progress_text
+from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
 PLANS_RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
@@ -198,8 +198,15 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
         named = JobSpec.decode(said.first).data
         assert named is not None, "such a job has a set"
         claim = create_claim(view, said.source, named, height)
-    base = first.base.job if first.base else None
-    return TuningPlan(author, height, base, tuple(stages), height, claim=claim, ignores_accuracy=said.ignores_accuracy)
+    return TuningPlan(
+        author=author,
+        start_height=height,
+        base=first.base.job if first.base else None,
+        stages=tuple(stages),
+        stage_height=height,
+        claim=claim,
+        ignores_accuracy=said.ignores_accuracy,
+    )
 
 
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
@@ -232,8 +239,8 @@ def has_pause_expired(plan: TuningPlan, height: int) -> bool:
 def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
     """True if its reward model is trained, and reports on it are missing."""
     job = jobs.jobs.get(plan.current.job)
-    is_running = plan.phase is PlanPhase.RUNNING and not plan.current.spec
-    return is_running and not plan.ignores_accuracy and job is not None and job.is_done
+    is_trained = not plan.current.spec and job is not None and job.is_done
+    return is_trained and plan.phase is PlanPhase.RUNNING and not plan.ignores_accuracy
 
 
 def add_report(
@@ -246,7 +253,7 @@ def add_report(
         raise Refused("only a voter reports on a reward model")
     if voter in plan.reports:
         raise Refused("this voter has reported on the reward model")
-    if not accuracy.is_possible:
+    if accuracy.halves > 2 * accuracy.pairs:
         raise Refused(f"{accuracy.halves} half pairs are more pairs than {accuracy.pairs}")
     kept = {key: other for key, other in plan.reports.items() if key in voters}
     return replace(plan, reports=kept | {voter: accuracy})

@@ -18,10 +18,16 @@ class Blocklist:
     """Implemented by `rlhf.moderation.word_matcher`, whose tables nobody loads before a text is looked at."""
 
     def __init__(self, blob: bytes) -> None:
-        """Raises `UserError` for what is no packed list."""
-        from rlhf.moderation.word_matcher import WordMatcher
+        """Raises `UserError` for what is no packed list: whoever started the job is to blame, and no trainer."""
+        from rlhf.moderation.word_matcher import ENTRIES_MAX, ENTRY_CHARACTERS_MAX, WordMatcher, parse_word_list
 
-        self._filter = WordMatcher(unpack_entries(blob))
+        assert BYTES_MAX == ENTRIES_MAX * (4 * ENTRY_CHARACTERS_MAX + 1)
+        entries = parse_word_list("the list that the job names", blob)
+        if pack_entries(entries) != blob:
+            raise UserError(
+                "the list that the job names is not packed: its entries do not ascend, or there is more than they are"
+            )
+        self._filter = WordMatcher(entries)
 
     def blocks_text(self, text: bytes) -> bool:
         return self._filter.find_entry(text.decode(errors="replace")) is not None
@@ -43,14 +49,3 @@ def pack_entries(entries: Sequence[str]) -> bytes:
     gives them.
     """
     return "\n".join(entries).encode()
-
-
-def unpack_entries(blob: bytes) -> tuple[str, ...]:
-    """The entries. `UserError` unless these are the bytes of a list: whoever started the job is to blame, and no trainer."""
-    from rlhf.moderation.word_matcher import ENTRIES_MAX, ENTRY_CHARACTERS_MAX, parse_word_list
-
-    assert BYTES_MAX == ENTRIES_MAX * (4 * ENTRY_CHARACTERS_MAX + 1)
-    entries = parse_word_list("the list that the job names", blob)
-    if pack_entries(entries) != blob:
-        raise UserError("the list that the job names is not packed: its entries do not ascend, or there is more than they are")
-    return entries

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Final
 
 from protocol.errors import UserError
-from rlhf.data.jsonl import read_rows
+from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
 ENTRIES_MAX: Final = 10_000  # of a list: entries that begin with a star are compared with every word
@@ -163,6 +163,7 @@ class _WordPiece:
 
 
 _READINGS = confusables.letter_readings()
+_DIGITS = {chr(first + digit): str(digit) for first in (ord("0"), *confusables.DIGIT_RUNS) for digit in range(10)}
 
 
 @lru_cache(maxsize=1 << 16)
@@ -172,8 +173,8 @@ def _unit(character: str) -> _Character | None:
         return _Character(character, _CharacterKind.SPACE)
     if character in _READINGS:
         return _Character(character, _CharacterKind.LETTER, _READINGS[character])
-    number, digit = ord(character), _digit(character)
-    if digit:
+    number, digit = ord(character), _DIGITS.get(character)
+    if digit is not None:
         return _Character(character, _CharacterKind.DIGIT, (digit, *confusables.DIGITS[digit]))
     if character in confusables.SYMBOLS:
         return _Character(character, _CharacterKind.SYMBOL, tuple(confusables.SYMBOLS[character]))
@@ -185,13 +186,6 @@ def _unit(character: str) -> _Character | None:
         )
     # Of scripts that have cases, those below this one were complete before any Python that runs this.
     return _Character(character, _CharacterKind.STRANGE, (character.lower() if number < 0x600 else character,))
-
-
-def _digit(character: str) -> str:
-    if "0" <= character <= "9":
-        return character
-    number = ord(character)
-    return next((str(number - first) for first in confusables.DIGIT_RUNS if first <= number < first + 10), "")
 
 
 def _read(unit: _Character, leet: _LeetReading) -> _Character:

@@ -1,1 +1,1 @@
-"""Training objectives of RLHF: reward models, PPO, DPO, instruction tuning."""
+"""Training objectives of RLHF: reward models, PPO and its rollouts, DPO, instruction tuning."""

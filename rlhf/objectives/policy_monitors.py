@@ -13,8 +13,7 @@ from typing import Annotated, Final
 
 from protocol.codec import Count, Length
 from protocol.units import display_round_number
-from rlhf.objectives.kl_controller import lower_median
-from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share
+from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share, lower_median
 from rlhf.rpc import PolicyMetricsView
 from training.job_spec import JobSpec
 
@@ -66,6 +65,23 @@ def has_lost_diversity(before: RoundMedians, now: RoundMedians, responses: int) 
     return rise >= SCORE_RISE_MIN * responses and 5 * now.distinct <= DISTINCT_FIFTHS_MAX * before.distinct
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyMetrics:
+    """Measured once a policy is tuned. A value is J = E r − β·KL.
+
+    Those of the toy are exact; others are estimates, with normalised scores of the reward model.
+    """
+
+    reference_value: float
+    value: float
+    kl: float  # nats
+    score: float
+    optimum: float | None = None  # of the toy
+    gap_closed: float | None = None  # of the toy: (value − reference_value) / (optimum − reference_value)
+    pair_accuracy: float | None = None  # of the held-out pairs, in which the better response scores higher
+    linear_accuracy: float | None = None  # the same of the word-count model, which learned from the same pairs
+
+
 # For people --------------------------------------------------------------------------------------------------------------------
 
 
@@ -90,9 +106,8 @@ def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
     """Of a job that has been warned of; empty of others."""
     if course.warned is None:
         return ""
-    name = JobSpec.decode(spec).name
     return (
-        f"job {name}: by round {display_round_number(course.warned)} the score rose while responses became alike "
-        "(distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
+        f"job {JobSpec.decode(spec).name}: by round {display_round_number(course.warned)} the score rose while responses "
+        "became alike (distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
         "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
     )

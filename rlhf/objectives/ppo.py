@@ -1,4 +1,4 @@
-"""The objectives of RLHF: what a job says, what a proposal declares, what a step is made of. No torch."""
+"""The objective `ppo`: what a job says, what a proposal declares, what a step is made of, how far a policy may go. No torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ledger.jobs import ModelReference
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
-from rlhf.data.rollout_limits import LENGTH_MAX, TOKEN_BYTES, RolloutLimits
 from rlhf.moderation import blocklist
-from rlhf.objectives.kl_controller import KlControllerState, first_beta, lower_median, nats_per_response, next_beta
 from rlhf.objectives.rule_rewards import RULES, RewardRule
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, RejectionReason, Shape
 from training.transformer import (
@@ -39,6 +38,8 @@ START_COMMAND: Final = "rlhf start"  # what a person types to start a plan
 VALUE_HEAD: Final = f"{HEAD}value"
 RULE_PREFIX: Final = "rule:"  # begins a reward that is a function of the program
 MODEL_REWARD: Final = "model"  # the reward that a finished job of the objective `reward` has learned
+TOKEN_BYTES: Final = 2
+LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # of a response, which is written in as many bytes
 EPOCHS_MAX: Final = 64
 GAE_LAMBDA: Final = 0.95  # λ of GAE, unless a job says another
 CLIP_RANGE: Final = 0.2  # of the ratio, and of the value in its own units, unless a job says another
@@ -52,6 +53,82 @@ NATS_MIN: Final = 1e-3  # of a bound in nats a response: below it a policy is it
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
 Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
+
+
+# The KL controller ------------------------------------------------------------------------------------------------------
+#
+# How far a policy may go from its reference. Exact: every peer finds the same bits.
+#
+# | a job's term | after a round, with the median k1 of its accepted proposals as nats a response |
+# |---|---|
+# | `kl_target` | β of the next round is β · (1 + e), where e = K · (nats / target − 1), within ±1/5 |
+# | `kl_stop` | at so many nats or more the job ends |
+#
+# This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), whose bound of 1/5 is on nats / target − 1.
+
+BILLIONTHS: Final = 10**9  # of one β, in score a nat
+# K. They have 1/10, for thousands of iterations, where a job here has tens. With 1 the distance swings by half of the target.
+GAIN: Final = Fraction(1, 4)
+CHANGE_MAX: Final = Fraction(1, 5)  # of β, in a round: one round's sample of responses says little
+# The least β is so large that a fifth of it is not lost where it is rounded down; the largest is the largest that a job may say.
+BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
+
+
+@dataclass(frozen=True, slots=True)
+class KlControllerState:
+    """What the rounds of a job with `kl_target` go by, once one has accepted something."""
+
+    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # in billionths
+
+
+def nats_per_response(k1: int, responses: int) -> Fraction:
+    """A response's, of a sum in millionths."""
+    return Fraction(k1, MILLIONTHS * responses)
+
+
+def next_beta(beta: int, of_round: Fraction, target: float) -> int:
+    """In billionths, as `beta`. `of_round` is in nats, as the target."""
+    change = GAIN * (of_round / Fraction(target) - 1)
+    return _bounded(math.floor(beta * (1 + max(-CHANGE_MAX, min(CHANGE_MAX, change)))))
+
+
+def first_beta(said: float) -> int:
+    return _bounded(round(Fraction(said) * BILLIONTHS))
+
+
+def current_beta(steering: bytes, said: float) -> float:
+    """In score a nat; `said` is what the job says, for rounds before the first that accepted something."""
+    return codec.decode(KlControllerState, steering).beta / BILLIONTHS if steering else said
+
+
+def exceeds_kl_stop(of_round: Fraction, stop: float | None) -> bool:
+    return stop is not None and of_round >= Fraction(stop)
+
+
+def lower_median(values: Sequence[int]) -> int:
+    """Of an even number the lower one."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _bounded(beta: int) -> int:
+    return max(BETA_MIN, min(BETA_MAX, beta))
+
+
+# What a job says --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """What responses a job has."""
+
+    responses: int
+    tokens_max: int  # of one response
+    vocabulary: int
+    stop: int | None
+
+    @property
+    def bytes_max(self) -> int:
+        return TOKEN_BYTES * self.responses * (1 + self.tokens_max)
 
 
 class PolicyAlgorithm(enum.StrEnum):
@@ -95,7 +172,7 @@ class PpoSettings:
     algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO
     group_size: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
     group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: by what a group's advantages are divided
-    # In nats a response. The controller steers beta to it (`rlhf.objectives.kl_controller`); without it beta stays.
+    # In nats a response. The controller steers beta to it (`rlhf.objectives.ppo`); without it beta stays.
     kl_target: float | None = None
     kl_stop: float | None = None  # nats a response, at which the job ends; none: it has all its rounds
     prompts: PromptSourceKind = PromptSourceKind.TEXT
@@ -131,13 +208,13 @@ class PpoSettings:
 class RolloutDeclaration:
     """The declaration of a `ppo` proposal: its responses, and what they sum up to."""
 
-    blob: Digest  # `rlhf.data.rollouts`
+    blob: Digest  # `rlhf.objectives.rollouts`
     tokens: Count  # of all responses
     unfinished: Count  # responses without the stop token
     k1: Figure  # Σ log π − log π_ref over all tokens
     score: Figure  # Σ of the rewards of all responses, without penalties
-    distinct: Share  # `rlhf.objectives.response_statistics.distinct_2`
-    # of length and score: `rlhf.objectives.response_statistics.length_score_correlation`
+    distinct: Share  # `rlhf.objectives.rollouts.distinct_2`
+    # of length and score: `rlhf.objectives.rollouts.length_score_correlation`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
     blocked: Count = 0  # responses that hold a listed word
 
@@ -175,7 +252,7 @@ class PpoObjective(Objective):
     refers_to_first = True
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
-    required_objectives = ("reward", "reward-mean")  # `rlhf.objectives.reward_model`, which knows this module
+    required_objectives = ("reward", "reward-mean")  # `rlhf.objectives.supervised_objectives`, which knows this module
     loss_unit = "(clipped surrogate)"  # and a part of the value's loss: it has no unit
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:

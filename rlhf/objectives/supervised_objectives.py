@@ -1,16 +1,17 @@
-"""Objectives that learn from responses which are given: those of a file, or the better ones of pairs. No torch."""
+"""Objectives that learn from a set: scores from preferences, and responses that are given or preferred. No torch."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from protocol.codec import Between
-from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
-from rlhf.objectives.ppo import MODULE, ROLE, START_COMMAND, WEIGHT_MAX
+from rlhf.objectives.ppo import MODULE, PPO, ROLE, START_COMMAND, WEIGHT_MAX
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, Shape
-from training.transformer import BYTE_VOCABULARIES, VOCABULARY_MAX, tensor_shapes
+from training.transformer import BYTE_VOCABULARIES, HEAD, PARAMETERS_TUNED_MAX, VOCABULARY_MAX, tensor_shapes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from training.data.token_sequences import TokenizedText
 
+SCORE_HEAD: Final = f"{HEAD}reward"
+# While the head is zero no gradient passes it. A first round of one step would be so small that all later ones were too large
+# beside it (`training.replicated.replicated_model.NORM_RATIO`).
+STEPS_MIN: Final = 2
 NATS: Final = "held_out_nats_per_response_token"
 BETA: Final = 0.1  # Rafailov et al. 2023, section 6
 NEWLINE: Final = 10  # of the bytes
@@ -25,14 +30,149 @@ NEWLINE: Final = 10  # of the bytes
 Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 
 
+class RecordObjective(Objective):
+    """What all have in common: a set as data, and steps of records that are drawn by a hash."""
+
+    module, version = MODULE, 1
+    reads_text = False  # a set, which all trainers share
+    contents: ClassVar[str] = "responses"  # of the set
+
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
+        if job.data is None:
+            return f"a job of the objective {self.name!r} learns from a set of responses: name a file of JSONL"
+        if not job.is_reexecuted:
+            return f"audit {job.audit.value!r} would let everybody invent {self.contents}: take 'full' or 'sampled'"
+        if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
+            return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
+        return None
+
+    def draw_examples(
+        self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The numbers of records."""
+        from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses
+
+        assert isinstance(data, TokenizedPairs | TokenizedResponses)
+        return self.draw_example_numbers(job, step, count, len(data.train_split))
+
+    def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
+        """`draw_examples`, of so many records."""
+        from rlhf.data.tokenized_records import draw_pairs
+
+        return draw_pairs(*step.place, count=count, pairs=records, seed=job.seed)
+
+
+class PairObjective(RecordObjective):
+    """Objectives whose set is one of preferences."""
+
+    start_command = START_COMMAND
+    role = ROLE
+    data_origin = "rlhf.ledger.rlhf_module:preference_set_origin"
+    data_exported = "rlhf.ledger.rlhf_module:is_exported"
+    loss_unit = "nats/pair"
+    main_metric = ACCURACY
+
+    def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
+        is_measured = ACCURACY in metrics and PAIRS in metrics
+        accuracy = PairAccuracy.from_share(metrics[ACCURACY], int(metrics[PAIRS])) if is_measured else None
+        held_out = [] if accuracy is None else [f"accuracy {accuracy}"]
+        for name, value in sorted(metrics.items()):
+            if name not in (ACCURACY, PAIRS) and (name.startswith("held_out") or name == CALIBRATION):
+                held_out.append(f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}")
+        yield "held out", ", ".join(held_out) or missing
+        words = metrics.get(WORD_COUNT)
+        if accuracy is not None and words is not None:
+            warning = ": more than this model, which is worse than counting words" if words > accuracy.share else ""
+            yield "word-count model", f"{words:.2f} of the same pairs{warning}"
+        identical, contradictory = (int(metrics.get(name, 0)) for name in (IDENTICAL, CONTRADICTORY))
+        if identical or contradictory:
+            yield "odd pairs", f"{identical} of identical responses, {contradictory} that contradict one another"
+
+
+# Reward models -----------------------------------------------------------------------------------------------------------
+
+
+class RewardModelObjective(PairObjective):
+    """A response's score is a head's, at the response's last token, behind its prompt (Ouyang et al. 2022, arXiv:2203.02155)."""
+
+    name = "reward"
+    score_head = SCORE_HEAD
+    description = "a score for responses, from people's preferences"
+    makes_text = False
+    data_reader = "rlhf.data.tokenized_records:open_pairs"
+    contents = "preferences"
+
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
+        if job.data is None:
+            return "a reward model learns from a set of preferences: name one with `rlhf start --preferences FILE`"
+        if problem := super().spec_problem(job, settings):
+            return problem
+        if job.local_steps < STEPS_MIN:
+            return f"local_steps {job.local_steps} would move the head alone in the first round: take {STEPS_MIN} at least"
+        if job.model.parameters + job.model.width > PARAMETERS_TUNED_MAX:
+            return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_TUNED_MAX}"
+        return None
+
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
+        return [*tensor_shapes(job.model), (SCORE_HEAD, (job.model.width,))]
+
+    def batch_arrays(
+        self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
+        from rlhf.data.tokenized_records import TokenizedPairs, pair_batch
+
+        assert isinstance(data, TokenizedPairs)
+        return pair_batch(data.train, data.train_split, drawn)
+
+
+class TrainableParameters(enum.StrEnum):
+    WORDS = "words"  # the embedding, the last norm and the head; layers stay as the base has them
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanRewardSettings:
+    """What a `reward-mean` job says beside what all jobs say."""
+
+    # Some thousands of pairs teach the layers of a small model their noise: of reviews .67 are foretold, and .71 where they stay.
+    learns: TrainableParameters = TrainableParameters.WORDS
+
+
+class MeanRewardObjective(RewardModelObjective):
+    """A response's score is the mean of what the head says at each token, its prompt's too.
+
+    The prompt is the same for both responses. A score that is read at the last token alone teaches a policy how to end a text,
+    and foretells fewer pairs (docs/log.md).
+    """
+
+    name = "reward-mean"
+    description = "a score for responses, the mean over their tokens, from people's preferences"
+    settings_type = MeanRewardSettings
+
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
+        if settings.learns is TrainableParameters.WORDS and job.weight_decay:
+            return f"weight_decay {job.weight_decay:g} would shrink layers that are to stay: take 0, or learns all"
+        return super().spec_problem(job, settings)
+
+    def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
+        """A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
+        from rlhf.data.tokenized_records import draw_pairs_by_epoch
+
+        return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=records, seed=job.seed)
+
+    def freezes_layers(self, job: JobSpecProtocol) -> bool:
+        own: MeanRewardSettings = job.decoded_settings
+        return own.learns is TrainableParameters.WORDS
+
+
+# Responses ---------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructTerms:
     """What an `instruct` job says beside what all jobs say."""
 
     stop_token: Stop = NEWLINE  # token that every response ends with; none: it ends as it is
-
-    def settings_problem(self) -> str | None:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,29 +182,18 @@ class DpoTerms:
     beta: float = BETA  # of the implicit reward, in score a nat: the smaller, the further the policy may go
     stop_token: Stop = NEWLINE
 
-    def settings_problem(self) -> str | None:
-        return None if 0 < self.beta <= WEIGHT_MAX else f"beta must be positive and at most {WEIGHT_MAX:g}, is {self.beta}"
 
+class SupervisedObjective(RecordObjective):
+    """What `instruct` and `dpo` have in common: the tensors of a language model, and a token that ends a response."""
 
-class SupervisedObjective(Objective):
-    """What both have in common: a set as data, steps of records that are drawn by a hash, the tensors of a language model."""
-
-    module, version = MODULE, 1
-    reads_text = False  # a set, which all trainers share
     refers_to_first = True  # `rlhf compare` shows it
-    data_reader = "rlhf.objectives.response_reader:open_responses"
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
-        if job.data is None:
-            return f"a job of the objective {self.name!r} learns from a set of responses: name a file of JSONL"
-        if not job.is_reexecuted:
-            return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
-        if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
-            return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
+        if problem := super().spec_problem(job, settings):
+            return problem
         if settings.stop_token is not None and settings.stop_token >= job.model.vocabulary:
             return f"stop_token {settings.stop_token} is no token of a vocabulary of {job.model.vocabulary}"
-        found: str | None = settings.settings_problem()
-        return found
+        return None
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:
         own: InstructTerms | DpoTerms = job.decoded_settings
@@ -73,21 +202,6 @@ class SupervisedObjective(Objective):
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return tensor_shapes(job.model)
 
-    def draw_examples(
-        self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
-    ) -> npt.NDArray[np.int64]:
-        """The numbers of records."""
-        from rlhf.data.tokenized_responses import TokenizedResponses
-
-        assert isinstance(data, TokenizedResponses)
-        return self.draw_example_numbers(job, step, count, len(data.train_split))
-
-    def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """`draw_examples`, of so many records."""
-        from rlhf.data.pair_sampling import draw_pairs
-
-        return draw_pairs(*step.place, count=count, pairs=records, seed=job.seed)
-
 
 class InstructObjective(SupervisedObjective):
     name = "instruct"
@@ -95,6 +209,7 @@ class InstructObjective(SupervisedObjective):
     description = "the responses of a file, behind their prompts"
     starts_from_parameters = True
     settings_type = InstructTerms
+    data_reader = "rlhf.data.tokenized_records:open_examples"
     main_metric = NATS
 
     def batch_arrays(
@@ -105,39 +220,46 @@ class InstructObjective(SupervisedObjective):
         """
         import numpy as np
 
-        from rlhf.data.tokenized_responses import TokenizedResponses, response_batch
+        from rlhf.data.tokenized_records import TokenizedResponses, response_batch
 
         assert isinstance(data, TokenizedResponses)
         tokens = np.full(len(drawn), data.train_split.tokens_mean, dtype=np.float32)
         return (*response_batch(data.train, data.train_split, drawn), tokens)
 
 
-class DpoObjective(SupervisedObjective):
+class DpoObjective(SupervisedObjective, PairObjective):
     """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): pairs teach the policy itself, without a reward
     model and without samples. The reference is the job's first model.
     """
 
     name = "dpo"
-    start_command = START_COMMAND
     description = "the better responses of pairs, against a reference"
-    role = ROLE
     settings_type = DpoTerms
-    data_origin = "rlhf.ledger.rlhf_module:preference_set_origin"
-    data_exported = "rlhf.ledger.rlhf_module:is_exported"
-    loss_unit = "nats/pair"
-    main_metric = ACCURACY
+    data_reader = "rlhf.data.tokenized_records:open_preferred_responses"
 
-    def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
-        return pair_metric_rows(metrics, missing)
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
+        if problem := super().spec_problem(job, settings):
+            return problem
+        return (
+            None if 0 < settings.beta <= WEIGHT_MAX else f"beta must be positive and at most {WEIGHT_MAX:g}, is {settings.beta}"
+        )
 
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        from rlhf.data.tokenized_responses import TokenizedResponses, dpo_batch
+        from rlhf.data.tokenized_records import TokenizedResponses, dpo_batch
 
         assert isinstance(data, TokenizedResponses)
         return dpo_batch(data, drawn, is_held_out=False)
 
 
+REWARD: Final = RewardModelObjective()
+MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
+MEAN: Final = "mean"
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # by where a score is read
+REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
+assert PPO.required_objectives == REWARD_NAMES
+PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # whose jobs learn from a set of preferences
+OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)  # all of this feature

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf.pytorch.ppo import PpoDeclarer, ppo_loss
-from rlhf.pytorch.reward_model import reward_loss, reward_metrics
-from rlhf.pytorch.supervised_losses import (
+from rlhf.pytorch.supervised_objectives import (
     dpo_figures,
     dpo_loss,
     fill_reference_log_probabilities,
     held_out_nats,
     instruct_loss,
+    reward_loss,
+    reward_metrics,
 )
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 

@@ -1,36 +1,42 @@
-"""A policy that a reward model has tuned, measured.
+"""A tuned policy, measured: one that a reward model has tuned by samples, that of the toy exactly.
 
-`python -m rlhf.pytorch.policy_evaluation BETA POLICY REFERENCE REWARD TEXT PAIRS [TOKENIZER]` is a process of its own.
+`python -m rlhf.pytorch.policy_evaluation BETA POLICY REFERENCE [REWARD TEXT PAIRS [TOKENIZER]]` is a process of its own. It
+prints figures and responses as JSON.
 
-BETA is what the next round would have. Three files of `training.formats.checkpoint` follow; TEXT is what the prompts come from,
-PAIRS the set that the reward model learned from, and TOKENIZER the job's, if it has one. It prints figures and responses as JSON.
-Prompts and pairs are held out.
+BETA is what the next round would have. POLICY, REFERENCE and REWARD are files of `training.formats.checkpoint`; TEXT is what the
+prompts come from, PAIRS the set that the reward model learned from, and TOKENIZER the job's, if it has one. Prompts and pairs are
+held out. Without REWARD it is the toy, whose BETA is that of its job.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from rlhf.data import rollouts, word_count_baseline
+from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
-from rlhf.data.rollouts import RolloutId, is_finished
-from rlhf.data.tokenized_pairs import open_pairs
-from rlhf.objectives.pair_metrics import ACCURACY
+from rlhf.data.tokenized_records import open_pairs
+from rlhf.objectives import rollouts
+from rlhf.objectives.policy_monitors import PolicyMetrics
 from rlhf.objectives.ppo import PPO, PpoSettings
-from rlhf.objectives.registry import OBJECTIVES
-from rlhf.pytorch import rollout_passes
-from rlhf.pytorch.reward_model import NormalizedRewardModel
-from rlhf.pytorch.reward_model import reward_metrics as figures_of_reward
+from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
+from rlhf.objectives.rule_rewards import TOY_BETA, TOY_LENGTH, TOY_PROMPT, TOY_VOCABULARY, bigram_table
+from rlhf.objectives.supervised_objectives import OBJECTIVES
+from rlhf.pair_accuracy import ACCURACY
+from rlhf.pytorch import losses, rollout_passes
+from rlhf.pytorch.supervised_objectives import NormalizedRewardModel, reward_metrics
 from training.corpus import open_tokens
 from training.data.token_sequences import TokenArray
 from training.data.tokenizer import Tokenizer, load_tokenizer
@@ -42,32 +48,92 @@ from training.objectives import registry
 from training.replicated.tensor_layout import Float32Array
 
 SAMPLES: Final = 256  # prompts, each with a response of both: their mean has a sixteenth of one's deviation
+TOY_SAMPLES: Final = 64  # responses of each of the two that people can read
+Float64Array = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyMetrics:
-    """Estimates from as many responses; a value is J = E r − β·KL, and the reward model's scores are normalised."""
+# The toy -----------------------------------------------------------------------------------------------------------------
+#
+# It is small enough that the value of any policy, and the best one, can be computed. Arrays have shape (7776,), in the order of
+# `toy_responses`.
 
-    reference_value: float
-    value: float
-    kl: float  # nats
-    score: float
-    pair_accuracy: float | None  # of the held-out pairs, in which the better response scores higher
-    linear_accuracy: float | None  # the same of `rlhf.data.word_count_baseline`, which learned from the same pairs
+
+def toy_responses() -> npt.NDArray[np.int64]:
+    """All responses, shape (7776, 5): the numbers of base six in their order."""
+    return np.array(list(itertools.product(range(TOY_VOCABULARY), repeat=TOY_LENGTH)), dtype=np.int64)
+
+
+def toy_rewards(seed: int) -> Float64Array:
+    responses, table = toy_responses(), np.array(bigram_table(seed), dtype=np.float64)
+    rewards: Float64Array = table[responses[:, :-1], responses[:, 1:]].mean(axis=1)
+    return rewards
+
+
+def policy_value(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
+    """J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
+    return float(np.exp(logp) @ (rewards - beta * (logp - reference)))
+
+
+def optimal_value(reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
+    """J* = β·ln E_reference e^{r/β}: no policy has a larger J."""
+    return float(beta * np.logaddexp.reduce(reference + rewards / beta))
+
+
+def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
+    """(J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the best policy."""
+    start = policy_value(reference, reference, rewards, beta)
+    return (policy_value(logp, reference, rewards, beta) - start) / (optimal_value(reference, rewards, beta) - start)
+
+
+def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Array:
+    """Of all responses."""
+    model, responses = _model(spec, parameters), torch.from_numpy(toy_responses())
+    prompted = F.pad(responses[:, :-1], (1, 0), value=TOY_PROMPT)
+    with torch.no_grad():
+        logits = model.logits(model.features(prompted))
+        logp: Float64Array = losses.log_probabilities(logits, responses).double().sum(1).numpy()
+    return logp
+
+
+def toy_metrics(spec: JobSpec, parameters: Float32Array, first: Float32Array) -> PolicyMetrics:
+    """Of a policy over all responses; no sampling takes part."""
+    own: PpoSettings = spec.decoded_settings
+    beta, rewards = own.beta, toy_rewards(spec.seed)
+    logp, reference = toy_log_probabilities(spec, parameters), toy_log_probabilities(spec, first)
+    return PolicyMetrics(
+        reference_value=policy_value(reference, reference, rewards, beta),
+        optimum=optimal_value(reference, rewards, beta),
+        value=policy_value(logp, reference, rewards, beta),
+        gap_closed=gap_closed(logp, reference, rewards, beta),
+        kl=float(np.exp(logp) @ (logp - reference)),
+        score=float(np.exp(logp) @ rewards),
+    )
+
+
+def evaluate_toy(files: Sequence[Path]) -> tuple[PolicyMetrics, list[dict[str, str]]]:
+    (spec, policy, _), (_, reference, _) = map(checkpoint.read_checkpoint, files)
+    prompts = [np.full(1, TOY_PROMPT)] * TOY_SAMPLES
+    sampled = (_sampled(_model(spec, parameters), spec, prompts) for parameters in (policy, reference))
+    texts = ([" ".join(map(str, response)) for response in responses] for responses in sampled)
+    return toy_metrics(spec, policy, reference), _samples([str(TOY_PROMPT)] * TOY_SAMPLES, *texts)
+
+
+# By samples --------------------------------------------------------------------------------------------------------------
 
 
 def evaluate_policy(
-    beta: float, files: tuple[Path, Path, Path], text: Path, pairs: Path, tokenizer: Tokenizer
+    beta: float, files: Sequence[Path], text: Path, pairs: Path, tokenizer: Path | None = None
 ) -> tuple[PolicyMetrics, list[dict[str, str]]]:
     (spec, policy, _), (_, reference, _), (of_reward, scores, _) = map(checkpoint.read_checkpoint, files)
+    known = load_tokenizer(tokenizer.read_bytes() if tokenizer else None, spec.model.vocabulary)
     own: PpoSettings = spec.decoded_settings
-    learned = open_pairs(of_reward, pairs, tokenizer)
+    learned = open_pairs(of_reward, pairs, known)
     scorer = NormalizedRewardModel(RequiredModel(of_reward, scores, learned), _quietly)
     models = _model(spec, policy), _model(spec, reference)
-    prompts_BP = _prompts(open_tokens(spec, text, tokenizer).held_out, own.prompt_tokens)
-    ours, theirs = (_sampled(model, spec, prompts_BP) for model in models)
+    prompts_BP = _prompts(open_tokens(spec, text, known).held_out, own.prompt_tokens)
+    ours, theirs = (_sampled(model, spec, list(prompts_BP.numpy())) for model in models)
     score, reference_score = (_score(scorer, prompts_BP, responses, own.stop_token) for responses in (ours, theirs))
-    kl = sum(sign * _logp(model, spec, prompts_BP, ours) for sign, model in zip((1, -1), models, strict=True))
+    kl = sum(sign * _logp(model, prompts_BP, ours) for sign, model in zip((1, -1), models, strict=True))
     with pairs.open("rb") as stream:
         trained, held_out = split_held_out(decode_records(stream, PreferencePair), of_reward.held_out_permille)
     figures = PolicyMetrics(
@@ -75,11 +141,13 @@ def evaluate_policy(
         value=score - beta * kl,
         kl=kl,
         score=score,
-        pair_accuracy=figures_of_reward(_model(of_reward, scores), of_reward, learned, _quietly).get(ACCURACY),
-        linear_accuracy=word_count_baseline.pair_accuracy(word_count_baseline.fit_best(trained), held_out),
+        pair_accuracy=reward_metrics(_model(of_reward, scores), of_reward, learned, _quietly).get(ACCURACY),
+        linear_accuracy=preference_set_statistics.word_count_accuracy(
+            preference_set_statistics.fit_word_counts(trained), held_out
+        ),
     )
-    said = [[_text(tokenizer, row, own.stop_token) for row in rows] for rows in (prompts_BP.tolist(), ours, theirs)]
-    return figures, [dict(zip(("prompt", "policy", "reference"), row, strict=True)) for row in zip(*said, strict=True)]
+    said = ([_text(known, row, own.stop_token) for row in rows] for rows in (prompts_BP.tolist(), ours, theirs))
+    return figures, _samples(*said)
 
 
 def _quietly() -> None: ...
@@ -87,7 +155,7 @@ def _quietly() -> None: ...
 
 def _model(spec: JobSpec, parameters: Float32Array) -> GPT:
     model = GPT(spec)
-    np.copyto(model.parameters.numpy(), parameters)
+    model.load_parameters(parameters)
     return model
 
 
@@ -97,11 +165,10 @@ def _prompts(text: TokenArray, length: int) -> Tensor:
     return torch.from_numpy(np.stack([text[start : start + length] for start in starts]).astype(np.int64))
 
 
-def _sampled(model: GPT, spec: JobSpec, prompts_BP: Tensor) -> list[list[int]]:
+def _sampled(model: GPT, spec: JobSpec, prompts: Sequence[TokenIds]) -> list[list[int]]:
     bounds, place = PPO.rollout_limits(spec, spec.decoded_settings), RolloutId(bytes(32), 0, bytes(32))
-    return rollout_passes.sample_responses(
-        model, list(prompts_BP.numpy()), partial(rollouts.gumbel_noise, place, vocabulary=bounds.vocabulary), bounds, _quietly
-    )
+    noise = partial(rollouts.gumbel_noise, place, vocabulary=bounds.vocabulary)
+    return rollout_passes.sample_responses(model, prompts, noise, bounds, _quietly)
 
 
 def _padded(responses: Sequence[Sequence[int]], length: int) -> Tensor:
@@ -115,7 +182,7 @@ def _score(scorer: NormalizedRewardModel, prompts_BP: Tensor, responses: list[li
     return float(scorer.scores(whole_BS, torch.tensor(last), _quietly).double().mean())
 
 
-def _logp(model: GPT, spec: JobSpec, prompts_BP: Tensor, responses: list[list[int]]) -> float:
+def _logp(model: GPT, prompts_BP: Tensor, responses: list[list[int]]) -> float:
     """The mean over the responses of what all tokens of one have together."""
     lengths = list(map(len, responses))
     tokens_BT = _padded(responses, max(lengths))
@@ -130,13 +197,19 @@ def _text(tokenizer: Tokenizer, tokens: Sequence[int], stop: int | None) -> str:
     return tokenizer.decode([token for token in tokens if token != stop]).decode(errors="replace")
 
 
+def _samples(*texts: Sequence[str]) -> list[dict[str, str]]:
+    return [dict(zip(("prompt", "policy", "reference"), row, strict=True)) for row in zip(*texts, strict=True)]
+
+
 def main() -> None:
     registry.register_objectives(OBJECTIVES)
     torch.set_num_threads(1)
-    policy, reference, reward, text, pairs, *tokenizer = map(Path, sys.argv[2:])
-    spec, *_ = checkpoint.read_checkpoint(policy)
-    known = load_tokenizer(tokenizer[0].read_bytes() if tokenizer else None, spec.model.vocabulary)
-    figures, samples = evaluate_policy(float(sys.argv[1]), (policy, reference, reward), text, pairs, known)
+    policy, reference, *others = map(Path, sys.argv[2:])
+    if others:
+        reward, *more = others
+        figures, samples = evaluate_policy(float(sys.argv[1]), (policy, reference, reward), *more)
+    else:
+        figures, samples = evaluate_toy((policy, reference))
     print(json.dumps({"figures": asdict(figures), "samples": samples}))
 
 

@@ -13,13 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.data import prompt_sampling, rollouts
-from rlhf.data.rollouts import RolloutId, TokenIds, is_finished
-from rlhf.data.tokenized_pairs import TokenizedPairs
+from rlhf.data.tokenized_records import TokenizedPairs
 from rlhf.moderation import blocklist
 from rlhf.moderation.blocklist import Blocklist
-from rlhf.objectives import response_statistics
-from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import (
     FIGURES,
     MILLIONTHS,
@@ -32,18 +29,20 @@ from rlhf.objectives.ppo import (
     PromptSourceKind,
     RolloutBatches,
     RolloutDeclaration,
+    current_beta,
     in_millionths,
 )
+from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.pytorch import losses, rollout_passes
-from rlhf.pytorch.reward_model import NormalizedRewardModel
+from rlhf.pytorch.supervised_objectives import NormalizedRewardModel
 from training.engines.engine import OnProgress
-from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+from training.engines.pytorch.backend import TorchDeclaringEngine
 from training.engines.pytorch.model import GPT
 from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
 EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
-# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.response_statistics.SCORE_VARIANCE`
+# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.rollouts.SCORE_VARIANCE`
 CORRELATION_TOLERANCE: Final = 0.02
 FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
 
@@ -89,20 +88,9 @@ class _ScoredRollouts:
     excess_BT: Tensor | None  # `rollout_passes.ForwardPassResult`
     blocked: int
 
-    def record(self, stop: int | None, vocabulary: int) -> RolloutDeclaration:
-        k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
-        unfinished = sum(not is_finished(response, stop) for response in self.responses)
-        sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
-        lengths = self.mask_BT.sum(1).double().numpy()
-        shares = (
-            response_statistics.distinct_2(self.responses, vocabulary),
-            response_statistics.length_score_correlation(lengths, self.score_B.double().numpy()),
-        )
-        return RolloutDeclaration(self.key[1], *sums, *shares, self.blocked)
-
 
 class PpoDeclarer:
-    """Implements `training.engines.pytorch.declaring_engine.TorchDeclarer`."""
+    """Implements `training.replay.proposal_replay.Declarer`."""
 
     def __init__(self, engine: TorchDeclaringEngine) -> None:
         self._engine, self._spec = engine, engine.spec
@@ -113,13 +101,13 @@ class PpoDeclarer:
         self._last: _ScoredRollouts | None = None  # a proposal is looked at several times in a row
 
     def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
     ) -> Declaration:
         place = RolloutId(job, round, trainer)
         self._engine.load_parameters(parameters)
-        responses = rollout_passes.sample_responses(
-            self._engine.model, self._prompts(place, on_step), self._noise(place), self._bounds, on_step
-        )
+        noise = partial(rollouts.gumbel_noise, place, vocabulary=self._bounds.vocabulary)
+        asked = self._prompts(place, on_step)
+        responses = rollout_passes.sample_responses(self._engine.model, asked, noise, self._bounds, on_step)
         blob = rollouts.encode_rollouts(responses)
         digest = hashlib.sha256(blob).digest()
         path = folder / digest.hex()
@@ -134,7 +122,7 @@ class PpoDeclarer:
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        on_step: OnProgress,
+        on_step: OnProgress = lambda: None,
     ) -> RejectionReason | None:
         place, said = RolloutId(job, round, trainer), declaration.record
         known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
@@ -144,7 +132,13 @@ class PpoDeclarer:
         return FIGURES if self._differ(said, self._record(known)) else None
 
     def derive_step_data(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: OnProgress
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
     ) -> Declaration:
         place, blob = RolloutId(job, round, trainer), declaration.record.blob
         known, own = self._known(parameters, place, blob, declaration.files[blob], on_step), self._own
@@ -160,7 +154,9 @@ class PpoDeclarer:
             by_deviation = own.group_scale is AdvantageScale.DEVIATION
             advantage_B = losses.group_advantages(rewards_BT.sum(1), own.group_size, by_deviation=by_deviation)
             advantage_BT = advantage_B[:, None] * mask_BT
-        order, counts = self._order(place), mask_BT.sum(1).numpy()
+        epochs = range(own.epochs)
+        order = np.concatenate([rollouts.epoch_order(place, self._bounds.responses, epoch) for epoch in epochs])
+        counts = mask_BT.sum(1).numpy()
         tokens_of_steps = counts[order].reshape(-1, self._spec.batch).mean(1)
         batches = RolloutBatches(
             order=order,
@@ -196,7 +192,7 @@ class PpoDeclarer:
         engine.load_parameters(engine.first_parameters)
         reference = rollout_passes.forward_pass(engine.model, x_BS, tokens_BT, lengths, VALUE_HEAD, on_step, begin_B=begin_B)
         engine.load_parameters(parameters)
-        noise = self._noise(place) if is_checked else None
+        noise = partial(rollouts.gumbel_noise, place, vocabulary=self._bounds.vocabulary) if is_checked else None
         now = rollout_passes.forward_pass(
             engine.model, x_BS, tokens_BT, lengths, VALUE_HEAD, on_step, noise=noise, begin_B=begin_B
         )
@@ -249,14 +245,14 @@ class PpoDeclarer:
         alike = own.group_size if own.algorithm is PolicyAlgorithm.GRPO else 1
         if own.prompts is PromptSourceKind.SET:
             assert self._engine.required_model is not None and isinstance(self._engine.required_model.data, TokenizedPairs)
-            source: prompt_sampling.PromptSource = prompt_sampling.PreferenceSetPrompts(
+            source: rollouts.PreferenceSetPrompts | rollouts.TextWindows = rollouts.PreferenceSetPrompts(
                 self._engine.required_model.data, own.prompt_tokens
             )
         elif len(text):
-            source = prompt_sampling.TextWindows(text, own.prompt_tokens)
+            source = rollouts.TextWindows(text, own.prompt_tokens)
         else:
             return [np.zeros(own.prompt_tokens, dtype=np.int64)] * count
-        one_each = prompt_sampling.draw_prompts(place, count // alike, source, partial(self._blocks, on_step=on_step))
+        one_each = rollouts.draw_prompts(place, count // alike, source, partial(self._blocks, on_step=on_step))
         self._asked = place, [prompt for prompt in one_each for _ in range(alike)]
         return self._asked[1]
 
@@ -274,15 +270,19 @@ class PpoDeclarer:
         assert self._blocklist is not None
         return self._blocklist.blocks_response(self._text(prompt), self._text(self._said(response)))
 
-    def _noise(self, place: RolloutId) -> rollout_passes.Noise:
-        return lambda tokens: rollouts.gumbel_noise(place, tokens, self._bounds.vocabulary)
-
-    def _order(self, place: RolloutId) -> TokenIds:
-        """The row of each place of the round."""
-        return np.concatenate([rollouts.epoch_order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
-
     def _record(self, known: _ScoredRollouts) -> RolloutDeclaration:
-        return known.record(self._own.stop_token, self._bounds.vocabulary)
+        k1 = (known.old_BT - known.reference_BT)[known.mask_BT].double().sum()
+        lengths = known.mask_BT.sum(1).double().numpy()
+        return RolloutDeclaration(
+            blob=known.key[1],
+            tokens=int(known.mask_BT.sum()),
+            unfinished=sum(not is_finished(response, self._own.stop_token) for response in known.responses),
+            k1=in_millionths(float(k1)),
+            score=in_millionths(float(known.score_B.sum())),
+            distinct=rollouts.distinct_2(known.responses, self._bounds.vocabulary),
+            correlation=rollouts.length_score_correlation(lengths, known.score_B.double().numpy()),
+            blocked=known.blocked,
+        )
 
     def _differ(self, said: RolloutDeclaration, found: RolloutDeclaration) -> bool:
         counts = ("tokens", "unfinished", "distinct", "blocked")

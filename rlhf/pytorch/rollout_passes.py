@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.data.rollout_limits import RolloutLimits
-from rlhf.data.rollouts import TokenIds
+from rlhf.objectives.ppo import RolloutLimits
+from rlhf.objectives.rollouts import TokenIds
 from rlhf.pytorch.losses import log_probabilities
 from training.engines.engine import OnProgress
 from training.engines.pytorch.layers import KVCache

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from protocol.errors import FolkmootError, UserError
-from rlhf.data import tokenized_pairs
+from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import read_preference_file
-from rlhf.objectives.registry import OBJECTIVES
-from rlhf.objectives.reward_model import REWARD_NAMES
-from rlhf.pytorch.reward_model import scores_of_pairs
+from rlhf.objectives.supervised_objectives import OBJECTIVES, REWARD_NAMES
+from rlhf.pytorch.supervised_objectives import scores_of_pairs
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.model import GPT
 from training.formats import checkpoint
@@ -38,12 +37,12 @@ def score_pairs(model: Path, file: Path, tokenizer: Path | None) -> Iterator[tup
         raise UserError(f"{tokenizer} is another tokenizer than {model} was trained with")
     with file.open("rb") as stream:
         found = read_preference_file(file.name, stream)
-    tokens, side = tokenized_pairs.tokenize_all(spec, found, known)
+    tokens, side = tokenized_records.tokenize_all(spec, found, known)
     net = GPT(spec)
     np.copyto(net.parameters.numpy(), parameters)
     for start in range(0, len(side), PAIRS_AT_ONCE):
         numbers = np.arange(start, min(start + PAIRS_AT_ONCE, len(side)))
-        x_N2S, last_N2, _ = map(torch.from_numpy, tokenized_pairs.pair_batch(tokens, side, numbers))
+        x_N2S, last_N2, _ = map(torch.from_numpy, tokenized_records.pair_batch(tokens, side, numbers))
         yield from scores_of_pairs(net, x_N2S, last_N2).tolist()
 
 

@@ -12,8 +12,7 @@ from consensus.block import block_digest, decode_block, encode_header, make_head
 from consensus.effects import StoredBlock
 from consensus.inputs import AgreementMessage, MessageInput
 from consensus.pbft.replica import Replica
-from consensus.quorum import faults_tolerated
-from consensus.voter_set import VoterSet
+from consensus.voter_set import VoterSet, faults_tolerated
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import (

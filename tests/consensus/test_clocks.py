@@ -71,7 +71,7 @@ def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
     assert bench.sent(TimeoutEnvelope)
     for voter in others(bench)[:2]:
         bench.give(voter, bench.prepare(voter, block))
-    assert not bench.sent_votes(Prepare) and bench.replica._is_working()
+    assert not bench.sent_votes(Prepare) and bench.replica.awaits_decision
 
 
 def test_prepares_that_were_here_before_the_proposal_count_as_well() -> None:

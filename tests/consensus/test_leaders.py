@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consensus.block import Block
-from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
+from consensus.pbft.chain import LeaderSchedule, make_leader_schedule, update_failed_leaders
 from consensus.voter_set import VoterSet
 from protocol.messages import Certificate
 

@@ -24,15 +24,16 @@ from consensus.effects import (
     SendDecisions,
     SendMessage,
     StepEffects,
-    execute_effects,
     execute_effects_in_thread,
     merge_effects,
+    persist_effects,
+    send_messages,
 )
 from consensus.evidence import Evidence, verify_evidence
 from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX, TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from consensus.voter_set import VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed
+from protocol.identity import CachingVerifier, Signed
 from protocol.messages import Ballot, Certificate, Commit, CutOff, Judgement, Prepare, Proposal, Status, Vouch
 from protocol.verdicts import Verdict
 from tests.consensus.bench import CHAIN_ID, Bench
@@ -292,7 +293,7 @@ def a_turn() -> StepEffects:
 
 def test_everything_is_durable_before_anything_is_sent() -> None:
     order = Order()
-    execute_effects(a_turn(), order, order)
+    send_messages(persist_effects(a_turn(), order), order)
     assert order.log == ["append", "send"]
 
 
@@ -326,7 +327,7 @@ def test_nothing_is_sent_when_the_journal_fails() -> None:
 
     order = Full()
     with pytest.raises(OSError, match="disk full"):
-        execute_effects(a_turn(), order, order)
+        send_messages(persist_effects(a_turn(), order), order)
     assert order.log == []
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from protocol.limits import VOTERS_MAX
 
 SIZES = range(1, VOTERS_MAX + 1)

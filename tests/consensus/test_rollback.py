@@ -10,7 +10,7 @@ import pytest
 from consensus.block import decode_block
 from consensus.effects import DecidedBlock, SendMessage, StepEffects
 from consensus.inputs import ConnectedInput, DisconnectedInput, DuplicateIdentityInput, TickInput, WorkChangedInput
-from consensus.pbft.rollback_check import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
+from consensus.pbft.own_votes import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
 from consensus.voter_set import VoterSet
 from protocol.identity import Signed
 from protocol.limits import REMEMBERED_STATEMENTS_MAX

@@ -7,17 +7,19 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.ledger.curation_module import CurationModule, project_id
 from curation.ledger.curation_state import Annotator, Assignment, CurationState, Project, ProjectPhase, ProjectSpec, TaskRow
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     GoldAnswerProof,
     LeaseRequest,
+    SessionStatement,
     SetProjectPhase,
     StatementBatch,
 )
@@ -30,6 +32,7 @@ from ledger.members import RegisterRoles
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
 from protocol.identity import signing_preimage
+from tests.ledger.blocks import compute_transition
 from tests.ledger.world import PEOPLE, World
 from tests.sim.keys import FastSigner
 
@@ -68,7 +71,7 @@ class Room(World):
 
     def decide_body(self, body: bytes) -> Any:
         before = self.state
-        transition = self.rules.compute_transition(before, before.height + 1, self.now, before.state_root, decode_body(body))
+        transition = compute_transition(self.rules, before, before.height + 1, self.now, before.state_root, decode_body(body))
         self.ledger.advance_state(transition.finish_state({}), before.state_root)
         return self.state
 

@@ -16,8 +16,7 @@ from curation.import_export.csv_injection import FORMULA_STARTS, quote_cell, unq
 from curation.import_export.export_formats import FORMATS
 from curation.import_export.task_import import read_tasks
 from curation.ledger.curation_state import ProjectSpec
-from curation.tasks.answer_parser import OptionText, parse_answer
-from curation.tasks.answers import QuestionKind
+from curation.tasks.answers import AnswerSchema, OptionText, QuestionKind
 from protocol.errors import UserError
 
 TIME_MS, TIME = 1_795_871_185_007, "2026-11-28T13:06:25.007Z"
@@ -157,7 +156,7 @@ def test_a_column_of_labels_may_be_the_gold() -> None:
 
 def test_answers_of_pairs_have_names() -> None:
     def said(answer: str) -> Any:
-        return parse_answer("tasks", "label", answer, QuestionKind.PAIR, (), False, 2)
+        return AnswerSchema(QuestionKind.PAIR, (), False).parse_answer("tasks", "label", answer, 2)
 
     assert [said(name) for name in ("the first", "second", "tie", "both bad", "bad", "1")] == [(0,), (1,), (2,), (3,), (3,), (1,)]
     with pytest.raises(UserError, match="'left' is none of the options: the first, the second, a tie, both bad"):
@@ -191,7 +190,7 @@ def test_the_quoting_can_be_undone_exactly(text: str) -> None:
 def read(
     said: Any, *options: str, kind: QuestionKind = QuestionKind.LABEL, many: bool = False, items: int = 0
 ) -> tuple[int, ...] | None:
-    return parse_answer("a.jsonl:1", "gold", said, kind, options, many, items)
+    return AnswerSchema(kind, options, many).parse_answer("a.jsonl:1", "gold", said, items)
 
 
 def problem(said: Any, *options: str, **more: Any) -> str:

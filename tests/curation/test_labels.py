@@ -12,19 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene, run_dawid_skene
+from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene
 from curation.estimation.dawid_skene import likeliest_classes as likeliest_of
 from curation.estimation.fixed_point import LOG_ONE, ONE, Ints, log2, negative_power_of_two, normalize_scores
 from curation.estimation.online_dawid_skene import (
     LABEL_CONFIDENCE_MIN,
     PRIOR_WRONG,
-    class_posterior,
+    class_weights,
     estimate_label,
     likeliest_class,
     updated_counts,
     vote_likelihood,
 )
 from curation.tasks.answers import Answer, QuestionKind
+from tests.curation.whole_estimates import run_dawid_skene
 
 # Running --------------------------------------------------------------------------------------------------------------
 
@@ -47,7 +48,8 @@ def test_the_posterior_is_the_product_of_likelihoods(classes: int, data: st.Data
     weights = [
         prod(Fraction(*vote_likelihood(counts, classes, label, vote)) for counts, vote in votes) for label in range(classes)
     ]
-    assert class_posterior(classes, votes) == [weight / sum(weights) for weight in weights]
+    found = class_weights(classes, votes)
+    assert [Fraction(weight, sum(found)) for weight in found] == [weight / sum(weights) for weight in weights]
 
 
 @given(st.integers(2, 6), st.integers(0, 5))

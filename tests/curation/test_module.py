@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curation import limits
-from curation.import_export.label_record import label_record
+from curation.import_export.export_formats import label_record
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import (
     AssignmentState,
@@ -24,7 +24,6 @@ from curation.ledger.curation_state import (
     TaskStage,
     page_key,
 )
-from curation.ledger.sealed_answers import seal_recipients
 from curation.ledger.state_changes import BEGUN_LIST, CurationChanges, index_slot_key
 from curation.ledger.transaction_types import (
     AddTaskPage,
@@ -37,6 +36,7 @@ from curation.ledger.transaction_types import (
     SkipAssignment,
     StatementBatch,
     VoteToStopProject,
+    seal_recipients,
 )
 from curation.limits import (
     ASSIGNED_MAX,

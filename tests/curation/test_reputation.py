@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from curation.estimation.annotator_agreement import (
     MeasurementLevel,
     agreement_units,
+    alpha_from_coincidences,
     cohen_kappa,
-    krippendorff_alpha,
+    count_coincidences,
     measurement_level,
     pairwise_kappas,
 )
-from curation.estimation.dawid_skene import DawidSkene, run_dawid_skene
+from curation.estimation.dawid_skene import DawidSkene
 from curation.estimation.fixed_point import ONE
 from curation.estimation.rank_aggregation import (
     FIRST,
@@ -38,13 +39,17 @@ from curation.estimation.reputation import (
     annotator_weight,
     certainty_of,
     divide_points,
-    final_confusions,
     lower_bound,
 )
 from curation.tasks.answers import QuestionKind
 from tests.curation.test_labels import crowd
+from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 
 Z2 = Z2_ABOVE / Z2_BELOW
+
+
+def krippendorff_alpha(units: list[list[int]], metric: MeasurementLevel = MeasurementLevel.NOMINAL) -> Fraction | None:
+    return alpha_from_coincidences(count_coincidences(units), metric)
 
 
 @given(st.integers(0, 2_000), st.integers(1, 2_000))

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from curation.estimation.dawid_skene import run_dawid_skene
 from curation.estimation.reputation import divide_points
-from curation.ledger.curation_state import AssignmentState, ProjectSpec, TaskStage, as_answer
+from curation.ledger.curation_state import AssignmentState, ProjectSpec, TaskStage
 from curation.ledger.transaction_types import RevealGold
 from curation.tasks.answers import Answer, QuestionKind
 from curation.tasks.task_pages import task_id
@@ -16,6 +15,7 @@ from tests.curation.room import AUTHOR, gold_answers
 from tests.curation.second import Question, Vote, weight
 from tests.curation.test_closing import CROWD, KINDS, PRICE, Room, says, truth_of
 from tests.curation.test_labels import liars
+from tests.curation.whole_estimates import run_dawid_skene
 
 
 def asked_of(asked: ProjectSpec, answer: Answer) -> list[list[int]]:
@@ -51,7 +51,7 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
         rows = [
             Vote(numbers.index(vote.number) * parts + part, people.index(vote.annotator), said, vote.is_blind)
             for vote in votes
-            for part, said in enumerate(asked_of(asked, as_answer(vote.answer or ()))[place])
+            for part, said in enumerate(asked_of(asked, vote.answer or ())[place])
         ]
         gold = {
             numbers.index(number) * parts + part: said
@@ -74,11 +74,11 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
         assert row is not None and row.label is not None and settled[number] == task_id(project, number)
         likeliest = [question.p[place * parts].index(max(question.p[place * parts])) for question in questions]
         if number in golds:
-            assert as_answer(row.label) == golds[number]
+            assert row.label == golds[number]
         elif asked.many:
-            assert as_answer(row.label) == tuple(option for option, on in enumerate(likeliest) if on)
+            assert row.label == tuple(option for option, on in enumerate(likeliest) if on)
         elif asked.kind is not QuestionKind.RANKING:
-            assert as_answer(row.label) == (likeliest[0] + (asked.kind is QuestionKind.RATING),)
+            assert row.label == (likeliest[0] + (asked.kind is QuestionKind.RATING),)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

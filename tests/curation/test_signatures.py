@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from consensus.voter_set import CachingVerifier
 from curation.ledger.curation_module import LOOKS_FOR_COST, CurationModule
 from curation.ledger.curation_state import AssignmentState
 from curation.ledger.state_changes import CurationChanges
@@ -19,7 +18,7 @@ from ledger.ledger_state import BlockBody, LedgerRules, core_modules, decode_bod
 from ledger.members import RegisterRoles
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed
+from protocol.identity import CachingVerifier, Signed
 from protocol.limits import COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import GossipEnvelope
 from tests.curation.room import ONE, OTHER, PEER, SEVERAL, Room, annotators

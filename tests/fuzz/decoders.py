@@ -22,7 +22,7 @@ from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
 from ledger.ledger_state import EMPTY_BODY, UnsupportedModuleVersion, decode_body, newest_module_versions
 from peer.api import control_socket
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_methods
 from peer.features import modules_of, worker_requests
 from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
@@ -31,7 +31,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign_message
 from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, Status, Transaction
 from rlhf.data.preference_sets import PreferencePair, decode_records, encode_records
-from storage import wal
+from storage import ledger_integrity
 from tests.fuzz import wire
 from tests.fuzz.strategies import strategy_of
 from tests.ledger.world import LANGUAGE, PEOPLE, PlainJobs, World
@@ -45,8 +45,7 @@ from training.data.tokenizer import load_tokenizer
 from training.formats import checkpoint
 from training.job_spec import BITS, JobSpec
 from training.replicated import codec as payloads
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import TensorLayout, layout_from_shapes, layout_of
+from training.replicated.tensor_layout import TensorLayout, initial_parameters, layout_from_shapes, layout_of
 from training.transformer import ModelSpec
 from transport.network import DataReceived
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
@@ -378,7 +377,7 @@ def _write_ahead_log() -> Decoder:
         return log
 
     def decode(data: bytes) -> Any:
-        found = wal.find_damage(data)
+        found = ledger_integrity.find_log_damage(data)
         assert found is None or isinstance(found, str)
         return found
 

@@ -20,7 +20,7 @@ from tests.fuzz.checks import profile
 from tests.fuzz.mutations import mutate
 from tests.fuzz.strategies import strategy_of
 from tests.transport.helpers import ALICE, CHAIN, MemoryBlobs, PolicyDouble, make_session
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 from transport.session_links import TcpLink
 from transport.swarm import Swarm
 from transport.wire.framing import Channel, Message, Priority

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from consensus.block import Block, block_digest, encode_block
 from consensus.effects import DecidedBlock
 from consensus.voter_set import VoterSet
-from ledger.ledger_state import LedgerState, StateTransition
+from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, StateTransition, _dated
 from protocol.identity import Signer
 from protocol.messages import Commit
 from tests.consensus.certificates import certificate_of
@@ -38,3 +38,18 @@ def decided_after(
 def stepped(transition: StateTransition) -> list[bytes]:
     """The jobs that get a new model."""
     return [*transition.started_jobs, *(closed.job for closed in transition.model_steps), *transition.rolled_back]
+
+
+def compute_transition(
+    rules: LedgerRules, state: LedgerState, height: int, time_ms: int, certified_root: bytes, body: BlockBody
+) -> StateTransition:
+    """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
+    assert height == state.height + 1
+    return _dated(rules._effect(state, body), time_ms, certified_root)
+
+
+def with_rows_of(state: LedgerState, other: LedgerState) -> LedgerState:
+    """The same state, its tables read as those of `other`, which has the same rows."""
+    for name, table in state.tables.items():
+        table.adopt_rows_of(other.tables[name])
+    return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 
 RATE = 0.4  # `audit_rate`
 AUDITORS = 2

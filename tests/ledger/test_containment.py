@@ -21,6 +21,7 @@ from protocol import codec
 from protocol.codec import Count, Length
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
+from tests.ledger.blocks import compute_transition
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 from tests.sim.keys import FastVerifier
 
@@ -117,7 +118,7 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     add, rotation = world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW)
     before = world.state
     body = BlockBody((), (), (add, rotation))
-    transition = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
+    transition = compute_transition(world.rules, before, 1, 2_000, before.state_root, body)
     (failure,) = transition.failures
     assert (failure.module, failure.step) == ("planted", step) and type(error).__name__ in failure.error
     tally = transition.state.module_state(Tally)
@@ -125,9 +126,9 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     assert tally == Tally(3, {"genesis": 1, **{name: count for name, count in acted.items() if name != step}})
     assert transition.state.members.current_key(PEOPLE[2].public) == NEW.public
     assert transition.state.height == 1
-    again = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
+    again = compute_transition(world.rules, before, 1, 2_000, before.state_root, body)
     elsewhere = _world(step, error)
-    other = elsewhere.rules.compute_transition(elsewhere.state, 1, 2_000, elsewhere.state.state_root, body)
+    other = compute_transition(elsewhere.rules, elsewhere.state, 1, 2_000, elsewhere.state.state_root, body)
     assert transition.state.state_root == again.state.state_root == other.state.state_root, "however often it is judged"
 
 
@@ -200,8 +201,8 @@ UNENCODABLE: dict[str, Any] = {
     "too many entries": {"parts": {name: Entry("") for name in "abc"}},
     "an optional record with a wrong field": {"either": Entry(b"")},  # type: ignore[arg-type]
     "a list for a tuple": {"names": ["a"]},
-    "a row with a wrong field": {"rows": Table(Entry).with_row(b"key", Entry("12345"))},
-    "a row of another type": {"rows": Table(Entry).with_row(b"key", 5)},  # type: ignore[arg-type]
+    "a row with a wrong field": {"rows": Table(Entry).with_rows({b"key": Entry("12345")})},
+    "a row of another type": {"rows": Table(Entry).with_rows({b"key": 5})},  # type: ignore[arg-type]
     "a table of another type": {"rows": Table(bool)},
     "no table": {"rows": {}},
 }
@@ -213,14 +214,14 @@ def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[s
     world = World(modules=(Shelves(step, **made),))
     before = world.state
     body = BlockBody((), (), (world.rotation(PEOPLE[2], NEW),))
-    transition = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
+    transition = compute_transition(world.rules, before, 1, 2_000, before.state_root, body)
     assert [(failure.module, failure.step) for failure in transition.failures] == [("shelves", step)]
     assert transition.state.module_state(Shelf) == before.module_state(Shelf)
     assert world.rules.decode_state(world.rules.encode_state(transition.state)).state_root == transition.state.state_root
 
 
 def test_a_step_whose_state_has_an_encoding_acts() -> None:
-    made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_row(b"key", Entry("row"))}
+    made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_rows({b"key": Entry("row")})}
     world = World(modules=(Shelves("settle_block", **made),))
     world.decide()
     assert world.state.module_state(Shelf).count == 1 and not world.rules.transaction_failures
@@ -324,7 +325,7 @@ def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
 
 
 def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
-    made: dict[str, Any] = {"count": 1, "either": Entry("1"), "rows": Table(Entry).with_row(b"key", Entry("row"))}
+    made: dict[str, Any] = {"count": 1, "either": Entry("1"), "rows": Table(Entry).with_rows({b"key": Entry("row")})}
     for world in (_upgraded(Shelves(""), ShelvesLater("upgraded", **made)), _upgraded(Shelves("genesis", **made), founded=False)):
         shelf = world.state.module_state(Shelf)
         assert not world.rules.transaction_failures and shelf.rows.get_record(b"key") == Entry("row")
@@ -350,8 +351,8 @@ def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in
 
     monkeypatch.setattr(JobsModule, step, fails)
     before = world.state
-    transition = world.rules.compute_transition(
-        before, before.height + 1, 5_000, before.state_root, BlockBody((closing,), (), ())
+    transition = compute_transition(
+        world.rules, before, before.height + 1, 5_000, before.state_root, BlockBody((closing,), (), ())
     )
     assert [(failure.module, failure.step) for failure in transition.failures] == [("jobs", step)]
     assert transition.closed_rounds == () and transition.state.jobs.jobs[key].round == 0

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from ledger.audits.sortition import (
     NonceCommitment,
     commit_nonce,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.evidence import Evidence
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger import members
 from ledger.blocks import application as ledger_module
 from ledger.core.genesis import TRAINER

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from consensus.quorum import faults_tolerated
-from consensus.voter_set import VoterSet
+from consensus.voter_set import VoterSet, faults_tolerated
 from ledger.audits import audit_tables
 from ledger.audits.audit_state import (
     AUDITABLE_PROPOSALS_MAX,

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from consensus.quorum import faults_tolerated
-from consensus.voter_set import VoterSet
+from consensus.voter_set import VoterSet, faults_tolerated
 from ledger import members
 from ledger.core.genesis import TRAINER
 from ledger.jobs import JobPhase, StartJob

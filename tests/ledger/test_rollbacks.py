@@ -30,13 +30,14 @@ from ledger.model_anchors import (
 from protocol.codec import Digest
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
+from tests.ledger.blocks import compute_transition
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.test_losses import Bound, lazy
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
 from tests.sim.keys import FastSigner
 from tests.training.replicated.support import JOB, SMALL, round_of
 from training.job_spec import AuditMode, FeedbackMemory
-from training.replicated.model_state import ModelState
+from training.replicated.model_directory import ModelState
 from training.replicated.replicated_model import ReplicatedModel
 
 ANN, BEN, CID, DEE = PEOPLE[:4]
@@ -174,7 +175,7 @@ def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_
     accuse(court, DEE, 6, A)
     last, closing = verdict(court, CID, 6, A), court.closing(court.key)
     state, body = court.state, BlockBody((closing,), (), (last,))
-    transition = court.rules.compute_transition(state, state.height + 1, state.time_ms + 1, state.state_root, body)
+    transition = compute_transition(court.rules, state, state.height + 1, state.time_ms + 1, state.state_root, body)
     assert [closed.round for closed in transition.closed_rounds] == [10] and not transition.model_steps
     assert (transition.rolled_back[court.key].anchor.round, transition.rolled_back[court.key].round) == (4, 11)
     court.decide(last, closings=(closing,))
@@ -894,7 +895,8 @@ def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Feedbac
     state = replace(second.state, median_norms_squared=(1.0,), beta_powers=(0.5, 0.25), steering=b"as it was")
     anchor = ReplicatedModel.from_vectors(state, second.vectors, second.estimates)
     later = anchor.apply_round(round_of(anchor, 3), {})
-    back = anchor.rolled_back_into(tmp_path / "5", 5)
+    anchor.rolled_back(5).save(tmp_path / "5")
+    back = ReplicatedModel.open(tmp_path / "5")
     back.verify()
     for name in STATE_RESTORED | STATE_KEPT:
         assert getattr(back.state, name) == getattr(anchor.state, name), name

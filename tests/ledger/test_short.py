@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.blocks import compact_blocks as short_module
-from ledger.blocks.application import LedgerApplication
-from ledger.blocks.compact_blocks import WHOLE_BYTES_MAX, CompactBody, CompactBodyExpander, CompactRoundCertificate, compact_body
-from ledger.blocks.mempool import Mempool, signed_digest
+from ledger.blocks import application as short_module
+from ledger.blocks.application import (
+    WHOLE_BYTES_MAX,
+    CompactBody,
+    CompactRoundCertificate,
+    LedgerApplication,
+    compact_body,
+)
+from ledger.blocks.mempool import signed_digest
 from ledger.jobs import StartJob
 from ledger.ledger_state import EMPTY_BODY, BlockBody, CurrentState, decode_body
 from ledger.members import RegisterRoles
@@ -127,7 +132,7 @@ def test_the_round_before_or_after_is_not_taken_for_the_open_one() -> None:
     assert world.ledger.expand_body(compact_body(body)) == body
     world.decide_body(body)
     assert world.ledger.expand_body(compact_body(body)) is None, "closed: its book is gone"
-    assert world.ledger._expander._parts == {}, "and nothing is kept of it"
+    assert world.ledger._indexed == {}, "and nothing is kept of it"
     (key,) = world.ledger.rounds
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
     following = world.ledger.make_body(world.state.height + 1, 0)
@@ -186,7 +191,7 @@ def test_a_few_digests_named_a_thousand_times_cost_no_memory() -> None:
         world.ledger.expand_body(codec.encode(CompactBody((), (), (signed_digest(large),) * 1_000)))
 
 
-def hundred(voters: int = 100, trainers: int = 100) -> tuple[CompactBodyExpander, bytes]:
+def hundred(voters: int = 100, trainers: int = 100) -> tuple[LedgerApplication, bytes]:
     """One round with that many ballots on that many proposals, and a vouch of every voter, all held."""
     people = sorted((FastSigner(f"one of many {i}") for i in range(max(voters, trainers))), key=lambda person: person.public)
     chain, job, root = bytes(32), b"j" * 32, b"r" * 32
@@ -205,23 +210,25 @@ def hundred(voters: int = 100, trainers: int = 100) -> tuple[CompactBodyExpander
     tables = (book.signed_ballots, {}, book.proposals, book.vouching.signed)
     parts = (tuple(sorted(table.values(), key=lambda signed: signed.signer)) for table in tables)
     body = codec.encode(BlockBody((short_module.RoundCertificate(job, 0, *parts),), (), ()))
-    return CompactBodyExpander({job: book}, Mempool()), body
+    ledger = World().ledger
+    ledger.rounds = {job: book}
+    return ledger, body
 
 
 def test_a_round_of_a_hundred_voters_and_trainers_travels_in_a_hundredth_of_its_bytes() -> None:
-    expander, body = hundred()
+    ledger, body = hundred()
     short = compact_body(body)
     assert len(body) > 1_400_000 and len(short) < 11_000
-    assert expander.expand_body(short) == body
+    assert ledger.expand_body(short) == body
 
 
 def test_only_what_is_new_in_a_book_is_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    expander, body = hundred(20, 20)
+    ledger, body = hundred(20, 20)
     short, hashed = compact_body(body), []
     real = short_module.signed_digest
     monkeypatch.setattr(short_module, "signed_digest", lambda signed: hashed.append(signed) or real(signed))
     for _ in range(5):
-        assert expander.expand_body(short) == body
+        assert ledger.expand_body(short) == body
     assert len(hashed) == 60
 
 

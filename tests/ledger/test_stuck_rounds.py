@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from ledger import jobs as jobs_module
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Job, JobPhase
@@ -18,6 +18,7 @@ from ledger.members import RegisterRoles, ResignAsVoter
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
+from tests.ledger.blocks import compute_transition
 from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World
 
 ACCEPT = Verdict.ACCEPT
@@ -30,8 +31,8 @@ def empty_blocks(world: World) -> None:
 
 def transition_of(world: World, *transactions: Signed) -> StateTransition:
     state = world.state
-    return world.rules.compute_transition(
-        state, state.height + 1, state.time_ms + 1, state.state_root, BlockBody((), (), transactions)
+    return compute_transition(
+        world.rules, state, state.height + 1, state.time_ms + 1, state.state_root, BlockBody((), (), transactions)
     )
 
 

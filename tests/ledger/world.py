@@ -30,7 +30,7 @@ from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Tran
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState, RoundCertificate, RoundTimeouts
 from rounds.round_terms import signed_body_digest
-from tests.ledger.blocks import stepped
+from tests.ledger.blocks import compute_transition, stepped
 from tests.sim.keys import FastSigner, FastVerifier
 
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
@@ -161,8 +161,8 @@ class World:
     def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
         """What every peer does with a decided body; a model's new root is a hash of nothing real."""
         before = self.state
-        transition = self.rules.compute_transition(
-            before, before.height + 1, before.time_ms + after_ms, before.state_root, decode_body(body)
+        transition = compute_transition(
+            self.rules, before, before.height + 1, before.time_ms + after_ms, before.state_root, decode_body(body)
         )
         roots = {job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)}
         cut = {key: back.anchor.root for key, back in transition.rolled_back.items() if back.round == back.anchor.round}

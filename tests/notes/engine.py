@@ -29,11 +29,6 @@ from training.worker_protocol import WorkerInfo
 RATE = np.float32(0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    losses: Sequence[float]
-
-
 @dataclass
 class Slate:
     spec: JobSpec
@@ -44,10 +39,6 @@ class Slate:
     first_parameters: Float32Array | None = None
     required_model: RequiredModel | None = None
     required_files: Mapping[bytes, Path] = field(default_factory=dict)
-
-    @property
-    def parameters(self) -> int:
-        return layout_of(self.spec).size
 
     def local_steps(
         self,
@@ -60,7 +51,7 @@ class Slate:
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, Metrics]:
+    ) -> tuple[Float32Array, Sequence[float]]:
         now, losses = parameters, list[float]()
         assert declaration is not None
         counts = np.fromfile(declaration.files[declaration.record.counts], "<i8")
@@ -69,7 +60,7 @@ class Slate:
             now = now - RATE * gradient
             losses.append(loss)
             on_step()
-        return parameters - now, Metrics(losses)
+        return parameters - now, losses
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
@@ -114,7 +105,7 @@ class Slate:
             for step in range(spec.local_steps)
         ]
         (seen,) = kind.batch_arrays(spec, np.concatenate(drawn), self.tokens)
-        return np.bincount(seen.ravel(), minlength=self.parameters)
+        return np.bincount(seen.ravel(), minlength=layout_of(self.spec).size)
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
         assert self.functions.metrics is not None

@@ -8,11 +8,8 @@ from pathlib import Path
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from tests.notes.module import NotesState
-from web.html_pages import HtmlPage, PageSet
-from web.problem_details import HttpProblem
-from web.replies import Json
-from web.request_fields import TEXT, RequestField, hex_type
-from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
+from web.calls import TEXT, HttpProblem, Json, RequestField, hex_type
+from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteHandlers, RouteReply, RouteSet
 
 READER = ClientClass("reader", "folkmoot-reader", "R", "reader")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.layers import BlockKind, LayerParameter, LayerPlace, LinearKind, ModelSizes, norm_weight
+from training.transformer import BlockKind, LayerParameter, LayerPlace, LinearKind, ModelSpec, norm_weight
 
 HIDDEN_MAX = 64
 
@@ -15,10 +15,10 @@ class Squares(BlockKind):
     place = LayerPlace.FEED_FORWARD
     module, version = "notes", 1
 
-    def sizes_problem(self, model: ModelSizes) -> str | None:
+    def sizes_problem(self, model: ModelSpec) -> str | None:
         return None if model.hidden <= HIDDEN_MAX else f"hidden {model.hidden} is more than {HIDDEN_MAX} squares"
 
-    def parameters(self, model: ModelSizes, linear: LinearKind) -> Sequence[LayerParameter]:
+    def parameters(self, model: ModelSpec, linear: LinearKind) -> Sequence[LayerParameter]:
         width, hidden = model.width, model.hidden
         return (
             norm_weight("squares_norm.weight", model, "post_attention_layernorm.weight", "ffn_norm.weight"),

@@ -9,7 +9,7 @@ import pytest
 
 from peer.features import FEATURES
 from tests.notes.feature import NOTES
-from training import engine_implementations, layers
+from training import engine_implementations, transformer
 from training.objectives import registry
 
 
@@ -18,7 +18,7 @@ def listed() -> Iterator[None]:
     """What the feature registers is forgotten at the end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_known", dict(registry._known))
-        patch.setattr(layers, "_known", dict(layers._known))
+        patch.setattr(transformer, "_known", dict(transformer._known))
         patch.setattr(engine_implementations, "_places", dict(engine_implementations._places))
         FEATURES.append(NOTES)
         try:

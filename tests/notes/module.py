@@ -62,7 +62,7 @@ class NotesModule(Module[NotesState]):
     ) -> StateChange:
         assert said.author in view.module_state(MembersState).members
         written = {**state.written, said.author: state.written.get(said.author, 0) + 1}
-        lines = state.lines.with_row(said.content.digest, Line(said.author, context.height))
+        lines = state.lines.with_rows({said.content.digest: Line(said.author, context.height)})
         return StateChange(NotesState(written, said.content.digest, lines))
 
     def pinned_blobs(self, state: NotesState) -> Mapping[bytes, int]:

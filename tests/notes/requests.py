@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from protocol.codec import Count, Digest
+from training.replicated.tensor_layout import layout_of
 from training.worker_protocol import WorkerRequest, WorkerRequestKind
 
 if TYPE_CHECKING:
-    from training.engines.worker_context import WorkerContext
+    from training.engines.request_handlers import WorkerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +31,4 @@ REQUESTS = (WorkerRequestKind(CountParameters, ParametersCounted, 3, "tests.note
 
 
 def count_parameters(context: WorkerContext, request: CountParameters) -> ParametersCounted:
-    return ParametersCounted(context.find_engine(request.job).parameters)
+    return ParametersCounted(layout_of(context.find_engine(request.job).spec).size)

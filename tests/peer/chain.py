@@ -25,8 +25,8 @@ from tests.ledger.blocks import decided_after
 from tests.ledger.world import MODULES
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated import feedback_buffer
+from training.objectives.registry import ScratchObjective
+from training.replicated import error_feedback
 from training.replicated.error_feedback import buffer_digest
 from training.transformer import ModelSpec
 
@@ -120,7 +120,7 @@ class Chain:
         job = self.ledger.state.jobs.jobs[key]
         model = self.host.open_model(key, job.round)
         m = ScratchObjective().deterministic_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
-        buffer = feedback_buffer.make_buffer(m, model.header(trainer.public), model.spec)
+        buffer = error_feedback.make_buffer(m, model.header(trainer.public), model.spec)
         assert buffer is not None
         payload = self.blobs.add_bytes(model.encode_payload(trainer.public, buffer.dequantize()))
         size = self.blobs.size(payload)

@@ -15,8 +15,7 @@ from protocol.identity import Identity, Signer
 from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, SNAPSHOT_MESSAGES, Ping, Status
 from tests.waiting import patience
 from transport.wire.framing import Channel, Message, Priority
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession
+from transport.wire.noise_session import KeyPair, NoiseSession
 
 
 class Masquerade:

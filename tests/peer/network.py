@@ -12,7 +12,6 @@ from unittest import mock
 import trio
 
 from consensus.light_client import TrustedBlock
-from consensus.voter_set import CachingVerifier
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
 from ledger.ledger_state import CurrentState
@@ -20,18 +19,19 @@ from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.features import rules_of
 from peer.roles.voter import Voter
-from peer.runtime.audits.auditor import Auditor
+from peer.runtime.auditor import Auditor
+from peer.runtime.blob_retention import StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership
-from peer.runtime.storage.start_model_availability import StartModelAttester
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
 from protocol.api import PeerApi
 from protocol.errors import StorageError
-from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity
+from scenarios.emulation.memory_network import Mesh
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
@@ -39,7 +39,6 @@ from tests.waiting import patience
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
-from transport.emulation.memory_network import Mesh
 
 SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a silent link ends later
 
@@ -218,7 +217,7 @@ async def network(
 
 def certified(job: bytes) -> Callable[[Driver], bool]:
     """The job is over and the empty block that certifies its last root is applied."""
-    return lambda driver: has_finished(job)(driver) and driver.ledger.certified_root == driver.state.state_root
+    return lambda driver: has_finished(job)(driver) and driver.node.ledger.certified_root == driver.state.state_root
 
 
 def has_finished(job: bytes) -> Callable[[Driver], bool]:

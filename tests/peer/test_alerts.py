@@ -16,10 +16,9 @@ from ledger.ledger_state import LedgerState
 from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
 from peer.api.alerts import DISK_CRITICAL_BYTES, EXPULSION_ALERT_HEIGHTS, HOLD_MS, AlertInputs, AlertTracker, find_alerts
 from peer.node.node import RoundEnded
-from peer.runtime.telemetry.block_events import block_events, member_names
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.node_observer import NodeObserver
-from peer.runtime.telemetry.straggler import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
+from peer.runtime.telemetry.health import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
+from peer.runtime.telemetry.node_observer import NodeObserver, block_events, member_names
 from protocol.api import AlertCause, AlertView, PeerState
 from protocol.identity import short_id
 from protocol.verdicts import Verdict
@@ -30,7 +29,7 @@ from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, one_root, poll, service_of
 from tests.sim.keys import FastSigner
 from tests.waiting import patience
-from training.api.training_failures import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
+from training.api.job_notes import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from training.job_spec import InnerOptimizerKind
 
 WELL = AlertInputs(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})

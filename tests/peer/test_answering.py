@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from consensus.effects import SendBlock
-from peer.runtime.sync.block_server import REQUESTS_PER_PEER_MAX, BlockServer
+from peer.runtime.work_queues import REQUESTS_PER_PEER_MAX, BlockServer
 from protocol.codec import decode_message
 from protocol.messages import BlockBytes
 from transport.network import Priority

@@ -20,15 +20,8 @@ from ledger.audits.audit_state import (
 from ledger.jobs import StopJob
 from peer.api.handlers import audit_handler
 from peer.api.handlers.audit_handler import AuditRpcHandler, audit_record_view
-from peer.runtime.rounds import audit_backpressure as showing_module
-from peer.runtime.rounds.audit_backpressure import (
-    GRACE_SECONDS,
-    QUEUED_BYTES,
-    RATE_SECONDS,
-    AuditBacklog,
-    AuditBackpressure,
-    Audits,
-)
+from peer.runtime import audit_backpressure as showing_module
+from peer.runtime.audit_backpressure import GRACE_SECONDS, QUEUED_BYTES, RATE_SECONDS, AuditBacklog, AuditBackpressure, Audits
 from protocol.api import AuditRecordView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id

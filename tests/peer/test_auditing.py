@@ -32,14 +32,12 @@ from ledger.audits.audit_state import (
 from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
 from ledger.ledger_state import LedgerState
-from peer.roles import loss_opening_files
+from peer.roles import voter
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data
-from peer.runtime.audits import auditor, withheld_deadlines
-from peer.runtime.audits.audit_messages import describe_audit_entry, suspension_reason
-from peer.runtime.audits.audited_proposals import RETRY_SECONDS, AuditedProposals
-from peer.runtime.audits.auditor import Auditor
-from peer.runtime.audits.withheld_deadlines import WithheldDeadlines
+from peer.runtime import audit_scheduler, auditor
+from peer.runtime.audit_scheduler import WithheldDeadlines
+from peer.runtime.auditor import RETRY_SECONDS, AuditedProposals, Auditor, describe_audit_entry, suspension_reason
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import MissingBlobError, UserError
@@ -287,13 +285,13 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with trainers(tmp_path) as made:
-        kept = loss_opening_files.save_opening
+        kept = voter.save_opening
 
         def keep(folder: Path, opening: LossOpening) -> None:
             if folder.parent != made.seats[3].folder:
                 kept(folder, opening)
 
-        monkeypatch.setattr(loss_opening_files, "save_opening", keep)
+        monkeypatch.setattr(voter, "save_opening", keep)
         monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
@@ -353,7 +351,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
 async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: set[ReplayFinding]
 ) -> None:
-    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(audit_scheduler, "WITHHELD_SECONDS_MIN", 0.5)
     spec = replace(SPEC, rounds=ENDLESS, audit_window=4 if attack == "withhold" else 40, auditors=4)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(spec)
@@ -378,11 +376,11 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
 def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
     """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
     due = AuditDuty(b"", 7, b"", None, False, 7)  # type: ignore[arg-type]
-    assert [withheld_deadlines.withheld_deadline_round(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
+    assert [audit_scheduler.withheld_deadline_round(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
 
 
 def test_a_window_of_one_round_leaves_no_such_time() -> None:
-    assert withheld_deadlines.withheld_deadline_round(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
+    assert audit_scheduler.withheld_deadline_round(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
 
 
 async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nobody(
@@ -418,7 +416,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
         return [due for due in audit_duties(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
 
     monkeypatch.setattr(auditor, "audit_duties", late)
-    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(audit_scheduler, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4, audit_window=window))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 11)
@@ -430,7 +428,7 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 2_000)
-    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(audit_scheduler, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job, driver = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=2)), made.seats[0].driver
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
@@ -524,7 +522,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         await away.until(lambda driver: bool([*audit_duties(away.public, driver.state)]))
         for seat in made.seats:
             await seat.stop()
-        monkeypatch.setattr(withheld_deadlines, "withheld_deadline_round", noted)
+        monkeypatch.setattr(audit_scheduler, "withheld_deadline_round", noted)
         await made.start(away, made.role(away))
         await poll(lambda: bool(begun))
         assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
@@ -572,8 +570,8 @@ async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_pat
 async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(withheld_deadlines, "ENDED_JOB_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(audit_scheduler, "ENDED_JOB_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(audit_scheduler, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path) as made:
         seat, rounds, window = made.seats[0], 6, 3
         job = await made.train(replace(SPEC, rounds=rounds, audit_window=window))
@@ -589,7 +587,7 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
         with trio.move_on_after(0.5) as waiting:
             await deadlines._wait_for_round(job, rounds + 1, window)
         assert waiting.cancelled_caught
-        monkeypatch.setattr(withheld_deadlines, "POST_JOB_AUDIT_HEIGHTS", 0)
+        monkeypatch.setattr(audit_scheduler, "POST_JOB_AUDIT_HEIGHTS", 0)
         with patience():  # the audits themselves would be over
             await deadlines._wait_for_round(job, rounds + 1, window)
 
@@ -767,7 +765,7 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
     jump = 12
     # It goes on to rise: where audits are slow, a jump would be over before they are.
     monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 + (number if number >= jump else -number / 1_000))
-    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(audit_scheduler, "WITHHELD_SECONDS_MIN", 0.5)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(UNDRAWN)
         liar = made.seats[3].public
@@ -828,7 +826,7 @@ def parts_of(court: Court, folder: Path) -> tuple[Driver, TransactionSubmitter]:
 
 def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
     opening = LossOpening(key, number, PEOPLE[0].public, secret_of(PEOPLE[0].public, number), LOSS)
-    loss_opening_files.save_opening(folder, opening)
+    voter.save_opening(folder, opening)
     return opening
 
 
@@ -873,7 +871,7 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
     audited._driver.blobs = SimpleNamespace(retained_rounds=kept_together, delete_rounds=delete_rounds)
     await audited.delete_expired_files()
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {loss_opening_files.opening_path(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
+    assert names == {voter.opening_path(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
 
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
@@ -884,8 +882,8 @@ async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
         court.round()
         court.report()
     former = LossOpening(court.key, first, PEOPLE[5].public, bytes(32), LOSS)
-    loss_opening_files.save_opening(tmp_path, former)
-    loss_opening_files.save_opening(tmp_path, replace(former, round=99))
+    voter.save_opening(tmp_path, former)
+    voter.save_opening(tmp_path, replace(former, round=99))
     await AuditedProposals(*parts_of(court, tmp_path)).delete_expired_files()
     assert len(list(tmp_path.iterdir())) == AUDITS.window + 3, "also those of another key in such a round"
 
@@ -932,8 +930,8 @@ async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> Non
             raise error
         return "here"
 
-    assert await withheld_deadlines.result_before(late, fetched(9)) == "here"
-    assert await withheld_deadlines.result_before(late, fetched(11)) is None
+    assert await audit_scheduler.result_before(late, fetched(9)) == "here"
+    assert await audit_scheduler.result_before(late, fetched(11)) is None
     for error in (MissingBlobError("gone"), OSError("a shortage")):
         with pytest.raises(type(error)):  # no group
-            await withheld_deadlines.result_before(late, fetched(1, error))
+            await audit_scheduler.result_before(late, fetched(1, error))

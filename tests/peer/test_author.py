@@ -54,8 +54,8 @@ class Log:
         self._say, self._said = trio.open_memory_channel[Signed](100)
 
     @property
-    def ledger(self) -> Any:
-        return self.world.ledger
+    def node(self) -> Any:
+        return self.world
 
     @property
     def state(self) -> LedgerState:
@@ -87,14 +87,14 @@ class Log:
                 encode_block(Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)),
                 Certificate(b"-", {}),
             )
-            self.ledger.mempool.height = height
-            self.ledger.mempool.prune_transactions(self.rules, self.state)
+            self.world.ledger.mempool.height = height
+            self.world.ledger.mempool.prune_transactions(self.rules, self.state)
         self._wake()
 
     def restored(self) -> None:
         """As a snapshot leaves it: neither the blocks before nor what waited are here."""
         self.blocks.clear()
-        self.ledger.mempool = Mempool(self.state.height)
+        self.world.ledger.mempool = Mempool(self.state.height)
         self._wake()
 
     def _wake(self) -> None:
@@ -102,7 +102,7 @@ class Log:
         applied.set()
 
     def selected(self) -> tuple[Signed, ...]:
-        chosen: tuple[Signed, ...] = self.ledger.mempool.select_transactions(self.rules, self.state)
+        chosen: tuple[Signed, ...] = self.world.ledger.mempool.select_transactions(self.rules, self.state)
         return chosen
 
     def starts(self) -> int:
@@ -199,7 +199,7 @@ async def behind_a_gap(log: Log, author: TransactionSubmitter, count: int) -> li
     given_up.scope.cancel()
     await given_up.ended.wait()
     log.decide(stop(log, job, 1, 2, 3))
-    assert log.state.jobs.jobs[job].phase is JobPhase.FINISHED and len(log.ledger.mempool) == count
+    assert log.state.jobs.jobs[job].phase is JobPhase.FINISHED and len(log.world.ledger.mempool) == count
     return asked
 
 
@@ -314,7 +314,7 @@ async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pool
     async with logged() as (log, author):
         asked = [Asked(log, author, *start()) for _ in range(5)]
         await trio.testing.wait_all_tasks_blocked()
-        assert len(log.ledger.mempool) == 2
+        assert len(log.world.ledger.mempool) == 2
         for submission in asked:
             await submission.settled()
         assert log.starts() == 5 and not any(submission.error for submission in asked)
@@ -353,8 +353,8 @@ async def test_two_devices_with_one_key_get_both_of_their_commands_decided(found
     async with trio.open_nursery() as nursery:
         nursery.start_soon(submit, seat.author, "one")
         nursery.start_soon(submit, TransactionSubmitter(seat.driver), "two")
-        await poll(lambda: len(seat.driver.ledger.mempool) == 2)
-        assert {transaction_of(signed).nonce for signed in seat.driver.ledger.mempool} == {1}
+        await poll(lambda: len(seat.driver.node.ledger.mempool) == 2)
+        assert {transaction_of(signed).nonce for signed in seat.driver.node.ledger.mempool} == {1}
         await others_come(founders)
     assert {transaction.nonce for transaction in done.values()} == {1, 2}
     jobs = seat.driver.state.jobs.jobs
@@ -370,9 +370,9 @@ async def test_what_one_author_says_at_once_is_decided_in_that_order_without_wai
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(register, "first", TRAINER)
-        await poll(lambda: len(seat.driver.ledger.mempool) == 1)
+        await poll(lambda: len(seat.driver.node.ledger.mempool) == 1)
         nursery.start_soon(register, "second")
-        await poll(lambda: len(seat.driver.ledger.mempool) == 2)
+        await poll(lambda: len(seat.driver.node.ledger.mempool) == 2)
         await others_come(founders)
     assert (done["first"].nonce, done["second"].nonce) == (1, 2)
     assert seat.driver.state.members.members[seat.public].roles == ()
@@ -380,7 +380,7 @@ async def test_what_one_author_says_at_once_is_decided_in_that_order_without_wai
 
 async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founders: Network) -> None:
     seat = founders.seats[0]
-    pool, given_up = seat.driver.ledger.mempool, trio.CancelScope()
+    pool, given_up = seat.driver.node.ledger.mempool, trio.CancelScope()
 
     async def give_up() -> None:
         with given_up:
@@ -428,7 +428,7 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
             @property
             def has_pending(self) -> bool:
                 waited = super().has_pending
-                log.ledger.mempool.add_transaction(told)
+                log.world.ledger.mempool.add_transaction(told)
                 return waited
 
         peer: Any = log

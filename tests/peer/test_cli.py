@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import peer as package
+from features.command_arguments import JSON
 from features.json_output import to_json
 from peer import __main__, cli
 from peer.api.control_socket import serve_control_socket
@@ -290,7 +291,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
         "samples": SAMPLES,
     }
     by_action = {"rlhf", "evaluate"}  # what it answers depends on what it is asked to do, or on a model
-    assert set(views) == {name for name, word in all_commands().items() if word.has_json} - by_action
+    assert set(views) == {name for name, word in all_commands().items() if JSON in word.arguments} - by_action
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
         assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(to_json(view)))] * 2, command
@@ -304,7 +305,7 @@ def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
 
 def test_every_command_and_setting_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    from peer.settings.config import setting_names
+    from peer.settings.config import setting_descriptions
 
     commands = cli.build_parser().commands()
     assert commands
@@ -312,7 +313,7 @@ def test_every_command_and_setting_is_in_the_guide() -> None:
         assert f"`peer {name}" in guide, name
         for option in command.known_options():
             assert option in ("-h", "--help") or option in guide, f"{name} {option}"
-    for name in (*setting_names(), *all_commands()):
+    for name in (*setting_descriptions(), *all_commands()):
         assert f"`{name}" in guide, name
 
 

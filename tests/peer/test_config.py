@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from features.nearest_names import suggest_nearest
-from peer.settings.config import format_settings, load_settings, setting_names
+from peer.settings.config import format_settings, load_settings, setting_descriptions
 from protocol.errors import UserError
 
 
@@ -192,7 +192,7 @@ def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home
         {"name": 'quo"te \\ ü', "bootstrap": "a:1,b:2", "evaluate": False, "threads": 3, "local_data": "/a b"}, home
     )
     text = format_settings(settings)
-    assert set(tomllib.loads(text)) == set(setting_names()) - {"data_directory"}
+    assert set(tomllib.loads(text)) == set(setting_descriptions()) - {"data_directory"}
     assert load_settings({}, home, write(tmp_path, text)).config == settings.config
     assert "threads = 3  # command line" in text
     assert 'role = "full"  # default' in text

@@ -20,10 +20,10 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
 from features.text_tables import TextChunk, Verbatim
-from peer.commands import console, job_fields, prompt_parser
-from peer.commands.definitions import all_commands
+from peer.commands import command_line_parser, console
+from peer.commands.command_line_parser import option_names
+from peer.commands.definitions import all_commands, job_commands
 from peer.commands.line_editor import CommandCompleter, LineEditor
-from peer.commands.prompt_parser import option_names
 from peer.commands.table_renderer import make_printer
 from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
 from protocol.errors import UserError
@@ -37,7 +37,7 @@ WORDS = all_commands()
 
 
 def parse(line: str) -> argparse.Namespace | None:
-    return prompt_parser.parse_line(WORDS, line)
+    return command_line_parser.parse_line(WORDS, line)
 
 
 def parsed(line: str) -> argparse.Namespace:
@@ -47,7 +47,7 @@ def parsed(line: str) -> argparse.Namespace:
 
 
 def request(line: str) -> TrainRequest:
-    return job_fields.build_train_request(parsed(line))
+    return job_commands.build_train_request(parsed(line))
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# a remark"])
@@ -144,7 +144,7 @@ async def test_each_command_explains_itself(
 
 
 def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() -> None:
-    assert list(PRESETS) == list(job_fields.PRESETS)
+    assert list(PRESETS) == list(job_commands.PRESETS)
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
         follows = (
@@ -740,7 +740,7 @@ async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch:
             self.asked.append((Path(path).name, job, format))
             return await super().export_model(path, job, format)
 
-    monkeypatch.setattr("peer.commands.module_subprocess.run_module", run)
+    monkeypatch.setattr("peer.commands.definitions.model_commands.run_module", run)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").touch()

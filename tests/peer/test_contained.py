@@ -21,10 +21,10 @@ from ledger.core.module import BlockContext, StateChange, StateReader
 from ledger.jobs import ClosedRound, JobsModule, StartJob, job_id
 from ledger.members import RenameMember
 from peer.daemon import host_addresses
-from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
+from peer.daemon.daemon import lacks_descriptors, restart_on_fault
 from peer.features import founding_modules
 from peer.node.node import StepAction
-from peer.settings.file_descriptors import (
+from peer.settings.process_resources import (
     DESCRIPTORS_NEEDED,
     DESCRIPTORS_PER_WEB_CONNECTION,
     DESCRIPTORS_RESERVED,
@@ -146,7 +146,7 @@ async def test_a_fault_of_the_system_is_told_once_and_the_task_runs_again(fault:
             raise FAULTS[fault]()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("peer.daemon.restart_policy.RETRY_SECONDS", 0.001)
+        patch.setattr("peer.daemon.daemon.RETRY_SECONDS", 0.001)
         await restart_on_fault("the look for alerts", run, told.append)
     assert runs == 4 and len(told) == 1 and told[0].startswith("the look for alerts failed (")
 
@@ -194,7 +194,7 @@ async def test_what_works_beside_agreement_goes_on_after_a_shortage(tmp_path: Pa
         return kept(blobs)
 
     monkeypatch.setattr(DiskBlobStore, "retained_rounds", kept_together)
-    monkeypatch.setattr("peer.daemon.restart_policy.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("peer.daemon.daemon.RETRY_SECONDS", 0.01)
     async with Room(tmp_path).serving() as (daemon, site):
 
         async def has_failed() -> bool:

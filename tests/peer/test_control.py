@@ -16,7 +16,7 @@ import trio
 
 from peer.api import control_socket
 from peer.api.control_socket import serve_control_socket, socket_path
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_methods
 from peer.settings.data_directory import DataDirectory
 from protocol.api import PeerApi, TextPieceView, TrainRequest
 from protocol.errors import UserError

@@ -24,11 +24,11 @@ import pytest
 import trio
 from rich.console import Console
 
-from demo import report_files, shutdown_signals
+from demo import demo_report, shutdown_signals
 from demo.demo_peers import Demo
+from demo.demo_report import prepare_output_paths
 from demo.live_display import DemoDisplay
 from demo.network_demo import BASELINE_RATES, assign_roles, baseline_rates, last_line
-from demo.report_files import prepare_output_paths
 from peer.cli import build_parser, main
 from protocol.api import JobView, RoundView
 from protocol.errors import StorageError, UserError
@@ -354,5 +354,5 @@ def test_full_disk_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).symlink_to("/dev/full")
     demo: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(json=str(tmp_path / "json")))
     with pytest.raises(StorageError, match=f"{name}: the disk is full; free some space"):
-        report_files.write_report(demo, "{}")
-        report_files.write_text(tmp_path / "sample.txt", "text")
+        demo_report.write_report(demo, "{}")
+        demo_report.write_text(tmp_path / "sample.txt", "text")

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import clock, data_directory_checks, dial_check, http_endpoints, machine, optional_services, reachability_checks
+from peer.doctor import doctor, machine, reachability_checks
 from peer.doctor.doctor import _of_status, examine_peer
 from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
 from peer.settings.config import load_settings
@@ -73,7 +73,7 @@ def test_each_cause_of_an_alert_has_advice() -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "is_clock_synchronized", lambda: True)
+    monkeypatch.setattr(machine, "is_clock_synchronized", lambda: True)
     monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
     found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # as this machine is
     assert {finding.check for finding in found} == {"version", "data", "key", "peer", "port", "peers", "clock", "memory"}
@@ -122,7 +122,7 @@ async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_wa
 
 @pytest.mark.real("sockets")
 async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDirectory) -> None:
-    genesis, _ = data_directory_checks.check_network(directory)
+    genesis, _ = doctor.check_network(directory)
     assert genesis is not None
     LedgerStore(directory.ledger, genesis.chain_id).close()
     before = {path.name: path.read_bytes() for path in directory.path.glob("ledger*")}
@@ -134,22 +134,22 @@ async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDi
 async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_settings({"upnp": True, "mdns": True}, {}).config
     with running(Router()) as router:
-        found = await optional_services.check_stopped_services(config, lambda: Gateway(description=router.url))
+        found = await reachability_checks.check_stopped_services(config, lambda: Gateway(description=router.url))
         assert router.table == {}
     assert [(row.check, row.level) for row in found] == [
         ("upnp", FindingLevel.OK),
         ("mdns", FindingLevel.OK),
     ] and "1.1.1.1" in found[0].text
     assert (
-        await optional_services.check_stopped_services(load_settings({}, {}).config) == []
-        and optional_services.check_running_services([]) == []
+        await reachability_checks.check_stopped_services(load_settings({}, {}).config) == []
+        and reachability_checks.check_running_services([]) == []
     )
-    [away, _] = await optional_services.check_stopped_services(config, lambda: Gateway(description=router.url))
+    [away, _] = await reachability_checks.check_stopped_services(config, lambda: Gateway(description=router.url))
     assert away.level == FindingLevel.WARNING and "no router answers" in away.text and "--advertise" in away.advice
-    monkeypatch.setattr(optional_services, "_is_there", lambda package: False)
-    lacking = await optional_services.check_stopped_services(config)
+    monkeypatch.setattr(reachability_checks, "_is_there", lambda package: False)
+    lacking = await reachability_checks.check_stopped_services(config)
     assert [row.advice.split(",")[0] for row in lacking] == ["pip install miniupnpc", "pip install zeroconf"]
-    said = optional_services.check_running_services(
+    said = reachability_checks.check_running_services(
         [OptionalServiceView("upnp", True, "forwards"), OptionalServiceView("mdns", False, "no")]
     )
     assert [row.level for row in said] == [FindingLevel.OK, FindingLevel.WARNING]
@@ -213,7 +213,7 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         nobody = f"127.0.0.1:{other.getsockname()[1]}"
         said = ("--role", "voter", "--listen", "127.0.0.1:0,[::1]:0", "--advertise", nobody, "--metrics", "127.0.0.1:0")
         await daemon.start("run", *said).answers()
-        monkeypatch.setattr(dial_check, "DIAL_SECONDS_MAX", 60.0)
+        monkeypatch.setattr(reachability_checks, "DIAL_SECONDS_MAX", 60.0)
         monkeypatch.setattr(trio, "open_tcp_stream", dial_all_but(other.getsockname()[1]))
         # It is asked with other settings than the peer has: what runs says itself where it listens, and what it serves.
         found = await examine_peer(lambda: load_settings({"data_directory": directory.path}, {}))
@@ -226,11 +226,11 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
         (directory.path / "services" / "metrics" / "address").write_text(nobody)
         monkeypatch.undo()
-        for module, name in ((http_endpoints, "HTTP_SECONDS_MAX"), (dial_check, "DIAL_SECONDS_MAX")):
+        for module, name in ((reachability_checks, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):
             monkeypatch.setattr(module, name, 0.1)
         assert "not this peer answers" in fault_of("metrics", await looked(directory)).text
         other.close()
-        monkeypatch.setattr(dial_check, "DIAL_SECONDS_MAX", 60.0)
+        monkeypatch.setattr(reachability_checks, "DIAL_SECONDS_MAX", 60.0)
         found = fault_of("port", await looked(directory, advertise=nobody))
         assert found.level == FindingLevel.WARNING and f"{nobody}, which others are told to dial" in found.text
         moved = list(of("port", await looked(directory, listen="127.0.0.2:7")))
@@ -254,10 +254,14 @@ async def answering(chain: bytes = CHAIN) -> AsyncIterator[Swarm]:
 @pytest.mark.real("sockets")
 async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering() as swarm:
-        assert (await dial_check.dial_peer(swarm.address, CHAIN)).peer == ALICE.public
-        assert "instead of" in (await dial_check.dial_peer(swarm.address, CHAIN, BOB.public)).why
-        foreign = await dial_check.dial_peer(swarm.address, b"\0" * 32)
-        assert foreign.peer is None and "another network" in foreign.why and foreign.advice == dial_check.ADVICE["wrong-chain"]
+        assert (await reachability_checks.dial_peer(swarm.address, CHAIN)).peer == ALICE.public
+        assert "instead of" in (await reachability_checks.dial_peer(swarm.address, CHAIN, BOB.public)).why
+        foreign = await reachability_checks.dial_peer(swarm.address, b"\0" * 32)
+        assert (
+            foreign.peer is None
+            and "another network" in foreign.why
+            and foreign.advice == reachability_checks.ADVICE["wrong-chain"]
+        )
         listening = reachability_checks.check_own_port(swarm.address, CHAIN, BOB.public)
         assert [finding.level for finding in await listening] == [FindingLevel.FAULT], (
             "somebody else answers where this peer listens"
@@ -268,16 +272,16 @@ async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.M
         for me, level in ((ALICE, FindingLevel.OK), (BOB, FindingLevel.FAULT)):
             told = await reachability_checks.check_advertised_addresses([swarm.address], CHAIN, me.public, are_reached=True)
             assert [finding.level for finding in told] == [level]
-    gone = await dial_check.dial_peer(swarm.address, CHAIN)
-    assert (gone.why, gone.advice) == ("connection refused", dial_check.FIREWALL_ADVICE)
+    gone = await reachability_checks.dial_peer(swarm.address, CHAIN)
+    assert (gone.why, gone.advice) == ("connection refused", reachability_checks.FIREWALL_ADVICE)
     for are_reached, level in ((True, FindingLevel.OK), (False, FindingLevel.WARNING)):
         [found] = await reachability_checks.check_advertised_addresses(
             [gone.address], CHAIN, ALICE.public, are_reached=are_reached
         )
         assert found.level == level
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(dial_check, "DIAL_SECONDS_MAX", 0.05)
-        assert "no answer within" in (await dial_check.dial_peer(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
+        monkeypatch.setattr(reachability_checks, "DIAL_SECONDS_MAX", 0.05)
+        assert "no answer within" in (await reachability_checks.dial_peer(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
 
 
 @pytest.mark.real("sockets")
@@ -286,10 +290,10 @@ async def test_a_peer_of_another_wire_version_is_named_with_both_versions() -> N
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, lambda stream: stream.send_all(preamble), [listener])
-        found = await dial_check.dial_peer(format_address(*listener.socket.getsockname()), CHAIN)
+        found = await reachability_checks.dial_peer(format_address(*listener.socket.getsockname()), CHAIN)
         nursery.cancel_scope.cancel()
     assert found.peer is None and found.why == f"the peer speaks wire version {WIRE_VERSION + 1}, this one {WIRE_VERSION}"
-    assert found.advice == dial_check.ADVICE["wrong-version"]
+    assert found.advice == reachability_checks.ADVICE["wrong-version"]
 
 
 @pytest.mark.real("sockets")
@@ -407,9 +411,9 @@ def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_wrong_clock_is_named(
     ahead: float | None, last_seconds: float | None, kept: bool | None, level: FindingLevel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "is_clock_synchronized", lambda: kept)
+    monkeypatch.setattr(machine, "is_clock_synchronized", lambda: kept)
     last_ms = None if last_seconds is None else int(1_000 * (time.time() + last_seconds))
-    found = clock.check_clock(ahead, last_ms, 0)
+    found = machine.check_clock(ahead, last_ms, 0)
     assert found.level == level and bool(found.advice) == (level != FindingLevel.OK)
 
 
@@ -426,6 +430,6 @@ async def test_the_clock_is_compared_with_the_other_leaders_of_decisions_that_th
             leader = leaders[height % len(leaders)]
             return replace(BLOCK, height=height, proposer=leader, time_ms=1_000 * height + wrong.get(leader, 0))
 
-    assert await clock.clock_offset(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
+    assert await machine.clock_offset(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
     leaders[:] = [ME]
-    assert await clock.clock_offset(Api(), ME) is None  # type: ignore[arg-type]
+    assert await machine.clock_offset(Api(), ME) is None  # type: ignore[arg-type]

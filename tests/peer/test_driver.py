@@ -51,7 +51,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
         seats = [await made.start(seat) for seat in made.seats[:2]]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(seats[0].start_job)
-            await poll(lambda: len(seats[1].driver.ledger.mempool) > 0)
+            await poll(lambda: len(seats[1].driver.node.ledger.mempool) > 0)
             assert [seat.driver.state.height for seat in seats] == [0, 0]
             assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
@@ -160,7 +160,7 @@ async def test_an_old_proposal_that_is_read_back_from_the_disk_is_no_event(tmp_p
             await seat.event("proposal", "proposes")
         await author.stop()
         await made.start(author, serve=partial(Withheld, trio.Event()))
-        await poll(lambda: author.public in author.driver.rounds.books[job].proposals)
+        await poll(lambda: author.public in author.driver.node.rounds.books[job].proposals)
         assert [event.text for event in await author.events.wait_for_events(0, 0.0) if event.kind == "proposal"] == []
 
 
@@ -314,7 +314,7 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         stranger, voter = made.seats[-1], made.seats[0]
         await one_root(made.seats, await voter.start_job())
         driver = voter.driver
-        voters = driver.replica._chain.voters(driver.replica.height)
+        voters = driver.replica._chain.voters.get(driver.replica.height)
         assert voters is not None
         forged = sign_message(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
         stranger.network.send(

@@ -17,11 +17,10 @@ from features.lazy_import import import_object
 from features.rpc import collect_methods, defer_handlers, public_methods
 from peer import cli
 from peer.api import control_socket
-from peer.api.rpc_handlers import rpc_handlers
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_handlers, rpc_methods
 from peer.commands import definitions as commands
+from peer.commands.command_line_parser import help_text
 from peer.commands.definitions import all_commands
-from peer.commands.prompt_parser import help_text
 from peer.commands.shell_completion import SHELLS, completion_script
 from protocol.api import PeerApi
 from protocol.errors import UserError
@@ -71,7 +70,7 @@ async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
 
 def test_no_module_of_words_is_forgotten() -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
-    assert modules == {topic.__name__.rpartition(".")[2] for topic in (*commands.COMMAND_MODULES, commands.prompt_commands)}
+    assert modules == {topic.__name__.rpartition(".")[2] for topic in commands.COMMAND_MODULES}
 
 
 def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ import pytest
 import trio
 
 from consensus.pbft.block_sync import FUTURE_BYTES_MAX, PROPOSALS_BYTES_MAX, FutureHeightMessages
-from curation.annotator_statements import EnrolStatement
 from curation.ledger.curation_state import CurationState
-from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, StatementBatch
 from curation.limits import BATCH_MAX
 from ledger.jobs import RUNNING_MAX
 from ledger.ledger_state import OPENED_BYTES_MAX
@@ -35,10 +34,10 @@ from peer.node.future_messages import (
     FutureRoundMessages,
     RoundMessage,
 )
-from peer.runtime import signature_preverifier
+from peer.runtime import work_queues
 from peer.runtime.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
-from peer.runtime.signature_preverifier import SignaturePreverifier
-from peer.runtime.sync.state_sync import INBOX_BYTES_MAX
+from peer.runtime.state_sync import INBOX_BYTES_MAX
+from peer.runtime.work_queues import SignaturePreverifier
 from protocol import codec
 from protocol.codec import Length
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
@@ -273,7 +272,7 @@ async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_th
 
 async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message beyond that is dropped: its author says it again every second, and each new link tells it."""
-    monkeypatch.setattr(signature_preverifier, "BYTES_PER_PEER_MAX", 100_000)
+    monkeypatch.setattr(work_queues, "BYTES_PER_PEER_MAX", 100_000)
     async with network(tmp_path, founders=2, modules=founding_modules()) as made:
         with trio.fail_after(SECONDS_MAX):
             sender, receiver = await _serving(made)

@@ -16,8 +16,8 @@ from ledger.ledger_state import CurrentState
 from peer.runtime.membership.liveness_reports import LivenessMonitor, decode_heard, encode_heard
 from protocol.identity import Identity, peer_id, short_id
 from protocol.messages import LivenessReport
+from scenarios.emulation.memory_network import MemoryNetwork, Mesh
 from tests.transport.helpers import MemoryBlobs
-from transport.emulation.memory_network import MemoryNetwork, Mesh
 
 KEYS = sorted(Identity(bytes([number]) * 32).public for number in range(1, 8))
 CALLED = ("anna", "bert", "carl", "dora", "emil", "fred", "gina")
@@ -142,10 +142,10 @@ async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clo
 async def test_only_members_are_told_and_only_what_is_new(autojump_clock: MockClock) -> None:
     async with world(voters=2, strangers=1) as (_, ((_, hearing), _, (stranger, _))):
         assert all(link.liveness_report is None for link in stranger.links())
-        sent = [link.sent for link in peers_links(hearing)]
+        sent = [link.outbox.sent for link in peers_links(hearing)]
         for _ in range(10):
             hearing.exchange_reports()
-        assert [link.sent for link in peers_links(hearing)] == sent
+        assert [link.outbox.sent for link in peers_links(hearing)] == sent
 
 
 def peers_links(hearing: LivenessMonitor) -> Any:

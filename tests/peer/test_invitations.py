@@ -18,11 +18,18 @@ from ledger.core.genesis import Founder, Genesis
 from ledger.members import Invitation, Member, MembersState, ResignAsVoter, RevokeInvitation, token_preimage
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
-from peer.runtime.membership.peer_classifier import PeerClassifier
-from peer.settings import address_book_file, invitation_book
-from peer.settings.address_book_file import ADDRESSES_KEPT, SAVE_SECONDS
-from peer.settings.invitation import DAY_MS, invitation_text, make_admission, make_invitation, parse_invitation
-from peer.settings.invitation_book import InvitationBook, IssuedInvitation
+from peer.runtime.membership.membership import PeerClassifier
+from peer.settings import data_directory, invitation
+from peer.settings.data_directory import ADDRESSES_KEPT, SAVE_SECONDS
+from peer.settings.invitation import (
+    DAY_MS,
+    InvitationBook,
+    IssuedInvitation,
+    invitation_text,
+    make_admission,
+    make_invitation,
+    parse_invitation,
+)
 from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Identity, peer_id, short_id, sign_message
@@ -30,7 +37,7 @@ from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, MODULES, PEOPLE, TOKEN, World
 from tests.peer.network import network, running
 from tests.sim.keys import FastSigner, FastVerifier
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 
 @asynccontextmanager
@@ -111,7 +118,7 @@ def test_what_became_of_an_invitation_follows_from_the_state(world: World) -> No
 
 
 async def test_the_book_is_there_after_a_restart_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitation_book, "INVITATIONS_KEPT", 2)
+    monkeypatch.setattr(invitation, "INVITATIONS_KEPT", 2)
     book = InvitationBook(tmp_path / "invitations")
     made = [
         IssuedInvitation(sign_message(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",))
@@ -250,40 +257,35 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
 
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # virtual time does not wait for threads
     file, known, gone = tmp_path / "addresses", {key(1): "127.0.0.1:1"}, set[bytes]()
-    assert address_book_file.load_addresses(file) == ()
+    assert data_directory.load_addresses(file) == ()
     async with trio.open_nursery() as nursery:
         members = SimpleNamespace(members=known, is_departed_key=gone.__contains__)
-        network, applied = (
-            SimpleNamespace(peer_addresses=lambda: known),
-            SimpleNamespace(current=SimpleNamespace(members=members)),
-        )
-        nursery.start_soon(address_book_file.save_addresses_periodically, file, network, applied)
+        applied = SimpleNamespace(current=SimpleNamespace(members=members))
+        nursery.start_soon(data_directory.save_addresses_periodically, file, lambda: known, applied)
         await trio.sleep(SAVE_SECONDS / 2)
-        assert address_book_file.load_addresses(file) == (entry(1, 1),)
+        assert data_directory.load_addresses(file) == (entry(1, 1),)
         known.clear()
         known |= {key(2): "127.0.0.1:2"}
         await trio.sleep(SAVE_SECONDS)
-        assert set(address_book_file.load_addresses(file)) == {entry(1, 1), entry(2, 2)}, (
+        assert set(data_directory.load_addresses(file)) == {entry(1, 1), entry(2, 2)}, (
             "who is away now may be the one to dial later"
         )
         known[key(1)] = "127.0.0.1:9"
         await trio.sleep(SAVE_SECONDS)
-        assert set(address_book_file.load_addresses(file)) == {entry(1, 9), entry(2, 2)}, "one address a peer, the last one"
+        assert set(data_directory.load_addresses(file)) == {entry(1, 9), entry(2, 2)}, "one address a peer, the last one"
         del known[key(1)]
         known[key(3)] = "127.0.0.1:9"
         await trio.sleep(SAVE_SECONDS)
-        assert set(address_book_file.load_addresses(file)) == {entry(3, 9), entry(2, 2)}, "one peer an address, the last one"
+        assert set(data_directory.load_addresses(file)) == {entry(3, 9), entry(2, 2)}, "one peer an address, the last one"
         known |= {key(number): f"127.0.0.1:{number}" for number in range(3, 3 + 2 * ADDRESSES_KEPT)}
         await trio.sleep(SAVE_SECONDS)
-        assert len(address_book_file.load_addresses(file)) == ADDRESSES_KEPT
+        assert len(data_directory.load_addresses(file)) == ADDRESSES_KEPT
         for number in range(4, 3 + 2 * ADDRESSES_KEPT):
             del known[key(number)]
-        assert {entry(2, 2), entry(4, 4)} <= set(address_book_file.load_addresses(file))
+        assert {entry(2, 2), entry(4, 4)} <= set(data_directory.load_addresses(file))
         gone |= {key(2), key(4)}
         await trio.sleep(SAVE_SECONDS)
-        assert not {entry(2, 2), entry(4, 4)} & set(address_book_file.load_addresses(file)), (
-            "one that is linked, and one of earlier"
-        )
+        assert not {entry(2, 2), entry(4, 4)} & set(data_directory.load_addresses(file)), "one that is linked, and one of earlier"
         nursery.cancel_scope.cancel()
 
 
@@ -292,11 +294,11 @@ def test_what_cannot_be_read_of_the_file_is_passed_over(tmp_path: Path) -> None:
     lines = (entry(1, 1), f"{peer_id(key(2))}@[fe80::1%a b]:7700", "nonsense", f"nobody@{entry(3, 3)}", "", entry(4, 4))
     file.write_bytes("".join(f"{line}\n" for line in lines).encode() + b"\xff\xfe\n")
     told: list[str] = []
-    assert address_book_file.load_addresses(file, told.append) == (entry(1, 1), entry(4, 4))
+    assert data_directory.load_addresses(file, told.append) == (entry(1, 1), entry(4, 4))
     (line,) = told
     assert str(file) in line and "5 lines" in line and "\n" not in line
     file.write_text(f"{entry(1, 1)}\n")
-    address_book_file.load_addresses(file, told.append)
+    data_directory.load_addresses(file, told.append)
     assert len(told) == 1
 
 

@@ -20,7 +20,8 @@ from features.peer_names import PeerNames
 from ledger.members import Member, RenameMember, RotateKey
 from peer.commands.local_commands import _log_to
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, key_rotations, why_halted, why_waiting
+from peer.runtime.telemetry.health import why_halted, why_waiting
+from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
 from peer.settings.config import Config
 from protocol import codec
 from protocol.identity import peer_id, short_id, sign_message
@@ -278,16 +279,21 @@ async def test_an_expulsion_names_what_was_signed(log: EventLog, witness: NodeOb
     ]
 
 
+def replica_of(**conditions: str | None) -> Any:
+    fine = dict.fromkeys(("block_refusal", "state_root_split", "fork_proof", "duplicate_identity_reason"))
+    return SimpleNamespace(height=5, **fine | conditions)
+
+
 async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog, witness: NodeObserver) -> None:
     for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
-        witness.report_state_root_split(text)
+        witness.report_conditions(replica_of(state_root_split=text), "")
     assert [line.split(";")[0] for line in await event_texts(log)] == ["2 of 4 differ", "3 of 4 differ"]
     assert all("When peers do not hold the same state" in line for line in await event_texts(log)), "and what to do"
 
 
 async def test_another_history_is_told_once_and_is_no_halt(log: EventLog, witness: NodeObserver) -> None:
     for rivalry in (None, "block 12 is certified", "block 12 is certified"):
-        witness.report_fork(fork_text(SimpleNamespace(fork_proof=rivalry)))
+        witness.report_conditions(replica_of(fork_proof=rivalry), "")
     (line,) = await event_texts(log)
     assert line.startswith("DISPUTED: block 12 is certified; compare the blocks ")
 

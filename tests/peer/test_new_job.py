@@ -16,12 +16,12 @@ import trio
 
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Job, JobPhase, JobsModule, StopJob
-from peer.api.machine_time import describe_machine_time, replays_per_round
-from peer.runtime.storage.start_model_availability import StartModelAttester
+from peer.api.handlers.job_handler import describe_machine_time, replays_per_round
+from peer.runtime.blob_retention import StartModelAttester
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf.api import supervised_jobs, tuning_plan_builder
-from rlhf.data.jsonl import InvalidLines
+from rlhf.data.dataset_files import InvalidLines
 from rlhf.objectives.ppo import PpoSettings
 from tests.peer.chain import LANGUAGE
 from tests.peer.network import Network, Seat, network

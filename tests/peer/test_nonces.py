@@ -11,10 +11,9 @@ import pytest
 from ledger.audits.audit_state import LOSS_OPENING_KIND
 from ledger.audits.loss_commitments import commit_loss, is_valid_opening, is_wrong_loss, unseal_loss
 from ledger.audits.sortition import commit_nonce
-from peer.node.audit_nonces import NONCE_DOMAIN, AuditNonces
-from peer.node.loss_sealer import LossSealer
+from peer.node.audit_secrets import NONCE_DOMAIN, AuditSecrets
 from peer.node.open_rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, OpenRounds
-from peer.roles import loss_opening_files
+from peer.roles import voter
 from protocol import codec, messages
 from protocol.identity import Identity, Signed, derive_secret, sign_message
 from protocol.messages import Ballot, Proposal, Vouch
@@ -43,8 +42,8 @@ def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> B
     vouch = Vouch(
         key, job.round, world.judgements(key, dict.fromkeys(job.round_terms(key).trainers_to_vouch_for, Verdict.ACCEPT))
     )
-    for voter in job.reexecutors if vouch.judgements else ():
-        rounds.books[key].add_vouch(sign_message(BY_KEY[voter], world.chain, vouch), vouch, NOW)
+    for public in job.reexecutors if vouch.judgements else ():
+        rounds.books[key].add_vouch(sign_message(BY_KEY[public], world.chain, vouch), vouch, NOW)
     ballots = [signed for signed in rounds.sign_due_messages(NOW).sends if signed.signer == person.public]
     return codec.decode_message(ballots[0].body, (Ballot,))
 
@@ -64,8 +63,8 @@ def test_each_ballot_commits_to_a_nonce_that_the_next_decided_one_reveals(world:
     before: dict[bytes, Ballot] = {}
     for number in range(3):
         ballots = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
-        for voter, ballot in ballots.items():
-            reveal = before[voter].commitment if number else None
+        for public, ballot in ballots.items():
+            reveal = before[public].commitment if number else None
             assert (commit_nonce(ballot.reveal) if ballot.reveal else None) == reveal
         decide_round(world, key, ballots)
         audits = world.state.audits.jobs[key].rounds
@@ -98,7 +97,7 @@ def test_a_restart_says_the_same_bytes_again(world: World) -> None:
 @pytest.mark.parametrize("spec", [LANGUAGE, UNAUDITED])
 def test_where_audits_are_not_sampled_ballots_carry_no_nonces(spec: bytes, world: World) -> None:
     key = world.start(spec=spec)
-    rounds = AuditNonces(PEOPLE[0], world.chain)
+    rounds = AuditSecrets(PEOPLE[0], world.chain)
     rounds.update_state(world.state)
     ballot = Ballot(key, 0, world.job(key).model_root, ())
     assert rounds.with_nonce(ballot) is ballot
@@ -144,8 +143,8 @@ def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for
     assert rounds.books[key].is_reexecutor
 
 
-def sealing_of(court: Court, person: FastSigner) -> LossSealer:
-    sealing = LossSealer(person, court.chain)
+def sealing_of(court: Court, person: FastSigner) -> AuditSecrets:
+    sealing = AuditSecrets(person, court.chain)
     sealing.update_state(court.state)
     return sealing
 
@@ -192,15 +191,13 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
 
 def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former_one(tmp_path: Path) -> None:
     court, trainer = Committing(), PEOPLE[0]
-    loss_opening_files.save_opening(
-        tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS)
-    )
+    voter.save_opening(tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS))
     court.round()
     court.report()
     court.decide(court.rotation(trainer, NEW))
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
-    kept = loss_opening_files.read_opening(tmp_path, due.job, due.round, due.trainer)
+    kept = voter.read_opening(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
     assert sealing_of(court, NEW).make_opening(court.key, due.round, LOSS) != kept, "it could not make that again"
 
@@ -210,17 +207,15 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
     tmp_path: Path, last: FastSigner
 ) -> None:
     court, trainer = Committing(auditors=3), PEOPLE[1]
-    loss_opening_files.save_opening(
-        tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS)
-    )
+    voter.save_opening(tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS))
     court.decide(court.rotation(trainer, NEW))
-    loss_opening_files.save_opening(tmp_path, sealing_of(court, NEW).make_opening(court.key, court.job(court.key).round, LOSS))
+    voter.save_opening(tmp_path, sealing_of(court, NEW).make_opening(court.key, court.job(court.key).round, LOSS))
     court.round(trainers=sorted((PEOPLE[0].public, last.public)))
     court.report()
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
     assert due.trainer == last.public
-    kept = loss_opening_files.read_opening(tmp_path, due.job, due.round, due.trainer)
+    kept = voter.read_opening(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
 
 

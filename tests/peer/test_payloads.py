@@ -17,7 +17,7 @@ from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import JobPhase
 from peer.export.run_export import missing_payloads
 from peer.roles.voter import Voter
-from peer.runtime.storage.payload_pruner import FORGOTTEN_JOB_HEIGHTS, PayloadPruner, first_kept_round
+from peer.runtime.blob_retention import FORGOTTEN_JOB_HEIGHTS, PayloadPruner, first_kept_round
 from protocol.messages import Proposal
 from storage.disk_blob_store import PIN_SUFFIX, DiskBlobStore
 from tests.peer.chain import SCRATCH

@@ -70,7 +70,7 @@ async def test_a_peer_of_each_release_goes_on_where_it_was(release: Path, tmp_pa
         async with running_daemon(config) as daemon:
             driver = daemon.driver
             roots = {key.hex(): job.model_root.hex() for key, job in driver.state.jobs.jobs.items()}
-            assert driver.ledger.certified_root.hex() == said["state_root"]
+            assert driver.node.ledger.certified_root.hex() == said["state_root"]
             assert roots.items() >= {job: model["root"] for job, model in said["models"].items()}.items()
             height = driver.state.height
             await daemon.api.run_test_round()

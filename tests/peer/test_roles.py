@@ -14,7 +14,7 @@ import trio
 
 from demo.lying_trainer import Liar
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import loss_opening_files, text_samples
+from peer.roles import trainer, voter
 from peer.roles.trainer import Trainer, _JobProgress
 from peer.roles.voter import Voter, audit_request, read_bounded_blob, vouch_verdict
 from protocol.errors import RemoteProtocolError, UserError
@@ -32,7 +32,7 @@ from training.job_spec import AuditMode, FeedbackMemory, InnerStatePolicy, JobSp
 from training.model_store import JobModelStore
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import feedback_buffer
+from training.replicated import error_feedback
 from training.replicated.codec import payload_bytes
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import layout_of
@@ -227,8 +227,8 @@ def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
 async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_update(world: World, lies: set[str]) -> None:
     honest, blobs, model = await world.proposed(), world.round.blobs, world.round.model
     assert honest.buffer is not None
-    other = -feedback_buffer.read_buffer(blobs.path(honest.buffer), world.round.spec).dequantize()
-    buffer = feedback_buffer.make_buffer(other, model.header(ME.public), world.round.spec)
+    other = -error_feedback.read_buffer(blobs.path(honest.buffer), world.round.spec).dequantize()
+    buffer = error_feedback.make_buffer(other, model.header(ME.public), world.round.spec)
     assert buffer is not None
     changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.encode_payload(ME.public, other))}
     assert (
@@ -391,14 +391,14 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     await role.evaluate_model(newest)
     assert len(begun) == 2, "and not again"
     assert stored == [{"bits": 2.5, "evaluation_seconds": 1.0}] * 2, "all figures of a model at once"
-    assert text_samples.saved_samples(role.text_folder) == [(JOB.hex(), number, "The end") for number in (0, 39)]
+    assert trainer.saved_samples(role.text_folder) == [(JOB.hex(), number, "The end") for number in (0, 39)]
 
 
 def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_path: Path) -> None:
     for number in (0, 4, 9, 13, 19, 20, 21, 34):
-        if text_samples.is_sample_due(tmp_path, JOB, number):
-            text_samples.save_sample(tmp_path, JOB, number, f"round {number}")
-    assert [(number, text) for _, number, text in text_samples.saved_samples(tmp_path)] == [(20, "round 20"), (34, "round 34")]
+        if trainer.is_sample_due(tmp_path, JOB, number):
+            trainer.save_sample(tmp_path, JOB, number, f"round {number}")
+    assert [(number, text) for _, number, text in trainer.saved_samples(tmp_path)] == [(20, "round 20"), (34, "round 34")]
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     assert len(list((tmp_path / "texts").iterdir())) == 2 + 1 + 3, "buffer, payload and inner state"
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
-    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != loss_opening_files.SUFFIX}
+    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != voter.SUFFIX}
     assert left == {"ab.txt"}
 
 
@@ -446,8 +446,8 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
     assert not keeps or InnerState.load(blobs.path(second.inner or b""), world.round.spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
-    assert all(path.suffix == loss_opening_files.SUFFIX for path in left), "nothing is left where the worker wrote"
-    kept = [loss_opening_files.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
+    assert all(path.suffix == voter.SUFFIX for path in left), "nothing is left where the worker wrote"
+    kept = [voter.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
     made = [LossOpening(JOB, number, ME.public, bytes(32), 0) for number in (0, 1)]
     assert kept == (made if audit is AuditMode.SAMPLED else [None, None])
 
@@ -569,5 +569,5 @@ async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
-    m = feedback_buffer.read_buffer(blobs.path(proposal.buffer), world.round.spec).dequantize()
+    m = error_feedback.read_buffer(blobs.path(proposal.buffer), world.round.spec).dequantize()
     assert world.round.model.encode_payload(ME.public, m) == blobs.read_range(proposal.payload)

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.runtime import disk_space
-from peer.runtime.disk_space import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
-from peer.runtime.rounds import round_executor
+from peer.runtime import round_executor
+from peer.runtime.round_executor import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space
 from training.job_spec import OPENING_BITS, AuditMode, InnerStatePolicy, JobSpec, OuterOptimizerKind
 from training.replicated.codec import payload_bytes
-from training.replicated.momentum_estimates import ESTIMATE_BITS
+from training.replicated.error_feedback import ESTIMATE_BITS
 from training.replicated.tensor_layout import layout_of
 
 SIZE = layout_of(LANGUAGE).size
@@ -121,5 +120,5 @@ def test_a_folder_that_goes_while_bytes_are_counted_counts_nothing(tmp_path: Pat
         (tmp_path / "folder").rmdir()
         return lstat(path)
 
-    monkeypatch.setattr(disk_space.os, "lstat", gone)
-    assert disk_space._size(tmp_path) == 3
+    monkeypatch.setattr(round_executor.os, "lstat", gone)
+    assert round_executor._size(tmp_path) == 3

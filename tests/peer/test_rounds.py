@@ -51,7 +51,11 @@ def open_all(rounds: OpenRounds, chain: Chain, now: float = NOW, spoken: dict[st
     outcome = RoundEffects()
     opened, _ = rounds.apply_state(chain.ledger.state)
     for key, _ in opened:
-        outcome.merge(rounds.open_round(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds))
+        said = rounds.open_round(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds)
+        outcome.records += said.records
+        outcome.sends += said.sends
+        outcome.evidence += said.evidence
+        outcome.counted_messages += said.counted_messages
     return outcome
 
 
@@ -269,7 +273,7 @@ def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_our
     for number in range(future_messages.PER_VOTER_MAX + 10):
         for other in (*others, chain.people[1]) if number < future_messages.PER_MEMBER_MAX + 1 else chain.people[1:2]:
             hear(rounds, chain, other, CutOff(bytes([number]) * 32, 0, ()))
-    assert len(rounds._early) == future_messages.OTHERS_MAX + future_messages.PER_VOTER_MAX
+    assert len(rounds.early) == future_messages.OTHERS_MAX + future_messages.PER_VOTER_MAX
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
     for number in range(50):
         assert hear(rounds, chain, chain.people[0], CutOff(bytes([number]) * 32, 0, ())) is None
@@ -286,7 +290,7 @@ def test_a_message_that_is_passed_on_often_takes_one_place(chain: Chain, key: by
     rounds.apply_state(chain.ledger.state)
     for _ in range(100):
         hear(rounds, chain, chain.people[1], CutOff(key, 0, ()))
-    assert len(rounds._early) == 1
+    assert len(rounds.early) == 1
 
 
 def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key: bytes) -> None:
@@ -299,7 +303,7 @@ def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key
     )
     for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
-    assert len(rounds._early) == 1
+    assert len(rounds.early) == 1
 
 
 def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_said(chain: Chain, key: bytes) -> None:
@@ -310,7 +314,7 @@ def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_sa
         hear(rounds, chain, person, CutOff(key, 10**6, ()))
     for height, count in ((future_messages.HEIGHTS_MAX - 1, 4), (future_messages.HEIGHTS_MAX, 2)):
         rounds.apply_state(replace(state, height=state.height + height))
-        assert len(rounds._early) == count
+        assert len(rounds.early) == count
 
 
 def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(
@@ -417,7 +421,7 @@ def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(
     assert chain.ledger.state.jobs.jobs[key].phase is JobPhase.FINISHED
     for number in range(100):
         assert hear(rounds, chain, chain.people[0], Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)) is None
-    assert len(rounds._early) == 0
+    assert len(rounds.early) == 0
 
 
 def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -> None:
@@ -556,7 +560,7 @@ def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_other
 
 
 def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
-    rounds.mute_round((key, 0))
+    rounds.muted |= {(key, 0)}
     renew(rounds, chain, key, fully_audited=False)
     assert rounds.publish_proposal(proposal(chain, key), NOW) == RoundEffects() and rounds.muted == {(key, 0)}
 

@@ -19,7 +19,8 @@ import pytest
 import trio
 from nacl.signing import SigningKey
 
-from curation.demo.simulated_annotators import (
+from curation.rpc import CurationRpc, ImportRequest
+from curation.simulated_annotators import (
     CARELESS_ACCURACY,
     HttpReply,
     ServingPeerClient,
@@ -29,7 +30,6 @@ from curation.demo.simulated_annotators import (
     make_tasks,
     shuffle_sentence,
 )
-from curation.rpc import CurationRpc, ImportRequest
 from demo import annotation_demo
 from demo.network_demo import make_directories
 from peer import cli
@@ -198,8 +198,8 @@ def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(annotation_demo, "TASKS", 4)
-    monkeypatch.setattr("curation.demo.simulated_annotators.ACCURACY_MIN", 1.0)
-    monkeypatch.setattr("curation.demo.simulated_annotators.ACCURACY_MAX", 1.0)
+    monkeypatch.setattr("curation.simulated_annotators.ACCURACY_MIN", 1.0)
+    monkeypatch.setattr("curation.simulated_annotators.ACCURACY_MAX", 1.0)
     file = tmp_path / "r.json"
     status = cli.main(
         ["demo", "--annotate", "--crowd", "3", "--web-port", "0", "--report", str(tmp_path / "run"), "--json", str(file)]

@@ -27,7 +27,7 @@ from ledger.snapshots.snapshot_download import SOURCES_MAX
 from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS
 from peer.export import run_export as export
 from peer.runtime.driver import Driver
-from peer.runtime.sync.state_sync import APPLY_PAUSE_SECONDS_MAX
+from peer.runtime.state_sync import APPLY_PAUSE_SECONDS_MAX
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import short_id
@@ -46,8 +46,8 @@ ROUNDS = 10
 
 @pytest.fixture(autouse=True)
 def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.runtime.sync.state_sync.SNAPSHOT_LAG_HEIGHTS", LAG)
-    for module in ("peer.runtime.sync.state_sync", "ledger.snapshots.snapshot_server", "ledger.snapshots.snapshot_download"):
+    monkeypatch.setattr("peer.runtime.state_sync.SNAPSHOT_LAG_HEIGHTS", LAG)
+    for module in ("peer.runtime.state_sync", "ledger.snapshots.snapshot_server", "ledger.snapshots.snapshot_download"):
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
@@ -191,7 +191,7 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(autojump_clock
 
 
 async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.runtime.sync.state_sync.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
+    monkeypatch.setattr("peer.runtime.state_sync.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, liar = made.seats
         await job_of(voters[0], rounds=3)

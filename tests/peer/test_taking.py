@@ -16,8 +16,7 @@ from ledger.jobs import AttestStartModel
 from peer import features
 from peer.export import model_provenance as finding
 from peer.export.export_replay import audit_export
-from peer.export.model_card import TRANSFORMERS, model_card
-from peer.export.model_export import export_model, write_model_files
+from peer.export.model_export import TRANSFORMERS, export_model, model_card, write_model_files
 from peer.export.model_provenance import ExportableModel, model_from_state
 from peer.export.run_export import export_run, initial_model_digests, payload_path
 from peer.settings.data_directory import DataDirectory
@@ -25,10 +24,9 @@ from protocol import codec
 from protocol.errors import UserError
 from rlhf.objectives.ppo import PpoSettings
 from tests.peer.chain import LANGUAGE, Chain
-from training.data.tokenizer import train_bpe
+from training.data.tokenizer import load_vocabulary, train_bpe
 from training.formats import huggingface_model
-from training.formats.llama_mapping import llama_tensor_names
-from training.formats.tokenizer_json import load_vocabulary
+from training.formats.huggingface_model import llama_tensor_names
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec

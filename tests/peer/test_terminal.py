@@ -19,8 +19,7 @@ import trio
 
 from ledger.core.genesis import Founder, Genesis
 from peer.api.control_socket import serve_control_socket
-from peer.commands.invitation_input import INVITATION_VARIABLE, read_invitation
-from peer.commands.standard_input import read_chunks, standard_input_as_file
+from peer.commands.standard_input import INVITATION_VARIABLE, read_chunks, read_invitation, standard_input_as_file
 from peer.features import founding_modules
 from peer.settings.invitation import invitation_text, make_invitation
 from protocol.api import EventView

@@ -10,8 +10,8 @@ import trio.testing
 
 from ledger.audits.audit_state import AuditDuty
 from ledger.members import MembersState
-from peer.runtime.audits.audit_scheduler import FETCHING_AUDITS_MAX, AuditKey, AuditScheduler, audit_key
-from peer.runtime.audits.lottery_lock import LotteryLock
+from peer.runtime.audit_scheduler import FETCHING_AUDITS_MAX, AuditKey, AuditScheduler, audit_key
+from peer.runtime.auditor import LotteryLock
 
 JOB, OTHER_JOB, TRAINER, OTHER = b"j" * 32, b"k" * 32, b"t" * 32, b"o" * 32
 MEMBERS = MembersState({}, (TRAINER,), (TRAINER,), (TRAINER,))

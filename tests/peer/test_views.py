@@ -18,14 +18,13 @@ from features.peer_names import PeerNames
 from features.text_tables import Column, KeyValueTable, TextTable
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState, TrainerRecord, VouchRecord
-from peer.api.handlers.local_peer_handler import describe_own_limits
-from peer.api.member_limits import limited_reexecutors, suspended_trainers
+from peer.api.handlers.local_peer_handler import describe_own_limits, limited_reexecutors, suspended_trainers
 from peer.commands import view_tables
 from peer.commands.definitions import all_commands
 from peer.commands.definitions.job_commands import _unchanged
 from peer.commands.table_renderer import make_printer, to_renderable
 from peer.roles.voter import Voter
-from peer.runtime.audits.audit_messages import suspension_reason
+from peer.runtime.auditor import suspension_reason
 from protocol.api import DialView, JobView
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
@@ -283,11 +282,11 @@ async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> N
         seats = [await made.start(seat, Slow()) for seat in made.seats]
         job, trainer = await seats[0].start_job(), seats[0].public
         for seat in seats:
-            await poll(lambda seat=seat: bool(seat.driver.rounds.books[job].vouching.signed))
+            await poll(lambda seat=seat: bool(seat.driver.node.rounds.books[job].vouching.signed))
             (votes,) = await service_of(seat).votes(0)
             assert (votes.height, votes.vouches) == (
                 None,
-                {peer_id(reexecutor_order(seat.driver.rounds.books[job].terms, trainer)[0]): {peer_id(trainer): "accept"}},
+                {peer_id(reexecutor_order(seat.driver.node.rounds.books[job].terms, trainer)[0]): {peer_id(trainer): "accept"}},
             )
 
 

@@ -17,18 +17,18 @@ from rich.console import Console
 
 from features.peer_names import PeerNames
 from ledger.jobs import RUNNING_MAX
-from peer.commands.event_notifications import LINES_A_MINUTE_MAX, NotificationFilter, print_notifications
-from peer.commands.job_monitor import MEASURED_SECONDS, JobProgress, choose_job, progress_panel, round_line, watch_job
-from peer.commands.table_renderer import bar_chart
-from peer.runtime.rounds.loss_spikes import (
-    CHANCE_MAX,
-    KNOWN_MIN,
-    LOOKBACK_ROUNDS,
-    ROUNDS_KEPT,
-    LossHistory,
-    first_spike,
-    most_suspect_round,
+from peer.commands.console import LINES_A_MINUTE_MAX, NotificationFilter, print_notifications
+from peer.commands.job_monitor import (
+    MEASURED_SECONDS,
+    JobProgress,
+    choose_job,
+    progress_panel,
+    round_line,
+    watch_job,
 )
+from peer.commands.table_renderer import bar_chart
+from peer.runtime.audit_scheduler import CHANCE_MAX, KNOWN_MIN, LOOKBACK_ROUNDS, first_spike, most_suspect_round
+from peer.runtime.round_executor import LOSS_ROUNDS_KEPT, LossHistory
 from protocol.api import EventView, JobView, RoundView, RoundVotesView
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, OTHER, ROUNDS, VOTES, FakeApi
@@ -225,7 +225,7 @@ def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None
 
 def test_the_last_losses_of_the_last_jobs_are_kept() -> None:
     watch = watched([1.0] * 100)
-    assert [*watch.losses(WATCHED, ())] == [*range(100 - ROUNDS_KEPT, 100)]
+    assert [*watch.losses(WATCHED, ())] == [*range(100 - LOSS_ROUNDS_KEPT, 100)]
     for job in range(1, RUNNING_MAX + 1):
         watch.record_loss(bytes([job]) * 32, 0, 1.0)
     assert not watch.losses(WATCHED, ()) and watch.losses(bytes([RUNNING_MAX]) * 32, ())

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import trio
 
-from consensus.leader_schedule import LeaderSchedule
+from consensus.pbft.chain import LeaderSchedule
 from consensus.voter_set import VoterSet
 from ledger.blocks.mempool import PENDING_PER_MEMBER_MAX
 from ledger.core.genesis import Founder, Genesis

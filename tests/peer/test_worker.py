@@ -21,9 +21,9 @@ from protocol.errors import LocalProtocolError, UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
-from training import text_stream, worker_protocol
+from training import worker_protocol
 from training.data.default_text import default_text
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
@@ -38,9 +38,9 @@ SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 FAKE = """
 import os, signal, sys, time
 from training import worker_protocol
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.worker_protocol import *
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 log = open(sys.argv[1], "a", buffering=1)
 log.write("start " + " ".join(sys.argv[2:]) + "\\n")
 output = os.fdopen(os.dup(1), "wb")
@@ -338,7 +338,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
                     await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices)))
                 )
             whole = "".join(done.text for done in slices)
-            assert (await text_stream.generate_text(worker.ask, text)).text == whole
+            assert (await worker_protocol.generate_text(worker.ask, text)).text == whole
             # Where the worker lost the text, as by a restart, it begins anew behind what was told.
             lost = replace(text, text_number=9, told_characters=100)
             while not (part := await worker.ask(lost)).text:
@@ -355,7 +355,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     """Or an engine would copy them at each turn from one text to another."""
-    ReplicatedModel.create_initial(tmp_path / "model", JOB, SPEC)
+    ReplicatedModel.initial(JOB, SPEC).save(tmp_path / "model")
     none: Any = None
     context = WorkerContext(none, lambda: None, 1)
     first, second = (context.shared_parameters(str(tmp_path / "model")) for _ in range(2))

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from peer.node.open_rounds import OpenRounds, RoundEffects
-from peer.runtime.rounds.round_executor import RoundExecutor, _figure
+from peer.runtime.round_executor import RoundExecutor, _figure
 from peer.runtime.telemetry.event_log import EventLog
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message
@@ -59,9 +59,8 @@ def shop_of(chain: Chain, role: Busy, rounds: OpenRounds | None = None, call: An
     nothing: Any = SimpleNamespace(fetch_blob=None, audit_bytes_sent_by_peer=dict)  # nobody asks the network
     me, events = chain.people[0], EventLog()
     rooms = chain.store, chain.blobs, chain.host, nothing
-    driver: Any = SimpleNamespace(run_action=call, now=lambda: 0.0)
     rounds = rounds or OpenRounds(me, chain.id, {})
-    return RoundExecutor(me.public, role, rounds, *rooms, events, driver, chain.ledger.applied)
+    return RoundExecutor(me.public, role, rounds, *rooms, events, lambda: 0.0, call, chain.ledger.applied)
 
 
 async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worked_on_once(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def make(folder: Path) -> None:
                 while sum(job.state == "finished" for job in await daemon.api.jobs()) < number + 2:
                     with trio.move_on_after(0.2):
                         await daemon.driver.block_applied.wait()
-            while daemon.driver.ledger.certified_root != daemon.driver.state.state_root:
+            while daemon.driver.node.ledger.certified_root != daemon.driver.state.state_root:
                 await daemon.driver.block_applied.wait()
             await daemon.api.export_run(str(folder / "export"))
         keep = shutil.ignore_patterns("texts", "*.lock", "*.sock", "*.safetensors")

@@ -15,7 +15,7 @@ from rlhf.data.preference_sets import PromptRecord, encode_records
 from tests.ledger.world import World
 from training import worker_protocol
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.worker_protocol import GenerateReply, GenerateRequest

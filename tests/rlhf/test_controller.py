@@ -20,19 +20,7 @@ from protocol import codec
 from protocol.identity import Ed25519Verifier, Signed
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from rlhf.ledger.event_lines import policy_event_lines
-from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
-from rlhf.objectives.kl_controller import (
-    BETA_MAX,
-    BETA_MIN,
-    BILLIONTHS,
-    KlControllerState,
-    current_beta,
-    exceeds_kl_stop,
-    first_beta,
-    nats_per_response,
-    next_beta,
-)
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState, policy_event_lines
 from rlhf.objectives.policy_monitors import (
     ROUNDS_KEPT,
     PolicyHistory,
@@ -40,14 +28,25 @@ from rlhf.objectives.policy_monitors import (
     metrics_view,
     round_medians,
 )
-from rlhf.objectives.ppo import RolloutDeclaration
-from rlhf.objectives.response_statistics import distinct_2, length_score_correlation
+from rlhf.objectives.ppo import (
+    BETA_MAX,
+    BETA_MIN,
+    BILLIONTHS,
+    KlControllerState,
+    RolloutDeclaration,
+    current_beta,
+    exceeds_kl_stop,
+    first_beta,
+    nats_per_response,
+    next_beta,
+)
+from rlhf.objectives.rollouts import distinct_2, length_score_correlation
 from rlhf.pytorch import ppo
 from rlhf.rpc import PolicyMetricsView
 from tests.rlhf.test_ppo import JOB, OWN, SPEC, World
 from tests.training.replicated.support import buffer, round_of
 from training.job_spec import AuditMode, JobSpec
-from training.replicated.model_state import PARAMETERS
+from training.replicated.model_directory import PARAMETERS
 from training.replicated.replicated_model import ReplicatedModel
 
 Rule = Callable[[int, Fraction, float], int]

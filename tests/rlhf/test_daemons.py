@@ -18,11 +18,11 @@ from string import ascii_lowercase, digits
 import pytest
 import trio
 
-from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.rpc import ImportRequest
+from curation.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
-from peer.export.export_query import ask_export
+from peer.export.export_replay import ask_export
 from peer.features import founding_modules, roles
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
@@ -30,7 +30,7 @@ from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from protocol.sampling import SamplingOptions
-from rlhf.api.exported_pair_trace import ExportedPairTrace
+from rlhf.api.pair_trace import ExportedPairTrace
 from rlhf.rpc import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from tests.waiting import patience
@@ -88,7 +88,7 @@ PLACES = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0")
 async def start(network: list[Daemon], lies: bool = True, *more: str) -> None:
     bootstrap: list[str] = []
     for number, daemon in enumerate(network):
-        module = ["demo.liar", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
+        module = ["demo.lying_trainer", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
         quiet = ["--no-evaluate"] if number else []
         daemon.start(*module[1:], "run", *PLACES, *quiet, *more, *bootstrap, module=module[0])
         if not bootstrap:

@@ -18,17 +18,17 @@ from curation.ledger.transaction_types import AddTaskPage
 from curation.tasks.answers import Answer
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from ledger.jobs import ModelReference
-from peer.daemon import restart_policy
+from peer.daemon import daemon
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
+from rlhf import preference_derivation, services
+from rlhf.api.pair_trace import read_preference_set
 from rlhf.data.preference_sets import PreferencePair, encode_records
-from rlhf.data.tokenized_pairs import preference_set_manifest
+from rlhf.data.tokenized_records import preference_set_manifest
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
-from rlhf.pair_trace import read_preference_set
-from rlhf.services import preference_dataset_builder, preference_derivation
-from rlhf.services.preference_dataset_builder import PreferenceDatasetBuilder
+from rlhf.services import PreferenceDatasetBuilder
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
 from tests.rlhf.seat import WorldDesk
@@ -161,7 +161,7 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
     named: bytes, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = list[str]()
-    monkeypatch.setattr(restart_policy, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(daemon, "RETRY_SECONDS", 0.01)
     keep = desk.add_blob
 
     def fail(data: bytes) -> bytes:
@@ -170,7 +170,7 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
 
     monkeypatch.setattr(desk, "add_blob", fail)
     part = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
-    await until(lambda: desk.said, restart_policy.restart_on_fault, "the part sets", part.run, told.append)
+    await until(lambda: desk.said, daemon.restart_on_fault, "the part sets", part.run, told.append)
     assert desk.said[0].set == named and len(told) == 1
 
 
@@ -298,7 +298,7 @@ async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it
     reward, policy = (tuning_plans.stage_job_id(world.key, stage) for stage in range(2))
     for job in (reward, policy):
         assert outdated_sets(world.state.module_state(RlhfState)) == {named} and named in sets_in_use(world.state)
-        await PreferenceDatasetBuilder(desk)._delete_outdated_sets()  # type: ignore[arg-type]
+        await PreferenceDatasetBuilder(desk)._finish_block()  # type: ignore[arg-type]
         assert all(held(desk, named)), "it is being learned from, or rewards by it"
         world.close(job)
         assert (named in sets_in_use(world.state)) == (job == reward), "also in the block between the stages"
@@ -331,6 +331,6 @@ async def test_what_another_set_has_stays(world: Paged, named: bytes, desk: Desk
     """The same pairs, cut into the tokens of another base: a job of them runs."""
     decided_and_redacted(world, desk)
     other = preference_set_manifest(world.pairs(), b"t" * 32, desk.add_blob).digest
-    monkeypatch.setattr(preference_dataset_builder, "sets_in_use", lambda state: {other})
+    monkeypatch.setattr(services, "sets_in_use", lambda state: {other})
     await until(lambda: named not in desk.blobs, PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
     assert held(desk, named) == [False, True, True] and read_preference_set(other, desk.read_blob) == world.pairs()

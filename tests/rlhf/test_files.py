@@ -11,16 +11,15 @@ import pytest
 
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.data.jsonl import MISFITS_NAMED_MAX, InvalidLines, read_records
-from rlhf.data.preference_sets import PreferencePair, read_preference_file, split_held_out
-from rlhf.data.tokenized_responses import read_examples, tokenize_responses
-from rlhf.objectives.reward_model import REWARD
-from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
-from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
+from rlhf.api.supervised_jobs import TruncationSide, count_stop_texts, prepare_records
+from rlhf.data.dataset_files import MISFITS_NAMED_MAX, InvalidLines, read_records
+from rlhf.data.preference_sets import PreferencePair, read_examples, read_preference_file, split_held_out
+from rlhf.data.tokenized_records import tokenize_responses
+from rlhf.objectives.supervised_objectives import REWARD, DpoTerms, InstructTerms
 from tests.rlhf.test_supervised import OF
+from training.api.job_notes import preparation_notes
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 from training.job_spec import JobSpec, PreparationCounts
-from training.preparation_notes import preparation_notes
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 USER = "User: {}\nAssistant: "
@@ -215,7 +214,7 @@ def test_a_file_has_so_many_records(indent: int | None, what: str) -> None:
 
     def read(count: int) -> int:
         text = json.dumps(rows[:count], indent=indent) if what == "elements" else "\n".join(map(json.dumps, rows[:count]))
-        return len(read_records("f", io.BytesIO(text.encode()), "{}", 3, lambda number, row: row, InvalidLines()))
+        return len(read_records("f", io.BytesIO(text.encode()), "row", "{}", 3, lambda number, row: row, InvalidLines()))
 
     assert read(3) == 3
     with pytest.raises(UserError, match=f"f: more than 3 {what}: take a part of it"):

@@ -11,14 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer.daemon.restart_policy import restart_on_fault
+from peer.daemon.daemon import restart_on_fault
 from protocol.errors import UserError
 from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
-from rlhf.calibration import BINS, calibration_error
 from rlhf.ledger import tuning_plans
 from rlhf.pair_accuracy import MEASURED_PAIRS_MAX, PairAccuracy, agreed_accuracy, can_beat_chance
+from rlhf.pytorch.supervised_objectives import BINS, calibration_error
 from rlhf.rpc import StageView
-from rlhf.services.final_model_evaluator import FinalModelEvaluator
+from rlhf.services import FinalModelEvaluator
 from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
 from tests.rlhf.seat import WorldDesk

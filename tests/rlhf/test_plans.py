@@ -21,15 +21,14 @@ from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rlhf.ledger import tuning_plans
-from rlhf.ledger.event_lines import find_failed_plans
-from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState, find_failed_plans
 from rlhf.ledger.tuning_plans import CancelPlan, ReportAccuracy, StartPlan, TuningPlan
 from rlhf.objectives.ppo import MILLIONTHS, MODEL_REWARD, PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MeanRewardSettings
+from rlhf.objectives.supervised_objectives import MeanRewardSettings
 from rlhf.pair_accuracy import PairAccuracy
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier
-from training.api.training_failures import FAILURE_ALERT_HEIGHTS, find_failed_jobs, find_stalled_jobs
+from training.api.job_notes import FAILURE_ALERT_HEIGHTS, find_failed_jobs, find_stalled_jobs
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec

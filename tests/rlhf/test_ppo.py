@@ -18,10 +18,10 @@ from protocol import codec
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.data import rollouts
-from rlhf.objectives import job_presets, rule_rewards, toy_policies
+from rlhf.objectives import job_presets, rollouts, rule_rewards
 from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, VALUE_HEAD, PpoSettings, RolloutDeclaration
 from rlhf.objectives.rule_rewards import RULES
+from rlhf.pytorch import policy_evaluation
 from rlhf.pytorch.losses import log_probabilities
 from tests.rlhf.seat import whole
 from training import worker_protocol
@@ -29,12 +29,12 @@ from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.model_store import audit_download_bytes_max
 from training.objectives.objective import Declaration, RejectionReason
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
@@ -247,11 +247,11 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     spec = JobSpec(name="toy", objective="ppo", model=model, objective_settings=codec.encode(own), **fields).validated()
     first = initial_parameters(spec)
     engine: Any = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
-    rewards = toy_policies.toy_rewards(spec.seed)
+    rewards = policy_evaluation.toy_rewards(spec.seed)
 
     def logp(parameters: Any) -> Any:
         engine.load_parameters(parameters)
-        responses = torch.from_numpy(toy_policies.toy_responses())
+        responses = torch.from_numpy(policy_evaluation.toy_responses())
         prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
         with torch.no_grad():
             logits = engine.model.logits(engine.model.features(prompted))
@@ -265,7 +265,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
             )
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
-    assert toy_policies.gap_closed(logp(parameters), reference, rewards) > 0.85
+    assert policy_evaluation.gap_closed(logp(parameters), reference, rewards) > 0.85
 
 
 MARGIN = 2.0**-10

@@ -18,11 +18,9 @@ from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, a
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data import preference_sets
-from rlhf.data.pair_sampling import draw_pairs, draw_pairs_by_epoch
 from rlhf.data.preference_sets import (
     PAIRS_MAX,
     PreferencePair,
-    decided_pairs,
     decode_records,
     encode_records,
     is_held_out,
@@ -30,6 +28,8 @@ from rlhf.data.preference_sets import (
     rounds_for_epochs,
     split_held_out,
 )
+from rlhf.data.tokenized_records import draw_pairs, draw_pairs_by_epoch
+from rlhf.preference_derivation import decided_pairs
 from tests.curation.room import AUTHOR, Room, annotators
 from training.corpus import DataManifest, split_into_shards
 

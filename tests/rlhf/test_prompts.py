@@ -21,15 +21,15 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.data import rollouts, tokenized_pairs
-from rlhf.data.preference_sets import PreferencePair, encode_records, split_held_out
-from rlhf.data.prompt_sampling import PreferenceSetPrompts, draw_prompts
-from rlhf.data.rollouts import RolloutId, TokenIds
-from rlhf.data.tokenized_responses import InstructionExample, tokenize_responses
+from rlhf.data import tokenized_records
+from rlhf.data.preference_sets import InstructionExample, PreferencePair, encode_records, split_held_out
+from rlhf.data.tokenized_records import open_examples, tokenize_responses
 from rlhf.moderation import blocklist
-from rlhf.moderation.blocklist import Blocklist, unpack_entries
+from rlhf.moderation.blocklist import Blocklist
+from rlhf.moderation.word_matcher import parse_word_list
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, VALUE_HEAD, PpoSettings, PromptSourceKind, RolloutDeclaration
-from rlhf.objectives.response_reader import open_responses
+from rlhf.objectives.rollouts import PreferenceSetPrompts, RolloutId, TokenIds, draw_prompts
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rlhf.pytorch import rollout_passes
 from tests.rlhf.seat import whole, write
@@ -38,13 +38,11 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Engine
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.model import GPT
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, InnerStatePolicy, JobSpec
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import TextGeneration
+from training.replicated.tensor_layout import Float32Array, initial_parameters
+from training.text_generation import StopSequenceDecoder, TextGeneration
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 JOB, READ, TRAINER = bytes([1]) * 32, bytes([3]) * 32, bytes([2]) * 32
@@ -72,7 +70,7 @@ def some_pairs() -> list[PreferencePair]:
 
 def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_ends() -> None:
     trained = dict.fromkeys(pair.prompt for pair in split_held_out(some_pairs(), 300)[0] if pair.prompt)
-    source = PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
+    source = PreferenceSetPrompts(tokenized_records.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
     assert 1 < len(trained) < 20, "some are held out"
     assert [bytes(source.prompt_at(number)).decode() for number in range(len(source))] == list(trained)
     asked = draw_prompts(PLACE, 1_000, source)
@@ -207,7 +205,7 @@ def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other
 
 
 def test_no_prompt_has_a_listed_word_neither_whole_nor_as_it_is_taken() -> None:
-    source = PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
+    source = PreferenceSetPrompts(tokenized_records.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
     texts = {bytes(source.prompt_at(number)).decode() for number in range(len(source))}
 
     def asked(*blocked: str) -> set[str]:
@@ -252,9 +250,10 @@ def test_a_word_is_not_divided_between_prompt_and_response() -> None:
 
 @pytest.mark.parametrize("wrong", [b"", b"b\na", b"a\na", b"a\n", b" a", b"# a\nb", b"\xff", b"a b", b"a" * 65])
 def test_other_bytes_are_no_list(wrong: bytes) -> None:
-    assert unpack_entries(blocklist.pack_entries(("a1", "b*"))) == ("a1", "b*")
+    packed = blocklist.pack_entries(("a1", "b*"))
+    assert Blocklist(packed) and parse_word_list("", packed) == ("a1", "b*")
     with pytest.raises(UserError):
-        unpack_entries(wrong)
+        Blocklist(wrong)
 
 
 def test_the_toy_has_no_words() -> None:
@@ -295,7 +294,7 @@ def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPat
     file = write(tmp_path_factory.mktemp("learned") / "set", examples)
     tokenizer = ByteTokenizer(BYTES_WITH_END)
     parameters = ReplicatedModel.initial(JOB, LINES).parameters
-    engine = BACKEND.open_engine(LINES, open_responses(LINES, Path(file), tokenizer), tokenizer, parameters)
+    engine = BACKEND.open_engine(LINES, open_examples(LINES, Path(file), tokenizer), tokenizer, parameters)
     for number in range(2):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta

@@ -16,21 +16,21 @@ from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.data import tokenized_pairs
-from rlhf.data.pair_sampling import draw_pairs
+from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair, split_held_out
-from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
+from rlhf.data.tokenized_records import draw_pairs
 from rlhf.objectives.ppo import PpoSettings
-from rlhf.objectives.reward_model import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
+from rlhf.objectives.supervised_objectives import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION
 from rlhf.pytorch import score_pairs
-from rlhf.pytorch.reward_model import NormalizedRewardModel, preference_metrics
+from rlhf.pytorch.supervised_objectives import NormalizedRewardModel, preference_metrics
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from training import worker_protocol
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import DeclaringEngine, RequiredModel
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.formats import checkpoint
 from training.job_spec import AuditMode, JobSpec
 from training.replicated.replicated_model import ReplicatedModel
@@ -88,7 +88,7 @@ def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
 
 @ALL_OR_LAST
 def test_what_people_prefer_is_learned_and_measured_on_prompts_never_trained_on(spec: JobSpec, tmp_path: Path) -> None:
-    found = tokenized_pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    found = tokenized_records.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
     engine, parameters = BACKEND.open_engine(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
     assert not layout_of(spec).tensor_views(parameters)[SCORE_HEAD].any() and engine.compute_main_metric(parameters) == 0.5
     for number in range(3):
@@ -102,7 +102,7 @@ def test_what_people_prefer_is_learned_and_measured_on_prompts_never_trained_on(
 
 @pytest.mark.parametrize("spec", [SPEC, MEAN, ALL_OF_MEAN], ids=["last token", "mean, words", "mean, all"])
 def test_layers_stay_as_they_are_where_words_alone_learn(spec: JobSpec, tmp_path: Path) -> None:
-    found = tokenized_pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    found = tokenized_records.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
     engine, parameters = BACKEND.open_engine(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
     moved = layout_of(spec).tensor_views(engine.local_steps(parameters, JOB, 0, TRAINER)[0])
     layers = {name for name in moved if name.startswith("layers.")}
@@ -117,7 +117,7 @@ def test_layers_that_stay_are_not_shrunk_either() -> None:
 
 def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> None:
     some = some_pairs(20)
-    found = tokenized_pairs.tokenize_pairs(SPEC, some, ByteTokenizer())
+    found = tokenized_records.tokenize_pairs(SPEC, some, ByteTokenizer())
     drawn = draw_pairs(JOB, 2, TRAINER, 3, count=5, pairs=len(found.train_split), seed=0)
     x, last, p = REWARD.batch_arrays(SPEC, drawn, found)
     for row, number in enumerate(drawn):
@@ -131,7 +131,7 @@ def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> N
 def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
     some = [*some_pairs(3), PreferencePair((4).to_bytes(8, "big"), "q" * 15, "a", "bb", 0)]
     with pytest.raises(UserError, match="line 4: prompt and response are 17 tokens, more than the context of 16"):
-        tokenized_pairs.tokenize_pairs(SPEC, some, ByteTokenizer())
+        tokenized_records.tokenize_pairs(SPEC, some, ByteTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) ->
 
 
 def test_scores_of_the_held_out_responses_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
-    found = tokenized_pairs.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    found = tokenized_records.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
     layout_of(SPEC).tensor_views(parameters)[SCORE_HEAD][:] = np.linspace(-1, 2, SPEC.model.width)
     scorer = NormalizedRewardModel(RequiredModel(SPEC, parameters, found), lambda: None)
     x, last, _ = map(
-        torch.from_numpy, tokenized_pairs.pair_batch(found.held_out, found.held_out_split, np.arange(len(found.held_out_split)))
+        torch.from_numpy, tokenized_records.pair_batch(found.held_out, found.held_out_split, np.arange(len(found.held_out_split)))
     )
     scored = scorer.scores(x.flatten(0, 1), last.flatten(), lambda: None).double()
     assert abs(float(scored.mean())) < 1e-5 and abs(float(scored.std(correction=0)) - 1) < 1e-5
@@ -224,7 +224,9 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
     lines = [{"prompt": pair.prompt, "chosen": pair.first, "rejected": pair.second} for pair in some_pairs(3)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = list(score_pairs.score_pairs(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", None))
-    engine = BACKEND.open_engine(SPEC, tokenized_pairs.tokenize_pairs(SPEC, some_pairs(), ByteTokenizer()), ByteTokenizer(), None)
+    engine = BACKEND.open_engine(
+        SPEC, tokenized_records.tokenize_pairs(SPEC, some_pairs(), ByteTokenizer()), ByteTokenizer(), None
+    )
     engine.load_parameters(parameters)
     for pair, both in zip(some_pairs(3), told, strict=True):
         for response, found in zip((pair.first, pair.second), both, strict=True):

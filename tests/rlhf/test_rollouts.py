@@ -15,18 +15,17 @@ from torch.nn import functional as F
 
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.api.supervised_jobs import find_newline_token
-from rlhf.data import rollouts
-from rlhf.data.prompt_sampling import TextWindows
-from rlhf.data.rollout_limits import RolloutLimits
-from rlhf.data.rollouts import (
+from rlhf.objectives import rollouts
+from rlhf.objectives.ppo import VALUE_HEAD, PpoSettings, RolloutLimits
+from rlhf.objectives.rollouts import (
     RolloutId,
+    TextWindows,
     decode_rollouts,
     encode_rollouts,
     epoch_order,
     gumbel_noise,
     prompt_numbers,
 )
-from rlhf.objectives.ppo import VALUE_HEAD, PpoSettings
 from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.ppo import EPSILON
 from tests.rlhf.test_ppo import SPEC

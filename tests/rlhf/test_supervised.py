@@ -14,27 +14,33 @@ import numpy as np
 import pytest
 import torch
 
+from features.lazy_import import import_object
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id
 from protocol.verdicts import Verdict
-from rlhf import pair_trace
+from rlhf.api import pair_trace
+from rlhf.api.pair_trace import find_pair, iter_pair_draws
 from rlhf.api.supervised_jobs import attach_set
-from rlhf.data import tokenized_pairs
-from rlhf.data.preference_sets import PreferencePair, PromptRecord, read_preference_file, split_held_out
-from rlhf.data.tokenized_pairs import tokenize_pairs
-from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
-from rlhf.objectives.response_reader import open_responses
+from rlhf.data import tokenized_records
+from rlhf.data.preference_sets import (
+    InstructionExample,
+    PreferencePair,
+    PromptRecord,
+    read_examples,
+    read_preference_file,
+    split_held_out,
+)
+from rlhf.data.tokenized_records import response_batch, tokenize_pairs, tokenize_responses
 from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
-from rlhf.pair_trace import RoundTrainers, find_pair, iter_pair_draws
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import MEAN, SPEC, some_pairs
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.objectives.objective import InnerStep
 from training.replicated.replicated_model import ReplicatedModel
@@ -76,7 +82,7 @@ def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(t
 @pytest.mark.parametrize("name", OF)
 def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_path: Path, name: str) -> None:
     world = seat_of(tmp_path, name)
-    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), parameters)
     before = engine.compute_metrics(parameters)
@@ -93,7 +99,7 @@ def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_pat
 
 def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token(tmp_path: Path) -> None:
     world = seat_of(tmp_path, "dpo")
-    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), first)
     delta, _ = engine.local_steps(first + np.float32(0.1), JOB, 0, TRAINER)
@@ -196,7 +202,7 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
         )
     )
     peer: Any = SimpleNamespace(state=state, blobs=SimpleNamespace(add_bytes=blob_digest))
-    tokenize = tokenized_pairs.tokenize_pairs if objective == "reward" else tokenize_responses
+    tokenize = tokenized_records.tokenize_pairs if objective == "reward" else tokenize_responses
     tokens: Any = tokenize(spec, records, ByteTokenizer())
     made, manifest = attach_set(peer, spec, records, tokens, None, epochs=3)
     a_round = 2 * spec.local_steps * spec.batch  # records, of two trainers
@@ -206,8 +212,8 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
 
 PAIRS = [PreferencePair(bytes([number]) * 32, f"q{number % 20}", "a", "b", 1000) for number in range(40)]
 TRAINERS = {b"t" * 32: True, b"u" * 32: False}
-ROUNDS = [RoundTrainers(number, TRAINERS) for number in (0, 2)]
-EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
+ROUNDS = dict.fromkeys((0, 2), TRAINERS)
+EVERYWHERE = [(number, trainer, step) for number in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
 
 
 def drawn(pair: PreferencePair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:

@@ -15,13 +15,13 @@ import torch
 
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
+from rlhf import synthetic_preferences
 from rlhf.api.tuning_plan_builder import build_toy_spec
-from rlhf.data import word_count_baseline
+from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.demo import synthetic_preferences
-from rlhf.objectives import rule_rewards, toy_policies
+from rlhf.objectives import rule_rewards
 from rlhf.objectives.rule_rewards import vowel_share
-from rlhf.pytorch import toy_evaluation
+from rlhf.pytorch import policy_evaluation
 from tests.peer.processes import LATE, command, demo
 from training.data import default_text
 from training.data.token_sequences import TokenizedText
@@ -31,7 +31,7 @@ from training.engines.pytorch.layers import KVCache
 from training.engines.pytorch.model import GPT
 from training.formats import checkpoint
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import FIRST_TOKEN_VECTOR
 
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
@@ -45,9 +45,11 @@ def spec() -> JobSpec:
 
 def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
     first = initial_parameters(spec)
-    found = toy_evaluation.toy_metrics(spec, first, first)
+    found = policy_evaluation.toy_metrics(spec, first, first)
     assert (found.gap_closed, found.kl) == (0, 0) and found.value == found.reference_value == found.score < found.optimum
-    assert np.exp(toy_evaluation.log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), "of all responses together"
+    assert np.exp(policy_evaluation.toy_log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), (
+        "of all responses together"
+    )
 
 
 def test_its_tokens_are_no_text(spec: JobSpec) -> None:
@@ -94,7 +96,7 @@ def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) ->
         checkpoint.read_checkpoint(tmp_path / "run" / f"{name}.safetensors") for name in ("policy", "reference")
     )
     assert origin.round == 0 and (reference == initial_parameters(spec)).all()
-    again = asdict(toy_evaluation.toy_metrics(spec, policy, reference))
+    again = asdict(policy_evaluation.toy_metrics(spec, policy, reference))
     assert all(found[name] == pytest.approx(value, abs=1e-6) for name, value in again.items())
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)
@@ -122,8 +124,8 @@ def test_the_table_of_the_toy_is_that_of_its_hash() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_responses_are_rewarded_as_each_alone(seed: int) -> None:
     responses, rewards, reward = (
-        toy_policies.toy_responses(),
-        toy_policies.toy_rewards(seed),
+        policy_evaluation.toy_responses(),
+        policy_evaluation.toy_rewards(seed),
         rule_rewards.RULES["bigram"].make(seed),
     )
     assert len(responses) == len(np.unique(responses, axis=0)) == rule_rewards.TOY_RESPONSES == 7776
@@ -131,29 +133,29 @@ def test_all_responses_are_rewarded_as_each_alone(seed: int) -> None:
         assert reward(responses[number].tolist(), b"") == rewards[number]
 
 
-def some_reference(seed: int) -> toy_policies.Float64Array:
+def some_reference(seed: int) -> policy_evaluation.Float64Array:
     logits = np.random.default_rng(seed).normal(size=rule_rewards.TOY_RESPONSES)
     return logits - np.logaddexp.reduce(logits)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_optimum_is_reached_by_the_best_policy_and_by_no_other(seed: int) -> None:
-    reference, rewards = some_reference(seed), toy_policies.toy_rewards(seed)
-    optimum = toy_policies.optimal_value(reference, rewards)
+    reference, rewards = some_reference(seed), policy_evaluation.toy_rewards(seed)
+    optimum = policy_evaluation.optimal_value(reference, rewards)
     best = reference + (rewards - optimum) / rule_rewards.TOY_BETA
     assert math.fsum(np.exp(best)) == pytest.approx(1, abs=1e-12)
-    assert toy_policies.policy_value(best, reference, rewards) == pytest.approx(optimum, abs=1e-12)
-    assert toy_policies.gap_closed(best, reference, rewards) == pytest.approx(1, abs=1e-12)
-    assert toy_policies.gap_closed(reference, reference, rewards) == 0
+    assert policy_evaluation.policy_value(best, reference, rewards) == pytest.approx(optimum, abs=1e-12)
+    assert policy_evaluation.gap_closed(best, reference, rewards) == pytest.approx(1, abs=1e-12)
+    assert policy_evaluation.gap_closed(reference, reference, rewards) == 0
     for other in range(5):
         moved = best + 0.3 * np.random.default_rng(other).normal(size=len(best))
         moved -= np.logaddexp.reduce(moved)
-        assert toy_policies.policy_value(moved, reference, rewards) < optimum - 1e-4
+        assert policy_evaluation.policy_value(moved, reference, rewards) < optimum - 1e-4
 
 
 def test_a_policy_that_ignores_what_leaving_the_reference_costs_is_worse_than_the_best() -> None:
-    reference, rewards = some_reference(0), toy_policies.toy_rewards(0)
-    assert toy_policies.gap_closed(np.where(rewards == rewards.max(), 0.0, -700.0), reference, rewards) < 0.9
+    reference, rewards = some_reference(0), policy_evaluation.toy_rewards(0)
+    assert policy_evaluation.gap_closed(np.where(rewards == rewards.max(), 0.0, -700.0), reference, rewards) < 0.9
 
 
 TINY = ("model.width=16", "model.layers=1", "model.hidden=16", "model.context=64", "local_steps=1", "batch=2", "rounds=1")
@@ -172,21 +174,22 @@ def said(count: int, wrong: float = 0.0) -> list[PreferencePair]:
 
 
 def test_a_linear_model_learns_words_in_spite_of_noise() -> None:
-    weights = word_count_baseline.fit_best(said(400, wrong=0.25))
-    assert word_count_baseline.pair_accuracy(weights, said(100)) == 1.0
-    good, bad = word_count_baseline.score_texts(weights, ("good", "bad"))
+    weights = preference_set_statistics.fit_word_counts(said(400, wrong=0.25))
+    assert preference_set_statistics.word_count_accuracy(weights, said(100)) == 1.0
+    good, bad = preference_set_statistics.score_texts(weights, ("good", "bad"))
     assert good > 0 > bad
 
 
 def test_the_weights_are_where_the_loss_is_least() -> None:
     """At the least the slope is zero: for each feature, what the pairs pull is what the penalty holds."""
     pairs, penalty = said(50, wrong=0.25), 0.1
-    weights, pulls = word_count_baseline.fit_with_penalty(pairs, penalty), np.zeros(word_count_baseline.FEATURES)
+    weights = preference_set_statistics._fit(preference_set_statistics._differences(pairs), penalty)
+    pulls = np.zeros(preference_set_statistics.FEATURES)
     for pair in pairs:
-        first, second = word_count_baseline.score_texts(weights, (pair.first, pair.second))
+        first, second = preference_set_statistics.score_texts(weights, (pair.first, pair.second))
         miss = pair.p / 1000 - 1 / (1 + np.exp(second - first))
         for sign, text in ((1, pair.first), (-1, pair.second)):
-            for feature, count in word_count_baseline.hash_features(text).items():
+            for feature, count in preference_set_statistics.hash_features(text).items():
                 pulls[feature] += sign * count * miss
     np.testing.assert_allclose(pulls, penalty * len(pairs) * weights, atol=1e-3)
 
@@ -202,17 +205,21 @@ def test_a_linear_model_learns_a_weight_for_each_word_by_how_often_it_stands_the
         pairs.append(
             PreferencePair(number.to_bytes(8, "big"), f"p{number}", *map(" ".join, texts), 1000 * (is_better is not is_turned))
         )
-    assert (word_count_baseline.pair_accuracy(word_count_baseline.fit_best(pairs[:600]), pairs[600:]) or 0.0) > 0.92, (
-        "0.84 by which words are there at all"
-    )
+    assert (
+        preference_set_statistics.word_count_accuracy(preference_set_statistics.fit_word_counts(pairs[:600]), pairs[600:]) or 0.0
+    ) > 0.92, "0.84 by which words are there at all"
 
 
 def test_ties_count_nowhere() -> None:
     assert (
-        word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), [PreferencePair(b"1", "", "good", "bad", 500)])
+        preference_set_statistics.word_count_accuracy(
+            np.zeros(preference_set_statistics.FEATURES), [PreferencePair(b"1", "", "good", "bad", 500)]
+        )
         is None
     )
-    assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), said(4)) == 0.5, "equal scores count half"
+    assert preference_set_statistics.word_count_accuracy(np.zeros(preference_set_statistics.FEATURES), said(4)) == 0.5, (
+        "equal scores count half"
+    )
 
 
 def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:

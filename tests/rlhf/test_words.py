@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from features.commands import CommandContext
+from peer.commands.command_line_parser import parse_line
 from peer.commands.definitions import all_commands
-from peer.commands.prompt_parser import parse_line
 from protocol.errors import UserError
 from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
 from rlhf.commands import _show_status, rlhf

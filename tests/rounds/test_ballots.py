@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign_message

@@ -17,7 +17,7 @@ import pytest
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.evidence import are_conflicting
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from ledger.jobs import Job, JobPhase, JobsModule
 from ledger.members import Member, MembersState
 from protocol.codec import decode_message, encode
@@ -129,8 +129,7 @@ def test_seven_voters_accept_nothing_false() -> None:
 
 def test_the_proof_finds_a_bound_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = vouches_needed
-    for module in (vouch_set, __import__("rounds.vouch_state", fromlist=["vouches_needed"])):
-        monkeypatch.setattr(module, "vouches_needed", lambda of, trainer: max(0, needed(of, trainer) - 1))
+    monkeypatch.setattr(vouch_set, "vouches_needed", lambda of, trainer: max(0, needed(of, trainer) - 1))
     assert all(unsafe_cases(n) for n in range(4, 14))
 
 

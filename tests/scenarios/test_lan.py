@@ -23,11 +23,11 @@ from demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import carried, lan, links, router, tun
+from scenarios.emulation.link_profiles import PROFILES, SEGMENT_BYTES, AccessProfile, ProfileSegment, steady_profile
 from scenarios.links import Run, judged
 from scenarios.proxy import Direction, Proxy, running_proxy
 from scenarios.router import Router
 from tests.waiting import patience, run_process
-from transport.emulation.link_profiles import PROFILES, SEGMENT_BYTES, AccessProfile, ProfileSegment, steady_profile
 
 can_make_them = pytest.mark.skipif(bool(lan.refusal()), reason="needs the right to make network namespaces")
 

@@ -201,7 +201,7 @@ class Withholds(Auditor):
     """Reports nothing, and reveals what it never committed to, or nothing."""
 
     def started(self, node: Node) -> None:
-        nonces = node.rounds._nonces
+        nonces = node.rounds.secrets
         honest = nonces.with_nonce
 
         def added_to(ballot: Ballot) -> Ballot:

@@ -17,7 +17,6 @@ from unittest import mock
 
 import curation.ledger.curation_module
 import curation.ledger.project_close
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import (
     Assignment,
@@ -30,22 +29,26 @@ from curation.ledger.curation_state import (
     TaskStage,
     page_key,
 )
-from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     GoldAnswerProof,
     LeaseRequest,
+    OpeningSecret,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
+    SessionStatement,
     SetProjectPhase,
     SkipAssignment,
     StatementBatch,
     VoteToStopProject,
+    seal_recipients,
 )
 from curation.tasks.answers import PAIR_ANSWERS, Answer, QuestionKind, answer_commitment, gold_leaf
 from curation.tasks.task_pages import assignment_id, task_id

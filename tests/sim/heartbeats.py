@@ -1,6 +1,6 @@
 """Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
 
-The peers are real networks (`transport.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
+The peers are real networks (`scenarios.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from benchmarks import provenance
 from ledger.ledger_state import CurrentState
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from protocol.identity import Identity, peer_id
+from scenarios.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 from tests.transport.helpers import MemoryBlobs
-from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
+from transport.connections.peer_link import PeerLink
 
 STARTED = time.time()
 N = 7
@@ -96,6 +97,10 @@ async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) ->
     return outcome
 
 
+def silence(link: PeerLink) -> float:
+    return link.failure_detector.silent_seconds(trio.current_time())
+
+
 async def _speak(networks: Sequence[MemoryNetwork], seconds: float, outcome: Outcome) -> None:
     before: set[tuple[bytes, bytes]] = set()
     end = trio.current_time() + seconds
@@ -103,7 +108,7 @@ async def _speak(networks: Sequence[MemoryNetwork], seconds: float, outcome: Out
         await trio.sleep(1.0)
         now = {(network.me, peer) for network in networks for peer in network.connected_peers() - network.live_peers()}
         outcome.falsely += len(now - before)
-        outcome.longest = max(outcome.longest, *(link.silent_seconds for network in networks for link in network.links()))
+        outcome.longest = max(outcome.longest, *(silence(link) for network in networks for link in network.links()))
         before = now
 
 
@@ -115,7 +120,7 @@ async def _fall_silent(others: Sequence[MemoryNetwork], silent: bytes, outcome: 
         await trio.sleep(LOOK_SECONDS)
         for network in tuple(waiting):
             links = {link.peer: link for link in network.links()}
-            if links[silent].suspected:
+            if links[silent].failure_detector.is_suspected(trio.current_time()):
                 waiting.remove(network)
-                outcome.seconds.append(links[silent].silent_seconds)
+                outcome.seconds.append(silence(links[silent]))
     outcome.seconds += [float("inf")] * len(waiting)

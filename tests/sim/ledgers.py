@@ -19,6 +19,7 @@ from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
+from tests.ledger.blocks import with_rows_of
 
 CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
@@ -64,7 +65,7 @@ class CounterModule(Module[CounterState]):
             raise Refused(f"{add.amount} is more than {ADDED_MAX}")
         log = hashlib.sha256(state.log + author + said.transaction.content).digest()
         count = state.by.get(author, 0) + 1
-        adds = state.adds.with_row(author + b"%d" % count, Added(add.amount, context.height))
+        adds = state.adds.with_rows({author + b"%d" % count: Added(add.amount, context.height)})
         if count % ADDS_KEPT == 0:
             adds = adds.with_rows({author + b"%d" % old: None for old in range(count - ADDS_KEPT, count)})
         return StateChange(CounterState(state.total + add.amount, {**state.by, author: count}, log, adds))
@@ -133,7 +134,7 @@ def read_again(state: LedgerState, before: LedgerState) -> LedgerState:
         name: value if value is before.modules[name] else codec.decode(type(value), state.encoded_module(name), BODY_BYTES_MAX)
         for name, value in state.modules.items()
     }
-    return replace(state, modules=modules).with_rows_of(state)
+    return with_rows_of(replace(state, modules=modules), state)
 
 
 def with_wrong_bit(state: LedgerState, model: bool) -> LedgerState:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from protocol import codec
 from protocol.identity import Signed, short_id
 from tests.sim.invariants import Violation

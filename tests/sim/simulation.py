@@ -25,7 +25,7 @@ from consensus.block import decode_block, encode_header, make_header
 from consensus.effects import DecidedBlock, RestartState, StepEffects, load_restart_state, persist_effects, send_messages
 from consensus.light_client import TrustedBlock
 from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
 from ledger.jobs import JobPhase
@@ -42,6 +42,7 @@ from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, Proposal, Pro
 from protocol.messages import LightBlock as ChainLink
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
+from tests.ledger.blocks import with_rows_of
 from tests.sim import audits, keys, memory, workload
 from tests.sim.crowd import Desk, hurried, people
 from tests.sim.curated import Curated
@@ -216,7 +217,7 @@ class Peer:
             state = self.rules.genesis_state()
             return state, state.state_root
         kept = self.disk.applied[self.height]
-        state = self.rules.decode_state(self.rules.encode_state(kept)).with_rows_of(kept)
+        state = with_rows_of(self.rules.decode_state(self.rules.encode_state(kept)), kept)
         return state, decode_block(self.disk.decided[state.height].block).state_root
 
     def stop(self) -> None:
@@ -449,7 +450,7 @@ class Peer:
         node = self.node
         assert node is not None
         place = proposal.job, proposal.round
-        opening = node.rounds.make_loss_opening(*place, self.author.auditor.own_loss(*place, self.key))
+        opening = node.rounds.secrets.make_opening(*place, self.author.auditor.own_loss(*place, self.key))
         self.give(StepAction(lambda: node.rounds.publish_proposal(proposal, self.now(), opening)))
 
     def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:

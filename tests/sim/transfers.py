@@ -1,4 +1,4 @@
-"""Snapshots around a simulated node, as `peer.runtime.sync.state_sync` has them around a real one: serving them, and fetching
+"""Snapshots around a simulated node, as `peer.runtime.state_sync` has them around a real one: serving them, and fetching
 one.
 
 The real shelf, queue and transfer; only the model is a hash, whose one part is the root itself.
@@ -20,7 +20,7 @@ from ledger.snapshots.snapshot_server import (
     SnapshotStore,
     models_in_state,
 )
-from peer.runtime.sync.state_sync import RETRY_SECONDS, is_snapshot_message
+from peer.runtime.state_sync import RETRY_SECONDS, is_snapshot_message
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from consensus.pbft.rollback_check import RollbackCheck
+from consensus.pbft.own_votes import RollbackCheck
 from peer.node.node import Node
 from protocol import codec
 from protocol.identity import Signer
@@ -76,9 +76,6 @@ def _side(source: random.Random, n: int, twins: int) -> tuple[int, ...]:
 
 class Careless(RollbackCheck):
     """Never takes a signature of its own key for another machine's, nor for one that it forgot."""
-
-    def is_of_this_life(self, height: int) -> bool:
-        return False
 
     def record_forgotten_statement(self, height: int) -> bool:
         return False

@@ -37,7 +37,7 @@ from ledger.members import (
     rotation_preimage,
     token_preimage,
 )
-from peer.node.loss_sealer import LossSealer
+from peer.node.audit_secrets import AuditSecrets
 from peer.node.node import StepAction
 from peer.node.open_rounds import RoundEffects
 from protocol import codec
@@ -141,14 +141,14 @@ class Author:
                     return "member/approve", ApproveVoter(candidate)
         if self.wishes:
             return self.wishes.popleft()
-        sealing = LossSealer(self.signer, chain_id)
+        sealing = AuditSecrets(self.signer, chain_id)
         openings = self.openings(state) if self.auditor.opens() else []
         due_now = first_duty_of_each_trainer(audit_duties(me, state), members)
         self.fetching.go_on(self.now(), due_now)
         is_judge = bool(due_now) and due_now[0].is_dispute
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
             job, number, trainer = openings[0].job, openings[0].round, openings[0].trainer
-            kept = LossSealer(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
+            kept = AuditSecrets(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
             return LOSS_OPENING_KIND, kept.make_opening(job, number, self.auditor.own_loss(job, number, trainer))
         for due in due_now:
             finding = self._found(due, state)

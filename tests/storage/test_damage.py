@@ -13,11 +13,11 @@ from consensus.effects import JournalRecord, StoredCertificate
 from consensus.evidence import Evidence
 from protocol.errors import StorageError
 from protocol.messages import Ballot
-from storage import wal
+from storage import ledger_integrity
 from storage.ledger_store import LedgerStore
 from tests.storage.records import CHAIN, JOB, ME, certificate, decided, fill, round_vote, stored_block, vote
 
-FRAME_BYTES = wal.FRAME_HEADER_BYTES + 4_096
+FRAME_BYTES = ledger_integrity.FRAME_HEADER_BYTES + 4_096
 LOG, COUNT = "-wal", ".committed"
 FLIPS = 150  # of each file; `python -m tests.storage.test_damage` flips every byte
 Change = Callable[[bytes], bytes]
@@ -154,7 +154,7 @@ def test_a_flipped_byte_before_the_last_transaction_of_the_log_is_found_without_
 def test_every_byte_of_the_frame_that_commits_the_last_transaction_but_one_counts(disk: Disk, tmp_path: Path) -> None:
     """Its own header is all that says that it commits, and that it is of this log."""
     start = disk.ends[-2] - FRAME_BYTES
-    for position in (*range(start, start + wal.FRAME_HEADER_BYTES), start + FRAME_BYTES - 1):
+    for position in (*range(start, start + ledger_integrity.FRAME_HEADER_BYTES), start + FRAME_BYTES - 1):
         change = {LOG: flip(position, 0xFF), COUNT: lambda _: b""}
         assert loaded(disk.put(tmp_path, change)) is None, f"byte {position - start} of the frame"
 
@@ -184,17 +184,20 @@ def test_a_log_that_began_anew_hides_nothing_behind_its_old_frames(tmp_path: Pat
     store._database.execute("PRAGMA wal_checkpoint(RESTART)")
     store.append_records([vote(300)])
     data = log.read_bytes()
-    assert log.stat().st_size == long and wal.find_damage(data) is None, "old frames stand behind the new ones"
+    assert log.stat().st_size == long and ledger_integrity.find_log_damage(data) is None, "old frames stand behind the new ones"
     store.append_records([vote(301)])
     data = log.read_bytes()
-    assert wal.find_damage(flip(40, 1)(data)) is not None and wal.find_damage(flip(long - 1, 1)(data)) is None
+    assert (
+        ledger_integrity.find_log_damage(flip(40, 1)(data)) is not None
+        and ledger_integrity.find_log_damage(flip(long - 1, 1)(data)) is None
+    )
     store.close()
 
 
 def test_a_log_without_any_transaction_is_not_damaged(disk: Disk) -> None:
     log = disk.files[LOG]
-    assert [wal.find_damage(log[:length]) for length in (0, 7, 32, 33, 32 + FRAME_BYTES - 1)] == [None] * 5
-    assert wal.find_damage(flip(20, 1)(log)) == "its header has other bytes"
+    assert [ledger_integrity.find_log_damage(log[:length]) for length in (0, 7, 32, 33, 32 + FRAME_BYTES - 1)] == [None] * 5
+    assert ledger_integrity.find_log_damage(flip(20, 1)(log)) == "its header has other bytes"
 
 
 def every_flip(disk: Disk, folder: Path) -> int:

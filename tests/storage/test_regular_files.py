@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from curation.import_export.proof_verifier import verify_folder
+from curation.import_export.export_proofs import verify_folder
 from peer.export.export_replay import audit_export
 from peer.export.row_proof_file import verify_row_proof
 from peer.settings.config import load_settings
@@ -20,7 +20,7 @@ from protocol.errors import UserError
 from rlhf.api.tuning_plan_builder import pack_word_file
 from storage.regular_files import open_regular, read_regular, require_writable_kind
 from training.data import text_files, token_shards
-from training.formats import checkpoint, huggingface_model, safetensors_reader
+from training.formats import checkpoint, huggingface_model
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -102,7 +102,7 @@ def _pipe(folder: Path) -> None:
 
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "text": (_pipe, lambda folder: next(text_files.read_text(folder / "pipe"))),
-    "model folder": (_model, safetensors_reader.read_tensor_index),
+    "model folder": (_model, checkpoint.read_tensor_index),
     "model file": (_pipe, lambda folder: checkpoint.read_checkpoint(folder / "pipe")),
     "sums of a model": (_pipe, huggingface_model.sha256_sums),
     "shards": (_shards, token_shards.make_manifest),

@@ -61,7 +61,7 @@ def many(count: int) -> dict[bytes, Note]:
 
 def test_tables_are_there_again_after_a_restart(disk: Disk) -> None:
     rows, draw = many(2_000), random.Random(0)
-    table, other = Table(Note).with_rows(dict(rows)), Table(Note).with_row(b"a", Note(1))
+    table, other = Table(Note).with_rows(dict(rows)), Table(Note).with_rows({b"a": Note(1)})
     disk.save(notes=table, other=other)
     for step in range(6):
         changes = {key: draw.choice([None, Note(-step)]) for key in draw.sample(list(rows), 300)}
@@ -144,7 +144,7 @@ def test_new_rows_get_slots_of_their_own_after_a_restart(disk: Disk) -> None:
 
 
 def test_a_table_that_the_state_has_no_more_takes_no_room(disk: Disk) -> None:
-    disk.save(notes=Table(Note).with_rows(dict(many(200))), other=Table(Note).with_row(b"a", Note(1)))
+    disk.save(notes=Table(Note).with_rows(dict(many(200))), other=Table(Note).with_rows({b"a": Note(1)}))
     disk.save(other=disk.load("other"))
     assert disk.database.execute("SELECT DISTINCT name FROM rows_1").fetchall() == [("other",)]
     disk = disk.again()
@@ -203,7 +203,7 @@ def test_what_was_read_lately_has_a_bound(disk: Disk, monkeypatch: pytest.Monkey
     disk.save(notes=table)
     for step in range(3):
         assert len(dict(table.items())) == 1_000
-        table = table.with_row(b"%d" % step, Note(-1))
+        table = table.with_rows({b"%d" % step: Note(-1)})
         disk.save(notes=table)
     kept = [data for _, data in disk.rows._recent.values()]
     assert 0 < sum(map(len, kept)) == disk.rows._recent_bytes <= 5_000

@@ -24,7 +24,8 @@ from consensus.effects import (
     StepEffects,
     StoredCertificate,
     VotePause,
-    execute_effects,
+    persist_effects,
+    send_messages,
 )
 from consensus.evidence import Evidence
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
@@ -32,9 +33,8 @@ from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, GetRound
 from protocol.verdicts import Verdict
 from storage.crash_points import CRASH_POINT_VARIABLE
-from storage.high_water_mark import HighWaterMark
+from storage.ledger_integrity import HighWaterMark, insert_row
 from storage.ledger_store import MEASUREMENTS_MAX, LedgerStore, ReadOnlyStore, StoredRound
-from storage.row_checksums import insert_row
 from tests.packages import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import (
@@ -179,8 +179,8 @@ def test_evidence_is_kept_once_and_bounded(store: LedgerStore, monkeypatch: pyte
     monkeypatch.setattr("storage.ledger_store.EVIDENCE_MAX", 2)
     pairs = [Evidence(vote(i).signed, vote(i, block=bytes(32)).signed) for i in range(3)]
     store.append_records([pairs[0], pairs[0], *pairs])
-    assert sorted(p[0].body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
-    assert all(isinstance(part, Signed) for pair in store.evidence() for part in pair)
+    assert sorted(p.first.body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
+    assert all(isinstance(part, Signed) for pair in store.evidence() for part in (pair.first, pair.second))
 
 
 # State ----------------------------------------------------------------------------------------------------------------
@@ -613,7 +613,7 @@ def test_nothing_is_sent_when_the_disk_fails_to_sync(store: LedgerStore) -> None
     turn = StepEffects((vote(1),), (SendMessage(None, GetRound(JOB, 0)),))
     for _ in range(2):
         with pytest.raises(StorageError):
-            execute_effects(turn, store, Wire())
+            send_messages(persist_effects(turn, store), Wire())
         store._database = whole
     assert Wire.sent == [] and store.read_restart_state().votes == ()
 

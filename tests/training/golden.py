@@ -30,23 +30,36 @@ from typing import Any
 import numpy as np
 
 from benchmarks import dispatch
-from tests.training.replicated.support import JOB, ODD, RAGGED, RATE, SMALL, buffer, committed, header, proposed, trainer, update
+from tests.training.replicated.support import (
+    JOB,
+    ODD,
+    RAGGED,
+    RATE,
+    SMALL,
+    aggregate_updates,
+    buffer,
+    committed,
+    header,
+    proposed,
+    trainer,
+    update,
+)
 from training import random_stream
 from training.data.token_sequences import batch_offsets
 from training.job_spec import (
     BITS,
     ESTIMATES,
+    OUTER_SLOTS,
     PRESETS,
     AggregationRule,
     JobSpec,
     OuterOptimizerKind,
 )
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, feedback_buffer, momentum_estimates, outer_optimizer
-from training.replicated.learning_rate_schedule import inner_rate
-from training.replicated.parameter_init import initial_parameters
+from training.objectives.registry import ScratchObjective
+from training.replicated import aggregate, codec, error_feedback, outer_optimizer
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -133,8 +146,8 @@ def estimated() -> Named:
     for bits in BITS:
         estimate = None
         for number in range(ROUNDS):
-            said = momentum_estimates.payload_target(buffer(RAGGED, "meant", number), estimate)
-            estimate = momentum_estimates.update_estimate(estimate, update(said, RAGGED, number, bits))
+            said = error_feedback.residual_of(buffer(RAGGED, "meant", number), estimate and estimate.dequantize())
+            estimate = error_feedback.update_estimate(estimate, update(said, RAGGED, number, bits))
             yield f"estimate {number}, {bits} bit", estimate.encode()
 
 
@@ -144,7 +157,7 @@ def aggregates() -> Named:
             updates = [_update(number, bits) for number in range(count)]
             yield f"gram of {count}, {bits} bit", str(aggregate.gram_matrix(updates)).encode()
             for rule in AggregationRule:
-                aggregated = aggregate.aggregate_updates(updates, RAGGED, rule, liars)
+                aggregated = aggregate_updates(updates, RAGGED, rule, liars)
                 yield f"{rule} of {count}, {liars} lie, {bits} bit", _little(aggregated)
 
 
@@ -157,7 +170,7 @@ def outer_steps() -> Named:
     for kind in OuterOptimizerKind:
         spec = replace(SMALL, outer=kind, local_steps=1)
         vectors = [buffer(RAGGED, "parameters", deviation=1.0)]
-        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in outer_optimizer.optimizer_slots(spec)]
+        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in OUTER_SLOTS[spec.outer]]
         powers = outer_optimizer.initial_beta_powers(spec)
         for number in range(ROUNDS):
             powers = outer_optimizer.next_beta_powers(spec, powers)
@@ -170,7 +183,7 @@ def by_torch(device: str) -> dict[str, str]:
     """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
     import torch
 
-    from training.engines.pytorch.losses import window_batch
+    from training.engines.pytorch.implementations import window_batch
 
     def on_device(array: Float32Array) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -218,7 +231,7 @@ def _model(name: str, spec: JobSpec) -> Named:
                 e, buffer(model.layout, "golden", number, key), spec.feedback_decay, spec.update_weight
             )
             items.append(proposed(model, key, m))
-            sent[key] = feedback_buffer.make_buffer(m, model.header(key), spec), items[-1].payload
+            sent[key] = error_feedback.make_buffer(m, model.header(key), spec), items[-1].payload
         model = model.apply_round(items, {})
     yield f"vectors after {ROUNDS} rounds, {name}", b"".join(map(_little, model.vectors.values()))
     yield f"model root after {ROUNDS} rounds, {name}", model.root

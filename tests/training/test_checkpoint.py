@@ -15,8 +15,7 @@ from protocol.errors import UserError
 from training.formats import checkpoint
 from training.formats.checkpoint import CheckpointOrigin
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import layout_of
+from training.replicated.tensor_layout import initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))

@@ -27,7 +27,7 @@ from training.safe_settings import (
     POISONED_MAX,
     SAFE_WITH_SAMPLED_AUDITS,
     SAFE_WITHOUT_AUDITS,
-    SafeWithoutAudits,
+    SafeNetwork,
     unsafe_reason,
 )
 
@@ -136,7 +136,7 @@ def test_sampled_audits_as_a_preset_has_them_or_more_of_them_may_be_named_agains
 
 
 def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
-    assert SAFE_WITH_SAMPLED_AUDITS and all(row.worse <= POISONED_MAX for row in SAFE_WITH_SAMPLED_AUDITS)
+    assert SAFE_WITH_SAMPLED_AUDITS and all(row.harm <= POISONED_MAX for row in SAFE_WITH_SAMPLED_AUDITS)
 
 
 def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
@@ -145,7 +145,7 @@ def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
 
 
 def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_settings, "SAFE_WITHOUT_AUDITS", (SafeWithoutAudits(7, 2, 0.5),))
+    monkeypatch.setattr(safe_settings, "SAFE_WITHOUT_AUDITS", (SafeNetwork(7, 2, 0.5),))
     one = replace(OFF, **ESTIMATES, objective="scratch")  # of text nothing held
     two = replace(one, byzantine_max=2)
     assert unsafe_reason(one, 7) is unsafe_reason(two, 7) is unsafe_reason(two, 8) is None
@@ -154,4 +154,4 @@ def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypat
 
 
 def test_no_row_lost_more_than_counts_as_defended() -> None:
-    assert SAFE_WITHOUT_AUDITS and all(row.lost <= LOST_MAX for row in SAFE_WITHOUT_AUDITS)
+    assert SAFE_WITHOUT_AUDITS and all(row.harm <= LOST_MAX for row in SAFE_WITHOUT_AUDITS)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from protocol.errors import UserError
-from training.formats import llama_mapping
+from training.formats import huggingface_model
 from training.transformer import ModelSpec, tensor_shapes
 
 MODELS = (ModelSpec(), ModelSpec(tied=False, rope_base=500_000.0, norm_epsilon=1e-5, kv_heads=4, layers=12, vocabulary=1_000))
@@ -30,25 +30,25 @@ OF_TRANSFORMERS = {
 
 def test_names_and_shapes_are_those_of_transformers() -> None:
     model = ModelSpec(layers=1, tied=False)
-    names = llama_mapping.llama_tensor_names(model)
+    names = huggingface_model.llama_tensor_names(model)
     assert {names[name]: shape for name, shape in tensor_shapes(model)} == OF_TRANSFORMERS
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_each_tensor_has_a_name_of_its_own(model: ModelSpec) -> None:
-    names = llama_mapping.llama_tensor_names(model)
+    names = huggingface_model.llama_tensor_names(model)
     assert list(names) == [name for name, _ in tensor_shapes(model)] and len(set(names.values())) == len(names)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_sizes_come_back(model: ModelSpec) -> None:
-    assert llama_mapping.model_spec_from_config(json.loads(json.dumps(llama_mapping.llama_config(model, None)))) == model
+    assert huggingface_model.model_spec_from_config(json.loads(json.dumps(huggingface_model.llama_config(model, None)))) == model
 
 
 def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -> None:
-    config = llama_mapping.llama_config(MODELS[1], None)
+    config = huggingface_model.llama_config(MODELS[1], None)
     del config["rope_parameters"]
-    assert llama_mapping.model_spec_from_config(config | {"rope_scaling": None}) == MODELS[1]
+    assert huggingface_model.model_spec_from_config(config | {"rope_scaling": None}) == MODELS[1]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -
 )
 def test_what_our_models_lack_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(UserError, match=field):
-        llama_mapping.model_spec_from_config(llama_mapping.llama_config(ModelSpec(), None) | {field: value})
+        huggingface_model.model_spec_from_config(huggingface_model.llama_config(ModelSpec(), None) | {field: value})

@@ -22,9 +22,8 @@ from protocol.errors import UserError
 from tests.training import folders
 from tests.training.folders import shapes, tensors, written
 from training.data.pretokenizers import LLAMA_3, QWEN_2
-from training.data.tokenizer import BpeTokenizer, byte_alphabet, train_bpe
+from training.data.tokenizer import BpeTokenizer, byte_alphabet, load_vocabulary, tokenizer_json, train_bpe
 from training.formats import gguf, huggingface_model
-from training.formats.tokenizer_json import load_vocabulary, tokenizer_json
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec

@@ -16,10 +16,10 @@ from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from training import worker_protocol
 from training.job_spec import NORM_START_MAX, TOLERANCE_MIN, FeedbackMemory, JobSpec
-from training.objectives.builtin_objectives import ScratchObjective
+from training.objectives.registry import ScratchObjective
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
-from training.replicated import codec, feedback_buffer, momentum_estimates
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
@@ -48,7 +48,7 @@ def audit_of(folder: Path, round: int, previous: int | None = None) -> worker_pr
 
 def committed(path: Path, spec: JobSpec = SPEC) -> np.ndarray:
     """What the buffer in that file says."""
-    return feedback_buffer.read_buffer(path, spec).dequantize()
+    return error_feedback.read_buffer(path, spec).dequantize()
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_feedback_other_than_the_claimed_one_is_a_failed_replay(two_rounds: Path
 def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_replay(two_rounds: Path) -> None:
     audit = audit_of(two_rounds, 0)
     assert proposal_replay.audit_proposal(replace(audit, trainer=b"u" * 32), UPDATE).verdict is Verdict.REPLAY
-    for content in (b"short", bytes(feedback_buffer.buffer_bytes(SPEC)), np.full(4096, np.nan, "<f4").tobytes()):
+    for content in (b"short", bytes(error_feedback.buffer_bytes(SPEC)), np.full(4096, np.nan, "<f4").tobytes()):
         (two_rounds / "m0").write_bytes(content)
         audited = proposal_replay.audit_proposal(audit, UPDATE)
         assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposal_replay.RELATIVE_ERROR_MAX)
@@ -101,7 +101,7 @@ def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_r
 def test_a_payload_that_says_something_else_is_far_off_however_near_its_buffer_is(two_rounds: Path, off: float) -> None:
     """Errors between one and two tolerances are not reported, so nothing else may hide among them."""
     model = ReplicatedModel.open(two_rounds / "model0")
-    buffer = feedback_buffer.make_buffer(
+    buffer = error_feedback.make_buffer(
         committed(two_rounds / "m0") * np.float32(1 + off * TOLERANCE_MIN), model.header(TRAINER), SPEC
     )
     assert buffer is not None
@@ -159,14 +159,14 @@ def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_a
 
 # A buffer that nobody looked at when it was committed to -----------------------------------------------------------------
 
-SIZE = feedback_buffer.buffer_bytes(SPEC)
-HEAD = codec.payload_header.HEADER_BYTES
+SIZE = error_feedback.buffer_bytes(SPEC)
+HEAD = codec.payload.HEADER_BYTES
 # its one scale is the largest one
-LARGEST = codec.payload_header.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
+LARGEST = codec.payload.pack_header(error_feedback.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
 HEADS = st.sampled_from(
     [
         LARGEST,
-        codec.payload_header.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
+        codec.payload.pack_header(error_feedback.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
         bytes(HEAD + 1),
     ]
 )
@@ -186,7 +186,7 @@ def continued(folder: Path, blob: bytes, stepped: bool = True, rejected: int = 0
         following = following.apply_round([], {TRAINER: Verdict.NORM})
     following.save(folder / "model", durable=False)
     m = ScratchObjective().deterministic_update(JOB, following.round, TRAINER, model.layout.size)
-    buffer = feedback_buffer.make_buffer(m, following.header(TRAINER), spec)
+    buffer = error_feedback.make_buffer(m, following.header(TRAINER), spec)
     assert buffer is not None
     (folder / "m").write_bytes(buffer.encode())
     (folder / "p").write_bytes(codec.encode_payload(following.header(TRAINER), buffer.dequantize(), model.layout))
@@ -247,7 +247,7 @@ def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_esti
     # The trainer goes on from what its levels say.
     wanted = deltas[0] * np.float32(0.25), before * np.float32(0.75) + deltas[1] * np.float32(0.25)
     for model, said, m in zip(models, (before, v), wanted, strict=True):
-        levels = feedback_buffer.make_buffer(m, model.header(TRAINER), OF_ESTIMATES)
+        levels = error_feedback.make_buffer(m, model.header(TRAINER), OF_ESTIMATES)
         assert levels is not None and np.array_equal(said, levels.dequantize())
     held = models[1].estimate_vector(TRAINER)
     assert held is not None

@@ -14,9 +14,8 @@ from storage.disk_blob_store import DiskBlobStore
 from training import parameter_blob
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 JOB = bytes(31) + b"j"

@@ -9,8 +9,7 @@ import pytest
 
 from protocol.sampling import SamplingOptions
 from training import worker_protocol
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import OPEN_MAX, TextGeneration, TextGenerations
+from training.text_generation import OPEN_MAX, StopSequenceDecoder, TextGeneration, TextGenerations
 
 TEXT = "Grüße, 世界 🙂 the end. The end? ababac".encode()
 
@@ -72,7 +71,10 @@ def told_in(
     parts: list[str] = []
     while True:
         begin = TextGeneration(
-            made(pieces), StopSequenceDecoder([]), len("".join(parts)), (lambda text: withheld in text) if withheld else None
+            made(pieces),
+            StopSequenceDecoder([]),
+            len("".join(parts)),
+            (lambda text: withheld.encode() in text) if withheld else None,
         )
         done = texts.next_slice(generate(number, len("".join(parts))), lambda begin=begin: begin)  # type: ignore[misc]
         parts.append(done.text)
@@ -113,7 +115,7 @@ def test_a_text_that_is_not_kept_any_more_begins_anew_and_comes_to_the_same() ->
     while len(told) < 6:
         told += texts.next_slice(generate(1, len(told)), begin).text
     assert told == "a text" and len(begun) == 1
-    texts.drop_all()
+    texts = TextGenerations()
     told += texts.next_slice(generate(1, len(told)), lambda: TextGeneration(made("a text"), StopSequenceDecoder([]), 6)).text
     assert told == "a text"
 

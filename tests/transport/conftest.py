@@ -15,9 +15,10 @@ from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import Ping
+from scenarios.emulation.memory_network import Mesh
 from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, PolicyDouble, UnhurriedClock, linked, make_session
-from transport.emulation.memory_network import Mesh
-from transport.network import Network, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import Priority
 from transport.swarm import Swarm
 from transport.wire.framing import Channel
 from transport.wire.noise_session import NoiseSession
@@ -30,37 +31,37 @@ class World:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self._scopes: dict[Network, trio.CancelScope] = {}
-        self.networks: list[Network] = []
+        self._scopes: dict[ConnectionManager, trio.CancelScope] = {}
+        self.networks: list[ConnectionManager] = []
         self.streams: list[trio.SocketStream] = []
 
-    async def start(self, identity: Identity, blobs: MemoryBlobs | None = None, **options: object) -> Network:
+    async def start(self, identity: Identity, blobs: MemoryBlobs | None = None, **options: object) -> ConnectionManager:
         return await self.serve(self.make(identity, blobs or MemoryBlobs(), **options))
 
-    async def serve(self, network: Network) -> Network:
+    async def serve(self, network: ConnectionManager) -> ConnectionManager:
         self.networks.append(network)
         await self._nursery.start(self._run, network)
         return network
 
-    async def pair(self, *blobs: MemoryBlobs) -> tuple[Network, Network]:
+    async def pair(self, *blobs: MemoryBlobs) -> tuple[ConnectionManager, ConnectionManager]:
         """Alice and Bob, linked."""
         alice, bob = [await self.start(identity, held) for identity, held in zip_longest((ALICE, BOB), blobs)]
         await linked(alice, bob)
         return alice, bob
 
-    async def _run(self, network: Network, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run(self, network: ConnectionManager, *, task_status: trio.TaskStatus[None]) -> None:
         with trio.CancelScope() as self._scopes[network]:
             await network.run(task_status=task_status)
 
-    def stop(self, network: Network) -> None:
+    def stop(self, network: ConnectionManager) -> None:
         self._scopes[network].cancel()
 
-    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
+    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> ConnectionManager:
         raise NotImplementedError
 
 
 class SwarmWorld(World):
-    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
+    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> ConnectionManager:
         options.setdefault("bootstrap", [network.address for network in self.networks])
         listen = options.pop("listen", "127.0.0.1:0")
         network = Swarm(identity, CHAIN, listen=listen, blobs=blobs, policy=PolicyDouble.take(options), **options)
@@ -90,7 +91,7 @@ class MemoryWorld(World):
         super().__init__(nursery)
         self.mesh = Mesh(seed=1)
 
-    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
+    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> ConnectionManager:
         return self.mesh.network(identity.public, blobs, PolicyDouble.take(options), **options)
 
 

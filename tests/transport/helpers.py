@@ -14,12 +14,11 @@ import trio
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from protocol.messages import GuestInvitation
-from transport.network import Network, NetworkEvent
-from transport.peer_policy import EverybodyIsMember
-from transport.quotas.peer_class import PeerClass
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import NetworkEvent
+from transport.peer_policy import PeerClass, PeerPolicy
 from transport.wire.framing import Message
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 
 CHAIN = hashlib.sha256(b"a chain").digest()
 ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)
@@ -150,7 +149,7 @@ async def until(condition: Callable[[], object]) -> None:
         await trio.sleep(0.001)
 
 
-async def next_event(network: Network, *kinds: type[NetworkEvent]) -> NetworkEvent:
+async def next_event(network: ConnectionManager, *kinds: type[NetworkEvent]) -> NetworkEvent:
     """The next event of one of these kinds; the others are passed over."""
     async for event in network.events:
         if isinstance(event, kinds):
@@ -158,16 +157,15 @@ async def next_event(network: Network, *kinds: type[NetworkEvent]) -> NetworkEve
     raise AssertionError("events do not end")
 
 
-async def linked(*networks: Network) -> None:
+async def linked(*networks: ConnectionManager) -> None:
     """Return when every two of these networks are connected."""
     await until(lambda: all(network.connected_peers() >= {other.me for other in networks} - {network.me} for network in networks))
 
 
 @dataclass
-class PolicyDouble(EverybodyIsMember):
+class PolicyDouble(PeerPolicy):
     """Each answer by a function of its own."""
 
-    allow: Callable[[bytes], bool] = lambda peer: True
     standing_of: Callable[[bytes], PeerClass] = lambda peer: PeerClass.MEMBER
     members: Callable[[bytes], bool] = lambda peer: True
     welcome: Callable[[bytes, GuestInvitation], None] = lambda peer, shown: None
@@ -180,9 +178,6 @@ class PolicyDouble(EverybodyIsMember):
 
     def classify(self, peer: bytes) -> PeerClass:
         return self.standing_of(peer)
-
-    def is_allowed(self, peer: bytes) -> bool:
-        return self.allow(peer)
 
     def is_member(self, peer: bytes) -> bool:
         return self.members(peer)

@@ -27,7 +27,6 @@ from transport.discovery.address_book import (
     AddressEntry,
     parse_bootstrap,
 )
-from transport.network import DialInfo
 
 ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.public
 STRANGERS = {STRANGER, ERIN.public}
@@ -102,13 +101,13 @@ def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes 
             desk.book.add_local(address(number))
         else:
             desk.book.add_signed(address(number), by)
-    assert len(desk.book) == len(desk.added) == most
+    assert len(desk.book._entries) == len(desk.added) == most
     desk.book.add_signed(address(9999), OTHER)
-    assert address(9999) in desk.book
+    assert address(9999) in desk.book._entries
     desk.book.remove_address(address(0))
     if by is not None:
         desk.book.add_signed(address(9998), by)
-        assert address(9998) in desk.book, "one has become free"
+        assert address(9998) in desk.book._entries, "one has become free"
 
 
 def test_strangers_share_one_part_of_the_book_however_many_keys_they_make() -> None:
@@ -116,7 +115,7 @@ def test_strangers_share_one_part_of_the_book_however_many_keys_they_make() -> N
     for number in range(STRANGERS_BOOK_MAX):
         desk.book.add_signed(address(number), STRANGER)
     desk.book.add_signed(address(9999), ERIN.public)
-    assert address(9999) not in desk.book
+    assert address(9999) not in desk.book._entries
 
 
 def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +124,7 @@ def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: p
     desk.book.add_signed("h:2", MEMBER)
     with pytest.raises(UserError, match="h:3: this peer knows 1 addresses already"):
         desk.book.add_configured("h:3")
-    assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book) == 1
+    assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book._entries) == 1
 
 
 def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers() -> None:
@@ -133,7 +132,7 @@ def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers() -> 
     for peer in (STRANGER, MEMBER, STRANGER):
         desk.book.add_signed("h:1", peer)
     desk.fail("h:1")
-    assert "h:1" in desk.book and desk.added == ["h:1"]
+    assert "h:1" in desk.book._entries and desk.added == ["h:1"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,7 +152,7 @@ def test_whatever_happens_each_source_counts_just_its_own_addresses(steps: list[
                 desk.book.add_configured(where)
             case "take_out":
                 desk.book.remove_address(where)
-            case "fail" if where in desk.book:
+            case "fail" if where in desk.book._entries:
                 desk.fail(where)
     entries = desk.book.entries()
     for source in (*desk.book._members.values(), desk.book._strangers, desk.book._neighbours):
@@ -171,7 +170,7 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
     for number in range(1, 4):
         desk.fail(f"h:{number}", 2 * FAILURES_MAX)
     desk.fail(address(1))
-    assert len(desk.book) == 4, "nobody has gone"
+    assert len(desk.book._entries) == 4, "nobody has gone"
     desk.gone |= {OTHER, MEMBER}
     for where in ("h:1", "h:2", "h:3", address(1)):
         desk.fail(where)
@@ -182,7 +181,7 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
     desk.gone.add(ERIN.public)
     for again in ("h:2", "h:3"):
         desk.fail(again, 2 * FAILURES_MAX)
-        assert again in desk.book
+        assert again in desk.book._entries
 
 
 def test_what_is_remembered_gives_way_to_what_the_operator_names() -> None:
@@ -244,7 +243,7 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
     desk = Desk({"operator": (parse_bootstrap(pinned),), "remembered": (parse_bootstrap(pinned, remembered=True),)}.get(who, ()))
     desk.book.add_signed("h:1", OTHER)
     freed = desk.book.record_wrong_peer("h:1", reason)
-    assert ("h:1" in desk.book, freed is not None) == (stays, is_free)
+    assert ("h:1" in desk.book._entries, freed is not None) == (stays, is_free)
     if stays:
         assert desk.entry("h:1").pinned == (who != "remembered"), "whoever is where another was remembered is met"
 
@@ -260,14 +259,14 @@ def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, 
     else:
         desk.book.add_signed("h:1", by)
     desk.fail("h:1", failures)
-    assert "h:1" in desk.book
+    assert "h:1" in desk.book._entries
     if failures:
         desk.book.count_attempt(desk.entry("h:1"), STABLE_SECONDS, over_relay=False)
         desk.fail("h:1", failures)
     desk.book.count_attempt(desk.entry("h:1"), 0.0, over_relay=True)
-    assert "h:1" in desk.book, "it was a better way to a peer that is linked over a relay"
+    assert "h:1" in desk.book._entries, "it was a better way to a peer that is linked over a relay"
     desk.fail("h:1")
-    assert "h:1" not in desk.book
+    assert "h:1" not in desk.book._entries
 
 
 def test_what_the_operator_names_is_never_forgotten() -> None:
@@ -276,7 +275,7 @@ def test_what_the_operator_names_is_never_forgotten() -> None:
     desk.book.add_signed("h:2", STRANGER)
     desk.book.add_configured("h:2")
     desk.fail("h:2", 10 * FAILURES_MAX)
-    assert "h:1" in desk.book and "h:2" in desk.book
+    assert "h:1" in desk.book._entries and "h:2" in desk.book._entries
 
 
 def test_dialing_backs_off_with_full_jitter() -> None:
@@ -308,22 +307,22 @@ def test_a_person_hears_of_a_failure_at_1_2_4_8_tries_of_another_reason_and_of_t
 
 
 def test_whoever_is_expected_at_an_address_is_named_where_it_cannot_be_reached() -> None:
-    dial = DialInfo("h:1", ALICE.public, "connection refused", 2, 1.5)
-    assert str(dial) == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next in 2 s"
+    entry = AddressEntry("h:1", ALICE.public, reason="connection refused", failures=2, next_at=1.5)
+    assert entry.describe_failure(0.0) == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next in 2 s"
 
 
 def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> None:
     desk = Desk((parse_bootstrap("h:1"),))
     desk.book.record_end("h:1", "gone")
-    assert [dial.address for dial in desk.book.unreachable_addresses(0.0)] == ["h:1"]
+    assert [dial.address for dial in desk.book.unreachable_addresses()] == ["h:1"]
     desk.book.record_success("h:1")
     desk.book.record_end("h:1", "gone")
-    assert not desk.book.unreachable_addresses(0.0)
+    assert not desk.book.unreachable_addresses()
     desk.book.record_end("h:1", "this peer left", was_linked=False)
-    assert [dial.reason for dial in desk.book.unreachable_addresses(0.0)] == ["this peer left"]
+    assert [dial.reason for dial in desk.book.unreachable_addresses()] == ["this peer left"]
     desk.book.confirm_peer("h:1", OTHER)
     desk.link(OTHER, "h:9")
-    assert not desk.book.unreachable_addresses(0.0), "it is reached elsewhere"
+    assert not desk.book.unreachable_addresses(), "it is reached elsewhere"
     desk.book.record_end("h:1", "closed", was_linked=False)
     assert not desk.entry("h:1").reason
 
@@ -339,4 +338,4 @@ def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(p
         desk.book.add_signed(address(1), signer)
     desk.entry(address(1)).is_persistent = named
     desk.book.record_refusal(address(1))
-    assert (address(1) in desk.book) == stays
+    assert (address(1) in desk.book._entries) == stays

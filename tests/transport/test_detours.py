@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.addresses import AddressScope
 from protocol.identity import Identity
 from protocol.messages import CircuitData, IncomingCircuit, RelayReservations
 from tests.transport.conftest import SwarmWorld
@@ -19,11 +20,11 @@ from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linke
 from tests.transport.helpers import MemoryBlobs as Blobs
 from tests.waiting import patience
 from transport import session_links, swarm
-from transport.connections.connection_manager import PeerLink
+from transport.connections.peer_link import PeerLink
 from transport.discovery.reachability import ReachabilityState, RelayMode
-from transport.network import DataReceived, LinkInfo, PeerDisconnected, Priority
+from transport.network import DataReceived, PeerDisconnected, Priority
 from transport.quotas.memory_quota import MemoryAccount
-from transport.relay import relay_client, relay_watchdog
+from transport.relay import circuit_session, relay_client
 from transport.relay.circuit_relay import WINDOW_BYTES, CircuitRelay
 from transport.relay.relay_client import CircuitStream, RelayClient
 from transport.swarm import Swarm
@@ -42,7 +43,12 @@ async def start_hidden(tcp: SwarmWorld, *relays: Swarm, blobs: tuple[Blobs, Blob
     return alice, bob
 
 
-def link(network: Swarm, peer: Swarm) -> LinkInfo | None:
+def recorded_relays(network: Swarm, peer: Swarm) -> set[bytes]:
+    held = network.records._held.get((peer.me, AddressScope.PUBLIC))
+    return set(held.record.relays) if held is not None else set()
+
+
+def link(network: Swarm, peer: Swarm) -> PeerLink | None:
     return next((link for link in network.links() if link.peer == peer.me), None)
 
 
@@ -57,7 +63,7 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = bytearray()
-    monkeypatch.setattr(CircuitRelay, "on_data", _holding(held, CircuitRelay.on_data))
+    monkeypatch.setattr(CircuitRelay, "on_message", _holding(held, CircuitRelay.on_message))
     blob = MARKER * 10_000
     with patience():
         carol = await tcp.start(CAROL)
@@ -71,11 +77,12 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
 
 
 def _holding(held: bytearray, take: Callable[..., None]) -> Callable[..., None]:
-    def data(relay: CircuitRelay, peer: bytes, message: CircuitData) -> None:
-        held.extend(message.data)
+    def hold(relay: CircuitRelay, peer: bytes, message: Any) -> None:
+        if isinstance(message, CircuitData):
+            held.extend(message.data)
         take(relay, peer, message)
 
-    return data
+    return hold
 
 
 async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
@@ -127,7 +134,7 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        await until(lambda: set(bob.records.relays(alice.me)) == {carol.me, dave.me})  # as its own record says
+        await until(lambda: recorded_relays(bob, alice) == {carol.me, dave.me})  # as its own record says
         first, second = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         tcp.stop(first)
         with trio.fail_after(relay_client.GRACE_SECONDS * 3 + 3):
@@ -163,10 +170,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (relay_client, "PING", 0.1),
         (session_links, "CIRCUIT_PING", 0.1),
-        (relay_watchdog, "WITHHELD", 0.8),
+        (circuit_session, "WITHHELD", 0.8),
     ):
         monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
-    for module in (relay_client, relay_watchdog, session_links, swarm):
+    for module in (relay_client, circuit_session, session_links, swarm):
         monkeypatch.setattr(module, "SILENT_SECONDS", 0.4)
 
 
@@ -256,17 +263,17 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
             pass
         assert event.data == b"a vote"
         after = link(alice, bad)
-        assert after is not None and after.connected_since == before.connected_since, "the direct link to the relay stays"
+        assert after is not None and after.since == before.since, "the direct link to the relay stays"
 
 
 def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) -> None:
-    take = bad._detours.relay.on_data
+    take = bad._detours.relay.on_message
 
-    def data(peer: bytes, message: CircuitData) -> None:
-        if changed := does(bad, peer, message):
+    def change(peer: bytes, message: Any) -> None:
+        if changed := does(bad, peer, message) if isinstance(message, CircuitData) else message:
             take(peer, changed)
 
-    monkeypatch.setattr(bad._detours.relay, "on_data", data)
+    monkeypatch.setattr(bad._detours.relay, "on_message", change)
 
 
 @pytest.mark.real("sockets")
@@ -282,7 +289,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        await trio.sleep(2 * relay_watchdog.SILENT_SECONDS)
+        await trio.sleep(2 * circuit_session.SILENT_SECONDS)
         bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         assert is_over(alice, bob, bad), "one that works is left alone"
         speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
@@ -347,7 +354,7 @@ class Circuit(PeerLink):
 
     def __init__(self, peer: Identity, over: PeerLink, held: Collection[Priority] = ()) -> None:
         super().__init__(peer.public, over.address, False, Outbox(), Inbox())
-        self.relay, self._held, self._lanes = over.peer, held, relay_watchdog.RelayWatchdog(0.0)
+        self.relay, self._held, self._lanes = over.peer, held, circuit_session.RelayWatchdog(0.0)
 
     def needs_other_relay(self, now: float) -> bool:
         sent = 100 * (1 + int(now))

@@ -28,7 +28,7 @@ from transport.discovery import address_book
 from transport.discovery.address_book import SOURCE_BOOK_MAX, SOURCE_DIALS_MAX, STRANGERS_BOOK_MAX
 from transport.discovery.peer_records import CHANGES_BURST
 from transport.network import DataReceived, DuplicateIdentity
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 EVE = Identity(bytes([9]) * 32)
@@ -247,7 +247,7 @@ async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_t
         await linked(alice, bob)
         nowhere, hung = free_address(), "198.51.100.1:1"
         alice._book.add_signed(nowhere, EVE.public)
-        await until(lambda: nowhere not in alice._book)
+        await until(lambda: nowhere not in alice._book._entries)
         assert hanging[nowhere] == 1
         alice._book.add_signed(hung, EVE.public)
         assert alice._book.get(hung).source is alice._book._strangers
@@ -260,7 +260,7 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
     with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
-        await until(lambda: carol.address in alice._book and carol.me in alice.connected_peers())
+        await until(lambda: carol.address in alice._book._entries and carol.me in alice.connected_peers())
         await trio.testing.wait_all_tasks_blocked(0.01)
         tasks = len(alice._dialer._nursery.child_tasks)
         for sequence in range(1, 5):
@@ -279,7 +279,7 @@ async def test_whoever_is_said_to_be_at_an_address_must_prove_it_there(tcp: Swar
         await linked(bob, carol)
         carol._links[bob.me].queue_message(PeerRecords((record(DAVE, alice.address),)), Priority.CONTROL)
         await until(lambda: bob.refusal_counts().get("wrong-peer"))
-        assert alice.address not in bob._book and bob.connected_peers() == {carol.me}
+        assert alice.address not in bob._book._entries and bob.connected_peers() == {carol.me}
 
 
 @pytest.mark.real("sockets")
@@ -292,11 +292,11 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         mine = f"127.0.0.2:{port}"
         bob._links[alice.me].queue_message(PeerRecords((record(ALICE, mine, sequence=100),)), Priority.CONTROL)
         await until(lambda: mine in alice._book._mine)
-        assert mine not in alice._book
+        assert mine not in alice._book._entries
         bob._links[alice.me].queue_message(PeerRecords((record(ALICE, mine, sequence=200),)), Priority.CONTROL)
         assert bob.send(alice.me, b"after it", Priority.CONTROL)
         assert await next_event(alice, DataReceived) == DataReceived(bob.me, b"after it")
-        assert mine not in alice._book
+        assert mine not in alice._book._entries
         assert not [
             event for line in alice.events._members.values() for event in line.events if isinstance(event, DuplicateIdentity)
         ]

@@ -14,14 +14,15 @@ import trio.testing
 from protocol.codec import encode
 from protocol.identity import Signed
 from protocol.messages import GetBlob, GuestInvitation, Ping
+from scenarios.emulation.memory_network import Mesh
 from tests.transport.helpers import MemoryBlobs, PolicyDouble, digest
-from transport.connections.connection_manager import PeerLink
 from transport.connections.inbound_queue import STRANGER_MESSAGES_IN_PROGRESS_MAX, InboundQueue
+from transport.connections.peer_link import PeerLink
 from transport.dialer import HANDSHAKE_SECONDS
-from transport.emulation.memory_network import Mesh
 from transport.network import DataReceived, PeerConnected, PeerDisconnected
+from transport.peer_policy import PeerClass
 from transport.quotas import cpu_quota
-from transport.quotas.connection_eviction import HALF_OPEN_MAX
+from transport.quotas.accept_limiter import HALF_OPEN_MAX
 from transport.quotas.cpu_quota import (
     HANDSHAKES_SHARE,
     LINK_SHARES,
@@ -34,7 +35,6 @@ from transport.quotas.cpu_quota import (
     CpuShare,
 )
 from transport.quotas.memory_quota import STRANGERS_MAX
-from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
 STEPS = 3  # of a handshake

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from peer.runtime.audits.audit_scheduler import FETCHING_AUDITS_MAX
+from peer.runtime.audit_scheduler import FETCHING_AUDITS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
@@ -30,8 +30,7 @@ from transport.blobs.blob_exchange import (
     BlobExchange,
     DownloadWindow,
 )
-from transport.blobs.blob_server import BlobServer
-from transport.blobs.upload_queue import UPLOAD_SLOTS, UploadDecision, UploadQueue
+from transport.blobs.blob_server import UPLOAD_SLOTS, BlobServer, UploadDecision, UploadQueue
 from transport.wire.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transport.relay.relay_watchdog import SILENT_SECONDS, WITHHELD_SECONDS, RelayWatchdog
+from transport.relay.circuit_session import SILENT_SECONDS, WITHHELD_SECONDS, RelayWatchdog
 from transport.wire.framing import Priority
 
 STEP_SECONDS = 0.25

@@ -176,8 +176,8 @@ async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_a
         for number in range(9):
             alice.add_local_address(f"127.0.0.1:{number + 1}")
         alice.add_local_address(alice.address)
-        assert len(alice._book) == 3
-        await until(lambda: not alice._book)
+        assert len(alice._book._entries) == 3
+        await until(lambda: not alice._book._entries)
         bob = await tcp.start(BOB, bootstrap=())
         alice.add_local_address(format_address("127.0.0.1", parse_address(bob.address)[1]))
         await linked(alice, bob)

@@ -10,11 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from protocol.identity import Identity
+from scenarios.emulation.memory_network import LinkConditions
 from tests.transport.conftest import MemoryWorld, SwarmWorld, open_world
 from tests.transport.helpers import ALICE, BOB, linked, next_event, until
 from tests.waiting import patience
 from transport.connections import connection_manager
-from transport.emulation.memory_network import LinkConditions
 from transport.network import DataReceived, Priority
 from transport.wire.framing import FRAME_PLAINTEXT_MAX
 from transport.wire.link_measurements import (
@@ -157,7 +157,7 @@ async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: Moc
             alice.send(bob.me, b"vote", Priority.VOTE)
             await next_event(bob, DataReceived)
             assert trio.current_time() - start < 0.01 + 2 * 0.025 + 0.001, "the frame being sent, and its own"
-        rate = alice.links()[0].history.bytes_per_second(trio.current_time())
+        rate = alice.links()[0].meter.history.bytes_per_second(trio.current_time())
         assert rate == pytest.approx(2 * MEGABIT_BYTES, rel=0.01)
 
 
@@ -172,21 +172,21 @@ async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
         alice.send(bob.me, b"x")
         await next_event(bob, DataReceived)
         assert link._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == link.meter.unsent_bytes == 6250
-        await until(lambda: alice.links()[0].round_trip_seconds is not None)
-        assert alice.links()[0].history.retransmitted(trio.current_time()) == 0.0
+        await until(lambda: alice.links()[0].meter.round_trip_seconds is not None)
+        assert alice.links()[0].meter.history.retransmitted(trio.current_time()) == 0.0
 
 
 @pytest.mark.real("sockets")
 async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     with patience():
         alice, bob = await tcp.pair()
-        await until(lambda: alice.links()[0].round_trip_seconds is not None)
-        history = alice.links()[0].history
+        await until(lambda: alice.links()[0].meter.round_trip_seconds is not None)
+        history = alice.links()[0].meter.history
         tcp.stop(bob)
         await until(lambda: not alice.connected_peers())
         again = await tcp.start(BOB)
         await linked(alice, again)
-        assert alice.links()[0].history is history and history.minutes(trio.current_time())
+        assert alice.links()[0].meter.history is history and history.minutes(trio.current_time())
         monkeypatch.setattr(connection_manager, "HISTORIES_MAX", 3)
         for number in range(10):
             alice._history(Identity(bytes([number]) * 32).public)

@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock
 
 from protocol.limits import MESSAGE_BYTES_MAX
+from scenarios.emulation.link_profiles import PROFILES, steady_profile
+from scenarios.emulation.memory_network import LinkConditions, MemoryNetwork
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, MemoryBlobs, digest, linked, next_event
 from transport.blobs.blob_exchange import STALL_SECONDS
-from transport.emulation.link_profiles import PROFILES, steady_profile
-from transport.emulation.memory_network import LinkConditions, MemoryNetwork
 from transport.network import DataReceived, PeerConnected, PeerDisconnected, Priority
 
 
@@ -29,7 +29,7 @@ async def test_a_message_takes_the_latency(autojump_clock: MockClock) -> None:
         await next_event(bob, DataReceived)
         assert abs(trio.current_time() - start - 0.25) < 1e-6
         await trio.sleep(1)
-        assert abs(alice.links()[0].round_trip_seconds - 0.5) < 1e-6
+        assert abs(alice.links()[0].meter.round_trip_seconds - 0.5) < 1e-6
 
 
 async def test_bulk_takes_its_time_and_a_vote_waits_for_one_frame_of_it(autojump_clock: MockClock) -> None:
@@ -195,7 +195,7 @@ async def test_an_hour_of_silence_keeps_the_link(autojump_clock: MockClock) -> N
     async with open_world(MemoryWorld) as world:
         alice, bob = await pair(world, LinkConditions())
         await trio.sleep(3600)
-        assert alice.links()[0].connected_since < 1
+        assert alice.links()[0].since < 1
         assert [await alice.events.receive()] == [PeerConnected(bob.me)]
 
 
@@ -215,7 +215,7 @@ async def test_links_of_a_profile_have_its_round_trip_and_all_of_a_peer_share_it
         alice, bob, carol = [await world.start(identity) for identity in (ALICE, BOB, CAROL)]
         await linked(alice, bob, carol)
         await trio.sleep(1)
-        assert alice.links()[0].round_trip_seconds == pytest.approx(0.03, rel=0.1)
+        assert alice.links()[0].meter.round_trip_seconds == pytest.approx(0.03, rel=0.1)
         start = trio.current_time()
         for one in (bob, carol):
             alice.send(one.me, bytes(250_000), Priority.BULK)

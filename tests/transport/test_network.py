@@ -131,11 +131,13 @@ def test_bans_grow_and_are_forgotten() -> None:
     assert bans.banned_until(b"x") < 0, "bounded"
 
 
-async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
+async def test_a_key_that_is_banned_does_not_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     with patience():
-        alice = await world.start(ALICE, allow=lambda peer: peer != BOB.public)
+        alice = await world.start(ALICE)
+        alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
         bob, carol = await world.start(BOB), await world.start(CAROL)
-        await until(lambda: alice.refusal_counts().get("not-allowed"))
+        await until(lambda: alice.refusal_counts().get("banned"))
         await linked(alice, carol)
         await linked(bob, carol)
         assert bob.me not in alice.connected_peers()
@@ -156,13 +158,13 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
         before = alice.traffic(), bob.traffic()
         alice.send(bob.me, bytes(1000), Priority.BULK)
         await next_event(bob, DataReceived)
-        await until(lambda: all(network.links()[0].round_trip_seconds is not None for network in (alice, bob)))
+        await until(lambda: all(network.links()[0].meter.round_trip_seconds is not None for network in (alice, bob)))
         assert alice.traffic().sent[Priority.BULK] - before[0].sent[Priority.BULK] == 1000
         assert bob.traffic().received[Priority.BULK] - before[1].received[Priority.BULK] == 1000
         (link,) = alice.links()
         assert link.peer == bob.me
         assert link.dialed != bob.links()[0].dialed
-        assert 0 < link.round_trip_seconds < DEADLINE_SECONDS
+        assert 0 < link.meter.round_trip_seconds < DEADLINE_SECONDS
         total = alice.traffic().sent
         world.stop(bob)
         await next_event(alice, PeerDisconnected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.addresses import NO_LISTEN_ADDRESS
-from transport.discovery.own_addresses import OwnAddresses
+from transport.discovery.reachability import OwnAddresses
 
 HOSTS = ("192.0.2.1", "2001:db8::1")
 
@@ -51,6 +51,6 @@ def test_the_port_is_that_of_an_address_of_the_same_version(
 
 def test_the_first_and_what_is_said_to_be_there() -> None:
     own = OwnAddresses("10.0.0.1:1,10.0.0.2:2", ("peer.example:7",), tuple)
-    assert own.first_listening == "10.0.0.1:1" and own.reachable_addresses(None, ()) == ("peer.example:7",)
+    assert own.listening[0] == "10.0.0.1:1" and own.reachable_addresses(None, ()) == ("peer.example:7",)
     assert "10.0.0.2:2" in own and "peer.example:7" in own and "10.0.0.3:3" not in own
-    assert OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).first_listening == NO_LISTEN_ADDRESS
+    assert not OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).listening

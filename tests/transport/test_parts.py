@@ -18,13 +18,13 @@ from trio.testing import MockClock
 from protocol.blob_digest import BlobHasher, BlobPartList
 from protocol.identity import Identity
 from protocol.limits import BLOB_CHUNK_BYTES, BLOB_PART_BYTES
+from scenarios.emulation.memory_network import LinkConditions, Mesh
 from storage.disk_blob_store import DiskBlobStore
 from storage.multipart_objects import write_list
 from tests.transport.conftest import MemoryWorld, World, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, until
 from tests.waiting import patience
 from transport.blobs.blob_exchange import TURN_SECONDS
-from transport.emulation.memory_network import LinkConditions, Mesh
 
 PART = 2 * BLOB_CHUNK_BYTES + 1000  # three chunks each
 COUNT = 24

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from protocol.errors import UserError
-from transport.emulation.link_profiles import (
+from scenarios.emulation.link_profiles import (
     MEGABIT_BYTES,
     PROFILES,
     QUEUE_SECONDS,

@@ -190,7 +190,7 @@ def test_strangers_fill_their_own_room_alone_and_cost_no_signature_beyond(monkey
     monkeypatch.setattr(peer_records, "STRANGERS_MAX", 2)
     monkeypatch.setattr(peer_records, "SIGNERS_MAX", 4)
     members = {BOB.public, CAROL.public, DAVE.public}
-    book = PeerRecordBook(ALICE, CHAIN, members=lambda peer: peer in members)
+    book = PeerRecordBook(ALICE, CHAIN, lambda peer: peer in members)
     strangers = [Identity(bytes([n]) * 32) for n in range(100, 104)]
     told = [book.accept_record(record(1, of=stranger), AddressScope.PUBLIC, 0) for stranger in strangers]
     assert told == [RecordOutcome.NEW, RecordOutcome.NEW, RecordOutcome.KNOWN, RecordOutcome.KNOWN]
@@ -206,7 +206,7 @@ def test_strangers_fill_their_own_room_alone_and_cost_no_signature_beyond(monkey
 
 def test_a_forged_record_of_a_member_drives_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_records, "SIGNERS_MAX", 1)
-    book = PeerRecordBook(ALICE, CHAIN, members=lambda peer: peer == BOB.public)
+    book = PeerRecordBook(ALICE, CHAIN, lambda peer: peer == BOB.public)
     book.accept_record(record(1, of=CAROL), AddressScope.PUBLIC, 0)
     with pytest.raises(RemoteProtocolError):
         book.accept_record(AgedPeerRecord(replace(record(1).record, signature=bytes(64)), 0), AddressScope.PUBLIC, 0)
@@ -217,16 +217,6 @@ def test_somebody_who_signs_record_after_record_is_not_passed_on_each_time(book:
     told = [book.accept_record(record(n), AddressScope.PUBLIC, 0.001 * n) for n in range(1, 50)]
     assert told.count(RecordOutcome.NEW) == CHANGES_BURST
     assert book.accept_record(record(50), AddressScope.PUBLIC, 2 * CHANGE_SECONDS) is RecordOutcome.NEW
-
-
-def test_records_of_an_expelled_key_are_not_taken_and_those_held_are_dropped() -> None:
-    expelled: set[bytes] = set()
-    book = PeerRecordBook(ALICE, CHAIN, allow=lambda peer: peer not in expelled)
-    book.accept_record(record(1), AddressScope.PUBLIC, 0)
-    expelled |= {BOB.public, CAROL.public}
-    book.drop_expired(1)
-    assert book.accept_record(record(1, of=CAROL), AddressScope.PUBLIC, 1) is RecordOutcome.KNOWN
-    assert not list(book.peers())
 
 
 # The own record -------------------------------------------------------------------------------------------------------

@@ -15,15 +15,13 @@ from protocol.identity import Identity
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
+from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount, MemoryQuota
-from transport.quotas.peer_class import PeerClass
-from transport.quotas.token_bucket import TokenBucket
 from transport.relay import circuit_relay as module
-from transport.relay.circuit_relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, CircuitRelay
+from transport.relay.circuit_relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, CircuitRelay, TokenBucket
 from transport.relay.circuit_session import CircuitSession
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Channel, Message, Priority
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import PeerAuthenticated
+from transport.wire.noise_session import KeyPair, PeerAuthenticated
 
 A, B, C, D = (bytes([number]) * 32 for number in range(4))
 ONE, TWO = b"circuit one 0123", b"circuit two 0123"
@@ -64,7 +62,7 @@ class World:
         self.relay.open_circuit(opener, OpenCircuit(name, target), self.now)
 
     def data(self, source: bytes, lane: Priority, data: bytes = RECORD, name: bytes = ONE) -> None:
-        self.relay.on_data(source, CircuitData(name, lane, data))
+        self.relay.on_message(source, CircuitData(name, lane, data))
 
     def forward(self, seconds: float = 0.0) -> list[CircuitData]:
         """What is forwarded in that time, to ends that read it at once."""
@@ -88,8 +86,8 @@ def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back() -> None:
     world.forward()
     assert [message.data for message in world.to(B, CircuitData)] == [b"there"]
     assert [message.data for message in world.to(A, CircuitData)] == [b"back"]
-    world.relay.on_close(A, CloseCircuit(ONE, "ended"))
-    assert world.to(B, CloseCircuit) == [CloseCircuit(ONE, "ended")] and not world.relay.circuits
+    world.relay.on_message(A, CloseCircuit(ONE, "ended"))
+    assert world.to(B, CloseCircuit) == [CloseCircuit(ONE, "ended")] and not world.relay._circuits
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_only_members_reach_members_that_have_reserved(
     world.relay.set_reservation(B, True, 0.0)
     world.relay.open_circuit(opener, OpenCircuit(ONE, target), 0.0)
     assert world.to(opener, CloseCircuit) == [CloseCircuit(ONE, reason)]
-    assert world.refused == {reason: 1} and not world.relay.circuits and not world.to(target, IncomingCircuit)
+    assert world.refused == {reason: 1} and not world.relay._circuits and not world.to(target, IncomingCircuit)
 
 
 def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -> None:
@@ -118,7 +116,7 @@ def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -
     world.relay.set_reservation(B, True, 0.0)  # again: it has that
     world.relay.set_reservation(C, True, 0.0)
     world.open(D, B, TWO)
-    assert world.relay.reservations.peers == (B,) and world.refused == {"relay-off": 1} and world.relay.circuits == 2
+    assert world.relay.reservations.peers == (B,) and world.refused == {"relay-off": 1} and len(world.relay._circuits) == 2
     world.relay.cancel_reservations()
     world.data(A, Priority.VOTE, b"still")
     assert [sent.data for sent in world.forward()] == [b"still"] and world.relay.reservations.peers == ()
@@ -128,9 +126,9 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
     world = World()
     world.open(A, B)
     world.data(C, Priority.VOTE)
-    world.relay.on_close(C, CloseCircuit(ONE, "ended"))
+    world.relay.on_message(C, CloseCircuit(ONE, "ended"))
     world.open(C, D)  # a name that is taken
-    assert world.forward() == [] and world.relay.circuits == 1
+    assert world.forward() == [] and len(world.relay._circuits) == 1
     assert world.to(C, CloseCircuit) == [CloseCircuit(ONE, "relay-full")]
 
 
@@ -145,21 +143,21 @@ def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     world = World()
     for number, (opener, target) in enumerate([(A, B), (A, C), (A, D), (A, B), (B, C), (B, D)]):
         world.open(opener, target, number.to_bytes(16, "big"))
-    assert world.relay.circuits == 4 and world.refused == {"relay-full": 2}
+    assert len(world.relay._circuits) == 4 and world.refused == {"relay-full": 2}
     world.relay.on_unlinked(A)
-    assert world.relay.circuits == 1
+    assert len(world.relay._circuits) == 1
     world.now = 60.0
     world.open(A, B, bytes(16))  # the room is there again
-    assert world.relay.circuits == 2
+    assert len(world.relay._circuits) == 2
 
 
 def test_nobody_takes_all_circuits_that_another_may_have() -> None:
     world = World()
     for number in range(module.CIRCUITS_PER_PEER_MAX):
         world.open(A, B, number.to_bytes(16, "big"))
-    assert world.relay.circuits == module.CIRCUITS_PER_PAIR_MAX
+    assert len(world.relay._circuits) == module.CIRCUITS_PER_PAIR_MAX
     world.open(C, B, TWO)
-    assert world.relay.circuits == module.CIRCUITS_PER_PAIR_MAX + 1
+    assert len(world.relay._circuits) == module.CIRCUITS_PER_PAIR_MAX + 1
 
 
 def test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link() -> None:
@@ -184,12 +182,12 @@ def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
         for number in range(5):
             name = (5 * second + number).to_bytes(16, "big")
             world.open(A, B, name)
-            opened += world.relay.circuits
-            world.relay.on_close(A, CloseCircuit(name, "ended"))
+            opened += len(world.relay._circuits)
+            world.relay.on_message(A, CloseCircuit(name, "ended"))
         world.relay.on_unlinked(A)  # a new link pays nothing back
     assert opened == module.CIRCUITS_PER_PEER_MAX + 200 and world.refused == {"relay-too-often": 1_000 - opened}
     world.open(C, B)
-    assert world.relay.circuits == 1, "others are not"
+    assert len(world.relay._circuits) == 1, "others are not"
 
 
 def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others() -> None:
@@ -223,7 +221,7 @@ def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) 
         for source, number, name in full:
             lane = world.relay._circuits[name].queues[source][number]
             lane.owed_credit = 0
-            world.relay.on_credit(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
+            world.relay.on_message(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
             while lane.waiting + len(RECORD) <= WINDOW_BYTES[number]:
                 world.data(source, number, name=name)
         sent.update({(message.circuit, message.priority): len(message.data) for message in world.forward(0.05)})
@@ -294,7 +292,7 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
             world.data(A, Priority.BULK)
         sent += sum(len(message.data) for message in world.forward(1.0))
         world.relay._circuits[ONE].queues[A][2].owed_credit = 0
-        world.relay.on_credit(B, CircuitCredit(ONE, Priority.BULK, WINDOW_BYTES[2]))
+        world.relay.on_message(B, CircuitCredit(ONE, Priority.BULK, WINDOW_BYTES[2]))
     assert sent == pytest.approx(3_600 * 100_000, rel=0.01)
     world.data(C, Priority.BULK, name=TWO)
     assert [message.circuit for message in world.forward()] == [TWO], "another circuit has a budget of its own"
@@ -307,7 +305,7 @@ def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() ->
     world.relay._circuits[ONE].queues[A][Priority.BULK].credit = 0
     for _ in range(RECORDS_MAX[Priority.BULK] + 1):
         world.data(A, Priority.BULK, b"x")
-    assert world.refused == {"circuit-overrun": 1} and not world.relay.circuits
+    assert world.refused == {"circuit-overrun": 1} and not world.relay._circuits
 
     world = World()
     world.open(A, B)
@@ -337,7 +335,7 @@ def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_
     world.data(A, Priority.BULK, b"one byte more than the window")
     assert world.refused == {"circuit-overrun": 1}
     assert world.to(A, CloseCircuit) == world.to(B, CloseCircuit) == [CloseCircuit(ONE, "circuit-overrun")]
-    assert world.relay.circuits == 1 and world.forward(1.0) == []
+    assert len(world.relay._circuits) == 1 and world.forward(1.0) == []
 
 
 def test_a_circuit_ends_with_the_link_of_either_end() -> None:
@@ -350,7 +348,7 @@ def test_a_circuit_ends_with_the_link_of_either_end() -> None:
     world.open(A, B)
     world.data(A, Priority.BULK)
     world.deaf.add(B)  # its queue is full
-    assert world.forward() == [] and not world.relay.circuits
+    assert world.forward() == [] and not world.relay._circuits
     assert world.relay.forward_records(world.now) == math.inf
 
 
@@ -368,7 +366,7 @@ def test_nothing_is_forwarded_for_whoever_is_expelled_from_that_block_on() -> No
     assert [message.data for message in world.forward()] == [b"of others"]
     assert world.to(A, CloseCircuit) == [CloseCircuit(ONE, "relay-not-member")]
     world.relay.close_unserved()
-    assert world.relay.circuits == 1 and world.relay.reservations.peers == (D,)
+    assert len(world.relay._circuits) == 1 and world.relay.reservations.peers == (D,)
     assert {message.reason for message in world.to(B, CloseCircuit)} == {"relay-not-member"}
 
 
@@ -389,9 +387,9 @@ LANES = st.sampled_from(list(Priority))
 STEPS = st.one_of(
     st.tuples(st.just("set_reservation"), PEERS, st.booleans()),
     st.tuples(st.just("open_circuit"), PEERS, st.builds(OpenCircuit, NAMES, PEERS)),
-    st.tuples(st.just("on_data"), PEERS, st.builds(CircuitData, NAMES, LANES, st.sampled_from((b"x", RECORD)))),
-    st.tuples(st.just("on_credit"), PEERS, st.builds(CircuitCredit, NAMES, LANES, st.sampled_from((1, WINDOW_BYTES[2])))),
-    st.tuples(st.just("on_close"), PEERS, st.builds(CloseCircuit, NAMES, st.just("ended"))),
+    st.tuples(st.just("on_message"), PEERS, st.builds(CircuitData, NAMES, LANES, st.sampled_from((b"x", RECORD)))),
+    st.tuples(st.just("on_message"), PEERS, st.builds(CircuitCredit, NAMES, LANES, st.sampled_from((1, WINDOW_BYTES[2])))),
+    st.tuples(st.just("on_message"), PEERS, st.builds(CloseCircuit, NAMES, st.just("ended"))),
     st.tuples(st.just("on_unlinked"), PEERS),
     st.tuples(st.just("deaf"), PEERS),
     st.tuples(st.just("forward"), st.floats(0, 2)),

@@ -14,8 +14,7 @@ from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
 from transport.wire import framing, noise_session
 from transport.wire.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import HANDSHAKE_BYTES, PREAMBLE_BYTES, NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import HANDSHAKE_BYTES, PREAMBLE_BYTES, KeyPair, NoiseSession, PeerAuthenticated
 
 
 def send(session: NoiseSession, data: bytes, priority: Priority = Priority.CONTROL) -> bytes:

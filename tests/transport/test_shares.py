@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount, MemoryQuota
-from transport.quotas.peer_class import PeerClass
 
 MEMBERS, STRANGERS = 100_000, 10_000
 

@@ -17,11 +17,11 @@ from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from tests.waiting import patience
 from transport.connections import connection_manager
-from transport.connections.close_reason import describe_close_reason
+from transport.connections.peer_link import LinkClosedByPeer, choose_link_to_evict
 from transport.network import DataReceived, PeerDisconnected
-from transport.quotas import connection_eviction
+from transport.peer_policy import PeerClass
+from transport.quotas import accept_limiter
 from transport.quotas.memory_quota import MemoryQuota
-from transport.quotas.peer_class import PeerClass
 from transport.swarm import READ_BYTES, Swarm
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 from transport.wire.noise_session import NoiseSession
@@ -141,7 +141,7 @@ async def test_of_all_links_the_lowest_standing_gives_way() -> None:
     for standing in reversed(PeerClass):
         links.append(link := connection_manager.PeerLink(b"", "peer.example:1", True, Outbox(), Inbox()))
         link.peer_class = standing
-        assert connection_eviction.choose_link_to_evict(links) is link
+        assert choose_link_to_evict(links) is link
 
 
 @pytest.mark.real("sockets")
@@ -158,16 +158,16 @@ async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_h
 
 @pytest.mark.real("sockets")
 async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_eviction, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(accept_limiter, "HALF_OPEN_PER_HOST_MAX", 3)
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         idle = [await tcp.connect(alice) for _ in range(3)]
-        await until(lambda: len(alice._half_open) == 3)
+        await until(lambda: len(alice._half_open._places) == 3)
         bob = await tcp.start(BOB)
         assert await idle[0].receive_some() == b""
         await until(lambda: alice.refusal_counts() == {"half-open": 1})
         await linked(alice, bob)
-        assert len(alice._half_open) == 2
+        assert len(alice._half_open._places) == 2
 
 
 @pytest.mark.real("sockets")
@@ -180,7 +180,7 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
             session.receive(await stream.receive_some())
         await stream.send_all(session.data_to_send())
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert len(alice._half_open) == 1
+        assert len(alice._half_open._places) == 1
 
 
 @pytest.mark.real("sockets")
@@ -190,9 +190,9 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
         alice.cpu_quota.host_account("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
         idle, speaking = await tcp.connect(alice), await tcp.connect(alice)
         await speaking.send_all(make_session(BOB, True).data_to_send())
-        await until(lambda: len(alice._half_open) == 2 and alice.cpu_quota._handshakes.waiting)
+        await until(lambda: len(alice._half_open._places) == 2 and alice.cpu_quota._handshakes._waiting)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert alice.cpu_quota._handshakes.waiting == 1
+        assert len(alice.cpu_quota._handshakes._waiting) == 1
         await idle.aclose()
 
 
@@ -242,7 +242,7 @@ async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(t
 
 
 async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
-    half_open, ended = connection_eviction.HalfOpenTable(), []
+    half_open, ended = accept_limiter.HalfOpenTable(), []
 
     async def hold(host: str, *, task_status: trio.TaskStatus[None]) -> None:
         try:
@@ -253,8 +253,8 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
             ended.append((host, error.reason))
 
     async with trio.open_nursery() as nursery:
-        for number in range(connection_eviction.HALF_OPEN_MAX):
-            await nursery.start(hold, "member" if number < connection_eviction.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
+        for number in range(accept_limiter.HALF_OPEN_MAX):
+            await nursery.start(hold, "member" if number < accept_limiter.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
         await nursery.start(hold, "newcomer")
         await trio.testing.wait_all_tasks_blocked()
         assert ended == [("host 0", "half-open")]
@@ -265,16 +265,19 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
 
 
 @pytest.mark.real("sockets")
-async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> None:
+async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     told: list[str] = []
     with patience():
-        alice = await tcp.start(ALICE, allow=lambda peer: False)
+        alice = await tcp.start(ALICE)
+        alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
         bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
         await until(lambda: bob.unreached_addresses())
-        assert bob.unreached_addresses()[0].reason == "it closed the link: it does not talk to this peer's key"
+        refused = "this peer's key is refused there for some minutes, after what it sent"
+        assert bob.unreached_addresses()[0].reason == f"it closed the link: {refused}"
         assert not bob.connected_peers() and not bob.refusal_counts() and not bob.events._members, "there was no link"
         await until(lambda: told)
-        assert "it does not talk to this peer's key" in told[0]
+        assert refused in told[0]
 
 
 @pytest.mark.real("sockets")
@@ -311,8 +314,8 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
 
 
 def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
-    assert describe_close_reason("some-new-reason") == "it closed the link: some-new-reason"
-    assert describe_close_reason("\x1b[2J") == "it closed the link: for a reason that is no word"
+    assert LinkClosedByPeer("some-new-reason").detail == "it closed the link: some-new-reason"
+    assert LinkClosedByPeer("\x1b[2J").detail == "it closed the link: for a reason that is no word"
 
 
 def test_the_last_message_is_whole_where_another_was_begun() -> None:

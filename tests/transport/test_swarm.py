@@ -36,7 +36,7 @@ from transport.connections import connection_manager
 from transport.discovery import address_book
 from transport.discovery.reachability import ReachabilityState
 from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected, Priority
-from transport.quotas import connection_eviction
+from transport.quotas import accept_limiter
 from transport.swarm import Swarm
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.noise_session import MAGIC, chain_tag
@@ -70,7 +70,7 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.start_soon(alice.run)
         nursery.start_soon(bob.run)
         await linked(alice, bob)
-        await until(lambda: len(alice._half_open) == len(bob._half_open) == 0)
+        await until(lambda: len(alice._half_open._places) == len(bob._half_open._places) == 0)
         await until(lambda: alice._open.total() + bob._open.total() == 1)
         assert alice.send(bob.me, b"ping")
         assert bob.send(alice.me, b"pong")
@@ -123,7 +123,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
         async with trio.open_nursery() as nursery:
             await nursery.start(alice.run)
             await until(
-                lambda: len(alice.unreached_addresses()) == 2 and all(dial.tries >= 2 for dial in alice.unreached_addresses())
+                lambda: len(alice.unreached_addresses()) == 2 and all(dial.failures >= 2 for dial in alice.unreached_addresses())
             )
             reasons = {dial.address: dial.reason for dial in alice.unreached_addresses()}
             assert reasons == {address: "connection refused", "nobody.invalid:7700": "no such name"}
@@ -154,7 +154,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, greet, [listener])
             await nursery.start(alice.run)
-            await until(lambda: any(dial.tries >= 6 for dial in alice.unreached_addresses()))
+            await until(lambda: any(dial.failures >= 6 for dial in alice.unreached_addresses()))
             nursery.cancel_scope.cancel()
     assert [line.partition(",")[0] for line in told] == [
         f"cannot reach {address}: something else than a peer answers there ({tries})" for tries in ("1 try", "2 tries", "4 tries")
@@ -431,7 +431,7 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
     with patience():
         address = free_address()
         alice = await tcp.start(ALICE, listen=address, bootstrap=[address])
-        await until(lambda: address not in alice._book)
+        await until(lambda: address not in alice._book._entries)
         assert not alice.refusal_counts()
 
 
@@ -563,13 +563,13 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
 async def test_whoever_has_a_network_of_ipv6_pushes_out_its_own_half_open_connections(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_eviction, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(accept_limiter, "HALF_OPEN_PER_HOST_MAX", 3)
     monkeypatch.setattr(swarm, "remote_address", lambda stream: f"[2001:db8::{stream.socket.getpeername()[1]:x}]:1")
     with patience():
         alice = await tcp.start(ALICE)
         idle = [await tcp.connect(alice) for _ in range(4)]
         await until(lambda: alice.refusal_counts() == {"half-open": 1})
-        assert await idle[0].receive_some() == b"" and len(alice._half_open) == 3
+        assert await idle[0].receive_some() == b"" and len(alice._half_open._places) == 3
         bob = await tcp.start(BOB, bootstrap=[])
         await bob.connect(alice.address)
         await until(lambda: bob.me in alice.connected_peers())

@@ -10,13 +10,13 @@ from trio.testing import MockClock
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import BlobElsewhere, GetBlob, HasBlob
+from scenarios.emulation.link_profiles import steady_profile
+from scenarios.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import MemoryBlobs, digest, linked
-from transport.blobs import upload_queue
+from transport.blobs import blob_server
 from transport.blobs.blob_exchange import FIRST_ANSWER_SECONDS, SEARCH_SECONDS, STALL_SECONDS
-from transport.blobs.upload_queue import ANSWER_SECONDS, REPEAT_SECONDS, SLOW_SECONDS, UPLOAD_SLOTS, UploadDecision, UploadQueue
-from transport.emulation.link_profiles import steady_profile
-from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
+from transport.blobs.blob_server import ANSWER_SECONDS, REPEAT_SECONDS, SLOW_SECONDS, UPLOAD_SLOTS, UploadDecision, UploadQueue
 from transport.quotas.memory_quota import MemoryQuota
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
@@ -233,15 +233,15 @@ def test_nobody_is_named_that_never_asked_here() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     made = UploadQueue()
-    for number in range(2 * upload_queue.BLOBS_MAX):
+    for number in range(2 * blob_server.BLOBS_MAX):
         made.request_slot(number.to_bytes(32, "big"), KEYS[0], SIZE, 0.0)
-    assert len(made._blobs) == upload_queue.BLOBS_MAX
-    for number in range(2 * upload_queue.WAITING_MAX):
+    assert len(made._blobs) == blob_server.BLOBS_MAX
+    for number in range(2 * blob_server.WAITING_MAX):
         made.request_slot(DIGEST, number.to_bytes(32, "big"), SIZE, 0.0)
-    assert len(made._blobs[DIGEST].waiting) == upload_queue.WAITING_MAX
-    for number in range(UPLOAD_SLOTS, UPLOAD_SLOTS + 2 * upload_queue.KNOWN_MAX):
+    assert len(made._blobs[DIGEST].waiting) == blob_server.WAITING_MAX
+    for number in range(UPLOAD_SLOTS, UPLOAD_SLOTS + 2 * blob_server.KNOWN_MAX):
         made.on_peer_has(DIGEST, number.to_bytes(32, "big"), 0.0)
-    assert len(made._blobs[DIGEST].known) <= upload_queue.KNOWN_MAX
+    assert len(made._blobs[DIGEST].known) <= blob_server.KNOWN_MAX
     assert STALL_SECONDS > SLOW_SECONDS
 
 
@@ -266,39 +266,39 @@ def test_questions_of_strangers_push_out_none_of_members() -> None:
     made = UploadQueue(strangers.__contains__)
     fill(made, waiting)
     for of, stranger in enumerate(strangers):
-        asks(made, stranger, 2 * upload_queue.BLOBS_MAX, of)
+        asks(made, stranger, 2 * blob_server.BLOBS_MAX, of)
     assert waits(made, waiting)
-    assert len(made._blobs) == 1 + upload_queue.BLOBS_OF_STRANGERS_MAX
+    assert len(made._blobs) == 1 + blob_server.BLOBS_OF_STRANGERS_MAX
 
 
 def test_questions_of_strangers_decide_not_what_is_forgotten_of_a_member() -> None:
     made = UploadQueue([KEYS[0]].__contains__)
-    asks(made, KEYS[1], upload_queue.BLOBS_MAX)
+    asks(made, KEYS[1], blob_server.BLOBS_MAX)
     first = next(iter(made._blobs))
     asks(made, KEYS[0], 1)
     asks(made, KEYS[1], 1, of=1)
-    assert first not in made._blobs and len(made._blobs) == upload_queue.BLOBS_MAX
+    assert first not in made._blobs and len(made._blobs) == blob_server.BLOBS_MAX
 
 
 def test_of_members_the_one_that_asked_for_most_is_forgotten_first() -> None:
     made, waiting = UploadQueue(), KEYS[9]
     fill(made, waiting)
-    asks(made, KEYS[0], 2 * upload_queue.BLOBS_MAX)
+    asks(made, KEYS[0], 2 * blob_server.BLOBS_MAX)
     assert waits(made, waiting)
-    assert len(made._blobs) == upload_queue.BLOBS_MAX
+    assert len(made._blobs) == blob_server.BLOBS_MAX
 
 
 def test_what_a_stranger_asked_for_first_is_a_member_s_once_that_asks() -> None:
     made = UploadQueue([KEYS[0]].__contains__)
     made.request_slot(DIGEST, KEYS[0], 1 << 30, 0.0)
     fill(made, KEYS[9])
-    asks(made, KEYS[0], 2 * upload_queue.BLOBS_OF_STRANGERS_MAX)
+    asks(made, KEYS[0], 2 * blob_server.BLOBS_OF_STRANGERS_MAX)
     assert waits(made, KEYS[9])
 
 
 def test_places_of_strangers_lengthen_no_member_s() -> None:
     ends = list[float]()
-    for blobs in (0, upload_queue.BLOBS_OF_STRANGERS_MAX):
+    for blobs in (0, blob_server.BLOBS_OF_STRANGERS_MAX):
         made = UploadQueue([KEYS[0]].__contains__)
         asks(made, KEYS[0], blobs)
         made.request_slot(DIGEST, KEYS[4], 1 << 30, 0.0)

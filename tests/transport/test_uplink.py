@@ -7,12 +7,13 @@ import trio
 from trio.testing import MockClock
 
 from protocol.identity import Identity
+from scenarios.emulation.link_profiles import PROFILES, steady_profile
+from scenarios.emulation.memory_network import Mesh
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import linked
-from transport.emulation.link_profiles import PROFILES, steady_profile
-from transport.emulation.memory_network import Mesh
-from transport.network import DataReceived, Network
-from transport.quotas.peer_class import PeerClass
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import DataReceived
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 SERVER, MEMBER, *STRANGERS = [Identity(bytes([210 + n]) * 32) for n in range(8)]
@@ -20,7 +21,7 @@ SIZE = 30_000
 COUNT = 16
 
 
-async def arrives(network: Network, count: int) -> float:
+async def arrives(network: ConnectionManager, count: int) -> float:
     """When so many messages have come."""
     while count:
         count -= isinstance(await network.events.receive(), DataReceived)

@@ -13,7 +13,8 @@ import trio
 
 from curation.rpc import CurationRpc, ImportRequest, ImportView
 from peer import cli
-from peer.daemon.daemon import Daemon, running_daemon
+from peer.api.running_peer import RunningPeer
+from peer.daemon.daemon import running_daemon
 from peer.settings.config import load_settings
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Reply, Site
@@ -30,12 +31,12 @@ class Room:
         assert cli.main(["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]) == 0
 
     @asynccontextmanager
-    async def serving(self, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[Daemon, Site]]:
+    async def serving(self, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[RunningPeer, Site]]:
         async with self.running(sign_up=sign_up, **more) as daemon:
             yield daemon, Site(*await served_at(daemon))
 
     @asynccontextmanager
-    async def running(self, **more: Any) -> AsyncIterator[Daemon]:
+    async def running(self, **more: Any) -> AsyncIterator[RunningPeer]:
         """It may serve nobody."""
         flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
         config = load_settings(flags, {"HOME": str(self.folder)}).config
@@ -43,7 +44,9 @@ class Room:
             async with running_daemon(config) as daemon:
                 yield daemon
 
-    async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0) -> ImportView:
+    async def project(
+        self, daemon: RunningPeer, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0
+    ) -> ImportView:
         """The first `gold` tasks are gold: `sad` where their number is odd."""
         file = self.folder / f"{name}.jsonl"
         lines = [
@@ -56,7 +59,7 @@ class Room:
         return await api.import_tasks(request)
 
 
-async def served_at(daemon: Daemon) -> tuple[str, int]:
+async def served_at(daemon: RunningPeer) -> tuple[str, int]:
     seen = 0
     while True:
         for event in await daemon.api.events(seen, PATIENCE_SECONDS):

@@ -13,14 +13,13 @@ import trio
 from curation.import_export.task_import import TaskWithGold
 from curation.ledger.curation_state import CurationState, ProjectPhase
 from curation.service.access_control import AccessControl
-from curation.service.projects.import_records import digest_tasks
-from curation.service.projects.project_author import ProjectAuthor
+from curation.service.project_author import ProjectAuthor, digest_tasks
 from curation.tasks.task_pages import AnnotationTask
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
-from web.problem_details import HttpProblem
+from web.calls import HttpProblem
 
 ADMIN = "/api/v1/admin"
 
@@ -201,7 +200,7 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(monk
         doors = AccessControl(room.directory / "services" / "serve")
         names = [doors.find_operator(token) for token in (second, second, first)]
         assert [entry["operator"] for entry in entries] == names and names[0] != names[2]
-        monkeypatch.setattr("curation.service.operators.operator_log.ENTRIES_MAX", 2)
+        monkeypatch.setattr("curation.service.access_control.ENTRIES_MAX", 2)
         await said(site.ask, "POST", f"/api/v1/projects/{project}/open", None, first)
         assert [action for action, *_ in await log(site, first)] == ["open", "pause"]
         assert (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"] == []
@@ -340,7 +339,7 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
         token = await operator(daemon)
         project = await empty(site, token)
         path, data = f"/api/v1/projects/{project}/tasks?format=jsonl", b'{"text": "one"}\n' * 3_000
-        monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
+        monkeypatch.setattr("curation.service.operators.project_api.DECISION_WAIT_SECONDS", 0.0)
         assert (await said(site.ask, "POST", path, data, token)).status == 202
         assert (await said(site.ask, "POST", path, data, token)).code == "too-many"
         go_on.set()
@@ -354,7 +353,7 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
 async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
     monkeypatch: pytest.MonkeyPatch, room: Room
 ) -> None:
-    monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("curation.service.operators.project_api.DECISION_WAIT_SECONDS", 0.0)
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)

@@ -15,7 +15,7 @@ from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, R
 from curation.rpc import CurationRpc
 from curation.service.annotators import annotator_api, statement_batcher
 from curation.service.annotators.statement_batcher import Statement, StatementBatcher
-from curation.service.public.public_api import PublicApi
+from curation.service.public_api import PublicApi
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
@@ -236,7 +236,8 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
             await go_on.wait()
             await hindered(gatherer, taken)
 
-        monkeypatch.setattr(annotator_api, "DECISION_WAIT_SECONDS", 1.0)
+        for module in (annotator_api, statement_batcher):
+            monkeypatch.setattr(module, "DECISION_WAIT_SECONDS", 1.0)
         monkeypatch.setattr(StatementBatcher, "_decide", later)
         reply = await said(ann.submit, site, task["assignment"], (1,))
         assert (reply.status, reply.body) == (202, {"annotation": task["assignment"]})

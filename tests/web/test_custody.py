@@ -11,9 +11,9 @@ import pytest
 
 from curation.ledger.curation_state import CurationState
 from curation.rpc import CurationRpc
-from curation.service.annotators import custodial_api
-from curation.service.annotators.custodial_accounts import CustodialAccounts
-from peer.daemon.daemon import Daemon
+from curation.service.annotators import session_api
+from curation.service.annotators.session_api import CustodialAccounts
+from peer.api.running_peer import RunningPeer
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, said
 
@@ -39,7 +39,7 @@ async def labelled(site: Site, headers: dict[str, str], answer: list[int]) -> tu
     )
 
 
-def person(daemon: Daemon, key: str) -> Any:
+def person(daemon: RunningPeer, key: str) -> Any:
     return daemon.driver.state.module_state(CurationState).annotators.get_record(bytes.fromhex(key))
 
 
@@ -104,7 +104,7 @@ async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, 
     async with Room(tmp_path).serving() as (_, site):
         assert (await signed(site, "up")).status == 201
         for free in (2, -3):  # so the second one costs half a minute: the next one comes before that, however busy the machine is
-            monkeypatch.setattr(custodial_api, "WRONG_PASSPHRASES_FREE", free)
+            monkeypatch.setattr(session_api, "WRONG_PASSPHRASES_FREE", free)
             assert (await signed(site, "in", passphrase=f"wrong horse {free}")).code == "unauthorized"
         assert (await signed(site, "in", passphrase="wrong horse")).code == "too-many"
         reply = await signed(site, "in")

@@ -21,8 +21,8 @@ from tests.web.client import Site
 from tests.web.room import Room, enrolled, said
 from tests.web.test_custody import browser, signed
 from tests.web.test_routes import operator
-from web.request_fields import REQUIRED
-from web.routes import OPERATOR, SETS_COOKIE, ClientClass, Route
+from web.calls import REQUIRED
+from web.routes import OPERATOR, ClientClass, Route
 from web.site import load_site
 
 PATH = "/api/v1/sign-out"  # a call that changes something
@@ -180,7 +180,7 @@ def refusals(route: Route, tokens: Mapping[ClientClass, str]) -> Iterator[Refusa
         yield Refusal(b" " * route.body_bytes_max + b"{}", token, {}, ((413, "too-large"),))
         for bad in (b"{", b"[]", b"\xff", b"null"):
             yield Refusal(bad, token, {}, ((400, "malformed"),))
-    if route.cookie == SETS_COOKIE:
+    if route.sets_cookie:
         yield Refusal(complete_body(route), token, {"Origin": "http://evil.example"}, ((403, "forbidden"),))
     if route.client is None:
         return

@@ -138,7 +138,7 @@ async def test_a_connection_that_is_gone_leaves_its_place(tmp_path: Path, monkey
             assert (await said(site.get, "/annotate")).status == 200
 
         async def is_left() -> bool:
-            return len(made[0]) == 0
+            return not made[0]._open
 
         await poll(is_left)
 

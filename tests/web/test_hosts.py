@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from curation.service.annotators import annotator_api, custodial_api
-from peer.daemon.daemon import Daemon
+from curation.service.annotators import session_api
+from peer.api.running_peer import RunningPeer
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, enrolled, said
@@ -32,7 +32,7 @@ def at(site: Site, source: str) -> Site:
 
 
 @asynccontextmanager
-async def served(folder: Path, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[Daemon, Site]]:
+async def served(folder: Path, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[RunningPeer, Site]]:
     async with Room(folder).serving(sign_up, **more) as (daemon, site):
         await said(lambda: site.network)  # known from now on
         yield daemon, site
@@ -49,7 +49,7 @@ def enrolment(site: Site, name: str, custodial: bool) -> dict[str, Any]:
 
 
 async def test_a_host_enrols_so_many_and_others_still_come_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotator_api, "ENROLMENT_BURST", 6)
+    monkeypatch.setattr(session_api, "ENROLMENT_BURST", 6)
     async with served(tmp_path) as (_, site):
         statuses, stranger = Counter[int](), at(site, "127.0.0.66")
         for number in range(4):
@@ -66,7 +66,7 @@ async def test_a_host_enrols_so_many_and_others_still_come_in(tmp_path: Path, mo
 
 
 async def test_where_sign_up_is_invited_the_invitation_is_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotator_api, "ENROLMENT_BURST", 1)
+    monkeypatch.setattr(session_api, "ENROLMENT_BURST", 1)
     async with served(tmp_path, "invited", sign_up_invitations=("a", "b", "c")) as (_, site):
         for code in "abc":
             assert (await said(Person(code).enrol, site, code)).status == 201
@@ -75,7 +75,7 @@ async def test_where_sign_up_is_invited_the_invitation_is_the_bound(tmp_path: Pa
 async def test_a_proxy_of_the_settings_says_for_whom_it_asks_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(annotator_api, "ENROLMENT_BURST", 1)
+    monkeypatch.setattr(session_api, "ENROLMENT_BURST", 1)
     async with served(tmp_path, web_trusted_proxies=(HERE,)) as (_, site):
 
         async def enrol(source: str, forwarded: str) -> int:
@@ -110,9 +110,9 @@ async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_
         assert (await signed(site, "up", "ann")).status == 201
         stranger, statuses = at(site, "127.0.0.66"), Counter[int]()
         while not statuses[429]:  # on a slow machine the wait after the fifth is over before the next one
-            assert statuses.total() < 4 * custodial_api.WRONG_PASSPHRASES_FREE, statuses
+            assert statuses.total() < 4 * session_api.WRONG_PASSPHRASES_FREE, statuses
             statuses[(await signed(stranger, "in", "ann", "wrong horse battery")).status] += 1
-        assert statuses[401] >= custodial_api.WRONG_PASSPHRASES_FREE
+        assert statuses[401] >= session_api.WRONG_PASSPHRASES_FREE
         assert (await signed(site, "in", "ann")).status == 201
         assert (await signed(stranger, "in", "ann")).status == 429
 
@@ -120,8 +120,8 @@ async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_
 async def test_challenges_of_a_host_and_sessions_of_a_person_push_out_their_own_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(annotator_api, "CHALLENGES_OF_HOST_MAX", 2)
-    monkeypatch.setattr(annotator_api, "SESSIONS_OF_ANNOTATOR_MAX", 2)
+    monkeypatch.setattr(session_api, "CHALLENGES_OF_HOST_MAX", 2)
+    monkeypatch.setattr(session_api, "SESSIONS_OF_ANNOTATOR_MAX", 2)
     async with served(tmp_path) as (_, site):
         ann, bob = await enrolled(site, "ann", "bob")
         stranger = at(site, "127.0.0.66")

@@ -22,9 +22,9 @@ from curation.rpc import ImportView
 from curation.tasks.answers import QuestionKind
 from ledger.core.module import BlobReplacement
 from peer import cli
-from peer.daemon.daemon import Daemon
+from peer.api.running_peer import RunningPeer
 from peer.runtime import transaction_submitter as authors
-from peer.runtime.storage.blob_pinning import BlobPinner
+from peer.runtime.blob_retention import BlobPinner
 from tests.peer.processes import peer
 from tests.transport.helpers import until
 from tests.web.client import Person, Site
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.real("sockets")
 @dataclass
 class Author:
     room: Room
-    daemon: Daemon
+    daemon: RunningPeer
     site: Site
     capture: pytest.CaptureFixture[str]
 
@@ -49,7 +49,7 @@ class Author:
         return " ".join((shown.out + shown.err).split())
 
 
-def curation(daemon: Daemon) -> CurationState:
+def curation(daemon: RunningPeer) -> CurationState:
     return daemon.driver.state.module_state(CurationState)
 
 

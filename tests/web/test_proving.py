@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from curation.import_export.proof_verifier import verify_folder
+from curation.import_export.export_proofs import verify_folder
 from curation.rpc import CurationRpc
 from peer import cli
 from protocol.errors import UserError

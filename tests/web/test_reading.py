@@ -13,14 +13,15 @@ import trio
 
 from curation.ledger.curation_state import Annotator, AssignmentState, CurationState
 from curation.ledger.transaction_types import ReleaseAssignment
-from curation.service.annotators.annotator_api import AnnotatorApi
-from curation.service.annotators.answer_store import AnswerStore, UnopenedAnswer
-from curation.service.annotators.lease_heartbeats import HEARTBEAT_SECONDS_MAX, LeaseHeartbeats
+from curation.service import public_api
+from curation.service.annotators.annotator_api import HEARTBEAT_SECONDS_MAX, LeaseHeartbeats
+from curation.service.annotators.answer_openings import AnswerStore, UnopenedAnswer
+from curation.service.annotators.session_api import SessionApi
 from curation.service.annotators.statement_batcher import StatementBatcher
-from curation.service.public import public_api
-from curation.service.public.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
-from ledger.tables import MemoryBucketStore, Table
+from curation.service.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
+from ledger.tables import Table
 from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
+from tests.ledger.tables.memory_store import MemoryBucketStore
 from tests.waiting import patience_seconds
 from tests.web.client import Reply
 from tests.web.room import Room, assigned, enrolled, said, settled, together
@@ -66,7 +67,7 @@ def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_chan
     check(table)
     assert not read
     key, last = min(table.items(), key=lambda item: item[1].points)
-    table = table.with_row(key, replace(last, points=1_000))
+    table = table.with_rows({key: replace(last, points=1_000)})
     check(table)
     assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.top_annotators(table)[0]["name"] == last.name
 
@@ -178,7 +179,7 @@ def test_an_assignment_lapses_once_a_while_after_its_last_heartbeat() -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.service.annotators.lease_heartbeats.HEARTBEAT_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("curation.service.annotators.annotator_api.HEARTBEAT_SECONDS_MAX", 0.3)
     async with Room(tmp_path).serving() as (daemon, site):
         await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
         ann, bob = await enrolled(site, "ann", "bob")
@@ -186,7 +187,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, await said(bob.token, site))
         assert (foreign.status, foreign.body) == (200, {"assignments": []})
         with monkeypatch.context() as patch:
-            patch.setattr(AnnotatorApi, "_is_me", lambda self, peer: False)
+            patch.setattr(SessionApi, "is_here", lambda self, peer: False)
             others = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [silent]}, ann.token(site))
         assert others.body == {"assignments": []}, "a lease that another peer took is that peer's to release"
         reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
@@ -202,7 +203,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
 
 @pytest.mark.real("sockets, and a disk that is slow")
 async def test_a_lease_whose_answer_is_on_its_way_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.service.annotators.lease_heartbeats.HEARTBEAT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("curation.service.annotators.annotator_api.HEARTBEAT_SECONDS_MAX", 0.1)
     keeps, lapsed, keep, put = threading.Event(), threading.Event(), AnswerStore.store_answer, StatementBatcher.add_statement
     released = list[ReleaseAssignment]()
 

@@ -17,12 +17,12 @@ from aiohttp import web
 from curation.pages.annotation_pages import PAGES
 from curation.rpc import CurationRpc
 from curation.service.access_control import ANNOTATOR, AccessControl
-from peer.daemon.daemon import Daemon
+from peer.api.running_peer import RunningPeer
 from peer.features import FEATURES
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said
 from web.app import make_application
-from web.routes import ENDS_COOKIE, OPERATOR, SETS_COOKIE, Route
+from web.routes import OPERATOR, Route
 from web.site import load_site
 from web.web_service import WebService
 
@@ -33,7 +33,7 @@ TASKS = [{"text": f"text {number}", "suggestion": "sad"} for number in range(4)]
 PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": TASKS}
 
 
-async def operator(daemon: Daemon) -> str:
+async def operator(daemon: RunningPeer) -> str:
     api: CurationRpc = daemon.api  # type: ignore[assignment]
     return await api.create_web_token()
 
@@ -129,14 +129,14 @@ def session(person: Person, site: Site, nonce: str, expires_ms: int) -> str:
 
 def test_the_application_has_the_routes_that_are_declared_and_no_other() -> None:
     class Any_:
-        event_feeds = ()
+        event_feeds, stats = (), SimpleNamespace(find_health_problem=None)
 
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments: None
 
         def __call__(self, *arguments: Any) -> Any: ...
 
-    app: web.Application = make_application(SITE, Any_(), Any_(), Any_())  # type: ignore[arg-type]
+    app: web.Application = make_application(SITE, Any_(), Any_())  # type: ignore[arg-type]
     found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
     declared = {(route.method, route.path) for route in ROUTES}
     assert found == declared | {("HEAD", path) for method, path in declared if method == "GET"} | {("*", "/{path}")}
@@ -146,7 +146,7 @@ def test_the_application_has_the_routes_that_are_declared_and_no_other() -> None
 def test_a_handler_takes_what_its_route_declares(route: Route) -> None:
     fields = {field.name for field in (*route.path_fields, *route.query_fields, *route.body_fields)}
     fields |= {route.client.argument} if route.client else set()
-    fields |= {SETS_COOKIE: {"before"}, ENDS_COOKIE: {"token"}}.get(route.cookie, set())
+    fields |= {"before"} if route.sets_cookie else {"token"} if route.ends_cookie else set()
     fields |= ({"file"} if route.upload else set()) | ({"host"} if route.by_host else set())
     assert set(inspect.signature(route.handler).parameters) - {"self"} == fields
 

@@ -12,22 +12,20 @@ from typing import Any, cast
 import pytest
 import trio
 
-from curation.annotator_statements import SessionStatement
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import AssignmentState, CurationState
-from curation.ledger.sealed_answers import seal_recipients
-from curation.ledger.transaction_types import LeaseRequest
+from curation.ledger.transaction_types import LeaseRequest, SessionStatement, seal_recipients
 from curation.limits import BATCH_MAX, EXCLUDED_PROJECTS_MAX, LEASES_MAX
 from curation.rpc import CurationRpc, ImportRequest
 from curation.service.annotators import annotator_api, answer_openings
 from curation.service.annotators.statement_batcher import StatementBatcher
 from ledger.members import MembersState
+from peer.api.running_peer import RunningServiceContext
 from peer.features import founding_modules
-from peer.runtime.service_context import DriverServiceContext
 from peer.settings.config import Config, load_settings
 from protocol import codec
 from protocol.identity import Identity, signing_preimage
-from tests.peer.network import Seat, network, service_of
+from tests.peer.network import Seat, network, running, service_of
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, assigned, said, settled
@@ -52,10 +50,10 @@ class Server:
         return self.seat.driver.state.module_state(CurationState)
 
 
-def desk_of(seat: Seat, config: Config) -> DriverServiceContext:
-    return DriverServiceContext(
-        "serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat), seat.folder
-    )
+def desk_of(seat: Seat, config: Config) -> RunningServiceContext:
+    peer = running(seat)
+    peer.config = config
+    return peer.service_context("serve")
 
 
 async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:

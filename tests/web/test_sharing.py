@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curation.service import rate_limits
-from curation.service.annotators.custodial_api import CustodialApi
+from curation.service.annotators.session_api import SessionApi
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
+from web.calls import HttpProblem
 from web.connection_limits import FILE_SECONDS, HEADER_SECONDS, REQUEST_SECONDS, ConnectionSlot, ConnectionSlots
-from web.problem_details import HttpProblem
 
 IDENTITY = Identity(bytes(32))
 
@@ -73,25 +75,25 @@ def test_the_owner_with_most_entries_loses_its_oldest() -> None:
     table = FairTable[int, str](6, 4)
     for number in range(6):
         table.put(number, "stranger" if number else "owner", str(number))
-    assert len(table) == 5 and table.get(1) is None, "a stranger has four at most"
+    assert len(table._values) == 5 and table.get(1) is None, "a stranger has four at most"
     table.put(6, "other", "6")
     table.put(7, "owner", "7")
-    assert table.get(0) == "0" and table.get(2) is None and len(table) == 6
+    assert table.get(0) == "0" and table.get(2) is None and len(table._values) == 6
     table.pop(0)
     table.pop(0)
-    assert 0 not in table and table.get(7) == "7"
+    assert table.get(0) is None and table.get(7) == "7"
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abcd"), st.booleans()), max_size=80))
 def test_a_table_is_bounded_for_all_and_for_each_owner(steps: list[tuple[int, str, bool]]) -> None:
     table = FairTable[tuple[int, str], int](8, 3)
     for number, owner, puts in steps:
-        if puts and (number, owner) not in table:
+        if puts and table.get((number, owner)) is None:
             table.put((number, owner), owner, number)
         else:
             table.pop((number, owner))
-        assert len(table) <= 8 and all(len(own) <= 3 for own in table._owned.values())
-        assert sum(map(len, table._owned.values())) == len(table) and all(table._owned.values())
+        assert len(table._values) <= 8 and all(len(own) <= 3 for own in table._owned.values())
+        assert sum(map(len, table._owned.values())) == len(table._values) and all(table._owned.values())
 
 
 async def take_turn(turns: FairHostQueue, host: str, order: list[str]) -> None:
@@ -176,27 +178,38 @@ async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
     assert refused == ["a3"] and served == ["a1", "b1", "c1", "a2"]
 
 
-async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host() -> None:
+def sessions_at(folder: Path) -> SessionApi:
+    desk: Any = SimpleNamespace(folder=folder)
     none: Any = None
-    custody = CustodialApi(none, none, none)
+    return SessionApi(desk, none, none)
+
+
+def wrong(name: str, passphrase: str) -> None:
+    return None
+
+
+def right(name: str, passphrase: str) -> Identity:
+    return IDENTITY
+
+
+async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host(tmp_path: Path) -> None:
+    sessions = sessions_at(tmp_path)
     for wait in (0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 64):
-        custody._require_patience("ann", "stranger")
-        custody._count_wrong("ann", "stranger")
+        assert await sessions._opened(wrong, "ann", "wrong", "stranger") is None
         if wait:
             with pytest.raises(HttpProblem) as problem:
-                custody._require_patience("ann", "stranger")
+                await sessions._opened(wrong, "ann", "wrong", "stranger")
             assert problem.value.retry_after == 1 + wait
-        custody._require_patience("ann", "owner")
-        custody._require_patience("bob", "stranger")
+        assert await sessions._opened(right, "ann", "right", "owner") is IDENTITY
+        assert await sessions._opened(right, "bob", "right", "stranger") is IDENTITY
         await trio.sleep(wait)
 
 
-async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on() -> None:
-    none: Any = None
-    custody = CustodialApi(none, none, none)
-    assert await custody._opened(lambda name, passphrase: None, "ann", "wrong", "stranger") is None
-    assert await custody._opened(lambda name, passphrase: IDENTITY, "ann", "right", "owner") is IDENTITY
-    assert list(custody._turns._known) == ["owner"]
+async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on(tmp_path: Path) -> None:
+    sessions = sessions_at(tmp_path)
+    assert await sessions._opened(wrong, "ann", "wrong", "stranger") is None
+    assert await sessions._opened(right, "ann", "right", "owner") is IDENTITY
+    assert list(sessions._turns._known) == ["owner"]
 
 
 @dataclass
@@ -244,7 +257,7 @@ def test_connections_give_way(proxies: tuple[str, ...], steps: list[tuple[Sequen
         for host in hosts:
             port.come(host, len(port.open))
         assert port.closed == closed
-        assert len(port.places) == len(port.open) - len(closed)
+        assert len(port.places._open) == len(port.open) - len(closed)
 
 
 def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
@@ -271,7 +284,7 @@ def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
     port.open[2].finish_request()
     port.now += HEADER_SECONDS + 1
     port.places.close_overdue()
-    assert port.closed == [0, 1, 2] and len(port.places) == 1
+    assert port.closed == [0, 1, 2] and len(port.places._open) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(("come", "begin", "leave"))), max_size=60))

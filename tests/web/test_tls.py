@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from peer.daemon.daemon import Daemon
+from peer.api.running_peer import RunningPeer
 from tests.fuzz.http import free_port
 from tests.peer.processes import Daemon as Process
 from tests.peer.processes import poll
@@ -31,7 +31,7 @@ TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")  # made for these tests, valid for a hundred years
 
 
-async def told(daemon: Daemon) -> str:
+async def told(daemon: RunningPeer) -> str:
     seen = 0
     while True:
         for event in await daemon.api.events(seen, PATIENCE_SECONDS):

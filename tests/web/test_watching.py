@@ -22,9 +22,9 @@ from aiohttp import ClientSession, web
 
 from consensus.block import decode_header, header_digest
 from consensus.voter_set import VoterSet, verify_certificate
-from curation.service.public.live_feed import LiveFeed
+from curation.service.event_feeds import LiveFeed
 from peer.api import alerts
-from peer.api.handlers.block_handler import BlockRpcHandler
+from peer.api.handlers.network_handler import BlockRpcHandler
 from protocol import codec
 from protocol.api import BlockView, StatusView
 from protocol.codec import Key
@@ -167,9 +167,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         await look(live)
 
     monkeypatch.setattr(LiveFeed, "_look", counted)
-    monkeypatch.setattr(
-        "curation.service.public.live_feed.LOOK_INTERVAL_SECONDS", 1_000.0
-    )  # no look by the clock while they come
+    monkeypatch.setattr("curation.service.event_feeds.LOOK_INTERVAL_SECONDS", 1_000.0)  # no look by the clock while they come
     async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
         for stream in [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]:
             await said(until, stream, "live")

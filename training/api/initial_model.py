@@ -15,12 +15,11 @@ from protocol.blob_digest import BlobHasher
 from protocol.errors import UserError
 from storage.multipart_objects import write_list
 from training import parameter_blob
-from training.api.decided_models import open_decided_model
-from training.api.training_peer import TrainingPeer
 from training.formats import huggingface_model
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
+from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES, ModelSpec
 
 
@@ -63,7 +62,12 @@ def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialM
         both = f"--from {request.initial_model!r}: a job is called so, or its id begins so, and there is such a folder"
         raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more of the job's id")
     if request.model_folder and not is_job:
-        return _of_folder(peer, Path(request.model_folder), as_bytes=request.vocabulary in BYTE_VOCABULARIES)
+        folder = Path(request.model_folder)
+        if not huggingface_model.is_model_folder(folder):
+            raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
+        own = huggingface_model.open_huggingface_model(folder, as_bytes=request.vocabulary in BYTE_VOCABULARIES)
+        tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)
+        return InitialModel(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
     name, at, number = request.initial_model.rpartition("@")
     if at and not is_job and number.isdecimal():
         return _of_round(peer, name, int(number))
@@ -94,14 +98,6 @@ def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[Mode
     return ModelReference(key, job.round, job.model_root), job, spec
 
 
-def _of_folder(peer: TrainingPeer, folder: Path, as_bytes: bool) -> InitialModel:
-    if not huggingface_model.is_model_folder(folder):
-        raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
-    own = huggingface_model.open_huggingface_model(folder, as_bytes)
-    tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)
-    return InitialModel(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
-
-
 def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     """A job's model after `number` rounds. Every peer keeps a finished job's last one; others are a blob of what is here."""
     jobs = peer.state.jobs.jobs
@@ -113,10 +109,13 @@ def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     if job.phase is JobPhase.FINISHED and number == job.round:
         return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, ModelReference(key, number, job.model_root), stop)
     final = peer.state.final_round(key)
-    if number > final or any(undone.first < number <= undone.last for undone in job.undone_rounds):
-        undo = f"audits may undo, or have undone, the model of job {job.name!r} at round {number}"
+    undone = any(rounds.first < number <= rounds.last for rounds in job.undone_rounds)
+    if number > job.round and not undone:
+        raise UserError(f"--from: job {job.name!r} has no model at round {number}: it has trained {job.round} rounds")
+    if number > final or undone:
+        undo = f"audits {'have undone' if undone else 'may still undo'} the model of job {job.name!r} at round {number}"
         raise UserError(f"--from: {undo}: take round {final}, which is final")
-    model = open_decided_model(peer.models, peer.store, key, job, number)
+    model = peer.models.open_decided_model(peer.store, key, job, number)
     return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 
 

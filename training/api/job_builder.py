@@ -21,11 +21,11 @@ from protocol.errors import UserError
 from protocol.limits import AUDIT_WINDOW_MS_MAX
 from training import corpus as data
 from training.api.initial_model import InitialModel, resolve_initial_model
-from training.api.training_peer import TrainingPeer
 from training.data import default_text, token_shards, tokenizer
 from training.data.text_files import TextFileReport, printable_path, read_text
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.objectives.registry import find_objective, objective_names
+from training.round_context import TrainingPeer
 from training.safe_settings import unsafe_reason
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
@@ -57,12 +57,10 @@ def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFile
 
 def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """A job of the first objective that learns from a file with prompts and responses. Raises `UserError` as that does."""
-    known = (find_objective(name) for name in objective_names())
-    builders = [kind.example_job_builder for kind in known if kind and kind.example_job_builder]
+    builders = [kind.example_job_builder for kind in map(find_objective, objective_names()) if kind and kind.example_job_builder]
     if not builders:
         raise UserError(f"{request.examples}: this program knows no objective that learns from prompts and responses")
-    spec: JobSpec = import_object(builders[0])(peer, request)
-    return spec
+    return import_object(builders[0])(peer, request)
 
 
 def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:
@@ -102,8 +100,11 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:
-        manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
+    if bpe is not None:  # tokenized once here, so that everybody else can tell that it works on the same tokens
+        with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
+            text = Path(folder) / "text"
+            data.assemble_text(manifest, peer.blobs.read_range, text)
+            manifest = replace(manifest, tokens=data.tokens_digest(data.open_tokens(spec, text, bpe)))
     return replace(spec, data=keep(manifest.encode())).validated()
 
 
@@ -175,14 +176,6 @@ def fetch_job_blob(
     if not trio.from_thread.run(fetch):
         raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
     return peer.blobs.read_blob(digest, size_max)
-
-
-def _digest_of_tokens(peer: TrainingPeer, spec: JobSpec, manifest: data.DataManifest, bpe: tokenizer.BpeTokenizer) -> bytes:
-    """Once here, so that everybody else can tell that it works on the same ones."""
-    with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
-        text = Path(folder) / "text"
-        data.assemble_text(manifest, peer.blobs.read_range, text)
-        return data.tokens_digest(data.open_tokens(spec, text, bpe))
 
 
 def byzantine_trainers_max(peer: TrainingPeer, role: str = TRAINER) -> int:

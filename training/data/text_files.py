@@ -18,10 +18,9 @@ from typing import Any, BinaryIO, Final, cast
 
 from features.text_tables import pluralize
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS as TABLES
-from storage.csv_files import SEPARATORS, describe_columns, open_csv
+from storage.foreign_text import ENDINGS as TABLES
+from storage.foreign_text import SEPARATORS, decode_text, describe_columns, guess_encoding, open_csv
 from storage.regular_files import open_regular
-from storage.text_encodings import decode_text, guess_encoding
 
 TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -360,7 +359,11 @@ def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: TextFile
 
 
 def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_bounded_lines(stream, file), start=1):
+    for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b""), start=1):
+        if len(line) > LINE_BYTES_MAX:
+            raise UserError(
+                f"{printable_path(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
+            )
         if not line.strip():
             continue
         if b"\0" in line:
@@ -373,15 +376,6 @@ def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
             raise UserError(
                 f'{printable_path(file)} line {number} is not JSON: every line must be like {{"text": "..."}}'
             ) from None
-
-
-def _bounded_lines(stream: BinaryIO, file: Path) -> Iterator[bytes]:
-    for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b""), start=1):
-        if len(line) > LINE_BYTES_MAX:
-            raise UserError(
-                f"{printable_path(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
-            )
-        yield line
 
 
 def _whole(stream: BinaryIO) -> bytes | None:

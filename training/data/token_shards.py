@@ -21,7 +21,7 @@ import numpy as np
 
 from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular, read_regular
-from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, VOCABULARY_MAX
 
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
@@ -29,7 +29,6 @@ TOKENIZER: Final = "tokenizer.json"
 SUFFIX: Final = ".bin"  # of the files that `make_manifest` takes for shards
 MANIFEST_BYTES_MAX: Final = 16 << 20
 READ_BYTES: Final = 1 << 20  # even, so that no token is cut in two
-VOCABULARY_MAX: Final = 1 << 16  # an id is 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,15 @@ class TokenFolder:
     def iter_shard_bytes(self) -> Iterator[bytes]:
         """All shards' bytes in order. `UserError` at the first file that is not what the manifest says of it."""
         for shard in self.shards:
-            yield from self._checked(shard)
-
-    def _checked(self, shard: TokenShard) -> Iterator[bytes]:
-        path, hashed, position = self.folder / shard.file, hashlib.sha256(), 0
-        for piece in _read(path):
-            hashed.update(piece)
-            position += len(piece) // 2
-            _require_known(piece, position, self.vocabulary, path)
-            yield piece
-        if (position, hashed.hexdigest()) != (shard.tokens, shard.sha256):
-            found = f"{position} tokens with SHA-256 {hashed.hexdigest()[:16]}…"
-            said = f"{MANIFEST} says {shard.tokens} with {shard.sha256[:16]}…"
-            raise UserError(f"{path} holds {found}, {said}: get the shard again, or make a manifest with `peer shards`")
+            path, hashed, tokens = self.folder / shard.file, hashlib.sha256(), 0
+            for piece in _read_known(path, self.vocabulary):
+                hashed.update(piece)
+                tokens += len(piece) // 2
+                yield piece
+            if (tokens, hashed.hexdigest()) != (shard.tokens, shard.sha256):
+                found = f"{tokens} tokens with SHA-256 {hashed.hexdigest()[:16]}…"
+                said = f"{MANIFEST} says {shard.tokens} with {shard.sha256[:16]}…"
+                raise UserError(f"{path} holds {found}, {said}: get the shard again, or make a manifest with `peer shards`")
 
 
 def is_token_folder(path: Path) -> bool:
@@ -115,31 +110,34 @@ def make_manifest(folder: Path) -> str:
 
 def require_known_tokens(path: Path, vocabulary: int, on_piece: Callable[[], None]) -> None:
     """`UserError` at the first token of a whole file that the vocabulary does not have."""
-    position = 0
-    for piece in _read(path):
-        position += len(piece) // 2
-        _require_known(piece, position, vocabulary, path)
+    for _ in _read_known(path, vocabulary):
         on_piece()
 
 
 def _described(file: Path, vocabulary: int) -> dict[str, Any]:
     hashed, tokens = hashlib.sha256(), 0
-    for piece in _read(file):
+    for piece in _read_known(file, vocabulary):
         hashed.update(piece)
         tokens += len(piece) // 2
-        _require_known(piece, tokens, vocabulary, file)
     if not tokens:
         raise UserError(f"{file} is empty: put token ids into it, or take it out of the folder")
     return {"file": file.name, "tokens": tokens, "sha256": hashed.hexdigest()}
 
 
-def _read(path: Path) -> Iterator[bytes]:
-    """The file in pieces of whole tokens."""
+def _read_known(path: Path, vocabulary: int) -> Iterator[bytes]:
+    """The file in pieces of whole tokens. `UserError` at the first token that the vocabulary does not have."""
+    position = 0
     try:
         with open_regular(path) as stream:
             while piece := stream.read(READ_BYTES):
                 if len(piece) % 2:
                     raise UserError(f"{path} has an odd number of bytes: token ids are 16 bits each")
+                tokens = np.frombuffer(piece, dtype="<u2")
+                if tokens.max() >= vocabulary:
+                    first = int(np.argmax(tokens >= vocabulary))
+                    where = f"token {int(tokens[first])} at position {position + first} of {path}"
+                    raise UserError(f"{where} is beyond the vocabulary of {vocabulary}: these shards are of another tokenizer")
+                position += len(tokens)
                 yield piece
     except FileNotFoundError:
         raise UserError(
@@ -147,15 +145,6 @@ def _read(path: Path) -> Iterator[bytes]:
         ) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _require_known(piece: bytes, end: int, vocabulary: int, path: Path) -> None:
-    """`end` counts the tokens up to and with this piece."""
-    tokens = np.frombuffer(piece, dtype="<u2")
-    if vocabulary < VOCABULARY_MAX and tokens.max() >= vocabulary:
-        first = int(np.argmax(tokens >= vocabulary))
-        where = f"token {int(tokens[first])} at position {end - len(tokens) + first} of {path}"
-        raise UserError(f"{where} is beyond the vocabulary of {vocabulary}: these shards are of another tokenizer")
 
 
 def _shard(entry: Any, path: Path) -> TokenShard:

@@ -1,13 +1,15 @@
-"""Text to token ids: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) trained with the `tokenizers` package."""
+"""Text to token ids: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) of the `tokenizers` package: trained, read,
+and written for other programs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +22,6 @@ TOKENIZER_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 
 END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text that holds these characters never becomes the token
 
 
-class Tokenizer(Protocol):
-    is_bytes: bool
-    vocabulary: int
-    digest: bytes  # of the blob it was made from
-    token_bytes: npt.NDArray[np.int64]  # bytes of text per token id
-    end_of_text: int | None  # the token that ends a text and stands for no bytes; None: there is none
-
-    def encode(self, text: bytes) -> npt.NDArray[np.unsignedinteger]: ...
-
-    def decode(self, ids: Sequence[int]) -> bytes: ...
-
-
 class ByteTokenizer:
     """The 256 bytes, and with `BYTES_WITH_END` tokens the end of a text."""
 
@@ -40,7 +30,7 @@ class ByteTokenizer:
 
     def __init__(self, vocabulary: int = BYTES) -> None:
         self.vocabulary = vocabulary
-        self.end_of_text = BYTES if vocabulary == BYTES_WITH_END else None
+        self.end_of_text: int | None = BYTES if vocabulary == BYTES_WITH_END else None
         self.token_bytes = (np.arange(vocabulary) < BYTES).astype(np.int64)
 
     def encode(self, text: bytes) -> npt.NDArray[np.unsignedinteger]:
@@ -62,11 +52,14 @@ class BpeTokenizer:
         found = parse_bpe(blob)
         package = _package()
         try:
-            # Without special tokens: the model would make one of a word with its name.
-            texts = {token: number for token, number in found.vocabulary.items() if token not in found.special}
-            model = {"type": "BPE", "vocab": texts, "merges": found.merges, "ignore_merges": found.ignores_merges}
             whole = {
-                "model": model,
+                "model": {
+                    "type": "BPE",
+                    # Without special tokens: the model would make one of a word with its name.
+                    "vocab": {token: number for token, number in found.ids.items() if token not in found.special},
+                    "merges": found.merges,
+                    "ignore_merges": found.ignores_merges,
+                },
                 "normalizer": found.normalizer,
                 "pre_tokenizer": found.pre_tokenizer,
                 "added_tokens": found.added,
@@ -75,7 +68,7 @@ class BpeTokenizer:
         except Exception as error:  # the package raises bare `Exception` for merges outside the vocabulary
             raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
         self._bytes_of_id = _bytes_of_id(found)
-        self.vocabulary = len(found.vocabulary)
+        self.vocabulary = len(found.ids)
         self.end_of_text = found.end_of_text
         self.digest = hashlib.sha256(blob).digest()
         self.token_bytes = np.array([len(token) for token in self._bytes_of_id], dtype=np.int64)
@@ -85,6 +78,11 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._bytes_of_id[token] for token in ids)
+
+
+# `digest` is that of the blob it was made from. `token_bytes` are bytes of text per token id. `end_of_text` is the token that
+# ends a text and stands for no bytes; None: there is none.
+Tokenizer = ByteTokenizer | BpeTokenizer
 
 
 def load_tokenizer(blob: bytes | None, vocabulary: int) -> Tokenizer:
@@ -145,18 +143,25 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class BpeModel:
-    vocabulary: dict[str, int]  # with all added tokens
-    merges: list[tuple[str, str]]
-    end_of_text: int | None
-    special: frozenset[str]  # tokens that no text becomes
-    added: list[dict[str, Any]]  # the other added tokens, as the package writes them
-    normalizer: dict[str, Any] | None
-    pre_tokenizer: dict[str, Any]
-    ignores_merges: bool  # a word that is in the vocabulary is that token, whatever the merges
+class BpeVocabulary:
+    """Of a byte-level BPE, in which a printable character stands for each byte."""
+
+    ids: Mapping[str, int]  # with all added tokens
+    merges: tuple[tuple[str, str], ...] = ()
+    end_of_text: int | None = None
+    special: frozenset[str] = frozenset()  # tokens that no text becomes
+    added: tuple[dict[str, Any], ...] = ()  # the other added tokens, as the package writes them
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
+    ignores_merges: bool = False  # a word that is in the vocabulary is that token, whatever the merges
+
+    @property
+    def tokens(self) -> list[str]:
+        """By their ids."""
+        return sorted(self.ids, key=self.ids.__getitem__)
 
 
-def parse_bpe(blob: bytes) -> BpeModel:
+def parse_bpe(blob: bytes) -> BpeVocabulary:
     """`RemoteProtocolError` if it is no byte-level BPE.
 
     The end of text is the token that `end_of_text` names. Without that field it is the special token, if there is only one.
@@ -169,10 +174,10 @@ def parse_bpe(blob: bytes) -> BpeModel:
         listed = {str(token["content"]): token for token in plain.get("added_tokens") or []}
         vocabulary: dict[str, int] = dict(model["vocab"]) | {content: token["id"] for content, token in listed.items()}
         ids = sorted(vocabulary.values())
-        merges = [(str(left), str(right)) for left, right in model["merges"]]
+        merges = tuple((str(left), str(right)) for left, right in model["merges"])
         special = [content for content, token in listed.items() if token.get("special")]
         end = plain.get("end_of_text", special[0] if len(special) == 1 else None)
-        added = [_added_text(token) for token in listed.values() if not token.get("special")]
+        added = tuple(_added_text(token) for token in listed.values() if not token.get("special"))
         normalizer = parse_normalizer(plain.get("normalizer"))
         pre_tokenizer = parse_pre_tokenizer(plain.get("pre_tokenizer") or BYTE_LEVEL)
         if merges and not splits_words(pre_tokenizer):
@@ -191,8 +196,8 @@ def parse_bpe(blob: bytes) -> BpeModel:
             raise RemoteProtocolError("bad-tokenizer", f"the special token {token[:20]!r} is text too")
     if end is not None and end not in special:
         raise RemoteProtocolError("bad-tokenizer", f"the end of text {str(end)[:20]!r} is no special token")
-    return BpeModel(
-        vocabulary=vocabulary,
+    return BpeVocabulary(
+        ids=vocabulary,
         merges=merges,
         end_of_text=None if end is None else vocabulary[end],
         special=frozenset(special),
@@ -214,13 +219,13 @@ def _added_text(token: dict[str, Any]) -> dict[str, Any]:
     return added_token_json(token["content"], token["id"]) | {"normalized": bool(token.get("normalized")), "special": False}
 
 
-def _bytes_of_id(model: BpeModel) -> list[bytes]:
+def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
     byte_of = byte_alphabet()
     without_words = dict.fromkeys(model.special, b"") | {token["content"]: token["content"].encode() for token in model.added}
     try:
         tokens = {
             number: without_words[token] if token in without_words else bytes(byte_of[character] for character in token)
-            for token, number in model.vocabulary.items()
+            for token, number in model.ids.items()
         }
     except KeyError as error:
         raise RemoteProtocolError("bad-tokenizer", f"{str(error)[:20]} stands for no byte") from None
@@ -232,3 +237,55 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}
+
+
+# Files of other programs: every text has the same ids there --------------------------------------------------------
+
+
+def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:
+    """The vocabulary of `load_tokenizer`, which raises alike. Bytes have no merges."""
+    if blob is not None:
+        return parse_bpe(blob)
+    if tokens == BYTES_WITH_END:
+        return BpeVocabulary(byte_alphabet() | {END_OF_TEXT: BYTES}, end_of_text=BYTES, special=frozenset({END_OF_TEXT}))
+    return BpeVocabulary(byte_alphabet())
+
+
+def tokenizer_json(vocabulary: BpeVocabulary) -> dict[str, Any]:
+    """`tokenizer.json` of the package `tokenizers`, which `transformers` opens."""
+    special = [added_token_json(token, number) for token, number in vocabulary.ids.items() if token in vocabulary.special]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": sorted([*special, *vocabulary.added], key=lambda token: token["id"]),
+        "normalizer": vocabulary.normalizer,
+        "pre_tokenizer": vocabulary.pre_tokenizer,
+        "post_processor": None,
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": vocabulary.ignores_merges,
+            "vocab": dict(vocabulary.ids),
+            "merges": [list(pair) for pair in vocabulary.merges],
+        },
+    }
+
+
+def tokenizer_config(vocabulary: BpeVocabulary, context: int) -> dict[str, Any]:
+    """`tokenizer_config.json` of `transformers`. With `split_special_tokens` the name of a special token in a text is text."""
+    end = vocabulary.end_of_text
+    return {
+        **({} if end is None else {"eos_token": vocabulary.tokens[end]}),
+        **({"split_special_tokens": True} if vocabulary.special else {}),
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "add_prefix_space": False,
+    }

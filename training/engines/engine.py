@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
@@ -12,18 +12,11 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_resources import EngineResources
 from training.job_spec import JobSpec
-from training.objectives.objective import Declaration, RejectionReason
+from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState, OnState
+from training.replay.proposal_replay import Declarer, OnProgress
 from training.replicated.tensor_layout import Float32Array
 from training.worker_protocol import WorkerInfo
-
-OnProgress = Callable[[], None]  # called after every piece of work; raises to stop it
-
-
-class TrainingMetrics(Protocol):
-    @property
-    def losses(self) -> Sequence[float]:
-        """Mean training loss of each inner step, of text in nats per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +38,6 @@ class Engine(Protocol):
     required_model: RequiredModel | None  # set before the first use, where the job reads another's model
     required_files: Mapping[bytes, Path]  # as `other`, those that `Objective.files` names
 
-    @property
-    def parameters(self) -> int: ...
-
     def local_steps(
         self,
         parameters: Float32Array,
@@ -59,8 +49,9 @@ class Engine(Protocol):
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, TrainingMetrics]:
-        """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step.
+    ) -> tuple[Float32Array, Sequence[float]]:
+        """Δ of the trainer in the round, and the mean loss of each inner step, of text in nats per token. `on_state` sees the
+        state after each inner step.
 
         The steps go by the declaration, where the objective has declarations. Their rate is that of the round after `taken`
         others; None: no round was undone, so it is the round's number.
@@ -86,38 +77,8 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class DeclaringEngine(Engine, Protocol):
+class DeclaringEngine(Engine, Declarer, Protocol):
     """For objectives that have declarations."""
-
-    def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
-    ) -> Declaration:
-        """The trainer's declaration in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
-
-    def why_declaration_refused(
-        self,
-        parameters: Float32Array,
-        job: bytes,
-        round: int,
-        trainer: bytes,
-        declaration: Declaration,
-        on_step: OnProgress = ...,
-    ) -> RejectionReason | None:
-        """The objective's own reason that refutes the declaration.
-
-        Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
-        """
-
-    def derive_step_data(
-        self,
-        parameters: Float32Array,
-        job: bytes,
-        round: int,
-        trainer: bytes,
-        declaration: Declaration,
-        on_step: OnProgress = ...,
-    ) -> Declaration:
-        """The same declaration, which nothing refutes, with what the steps need of it and of the round's model: `parameters`."""
 
 
 class EngineBackend(Protocol):

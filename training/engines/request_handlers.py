@@ -1,25 +1,80 @@
-"""Handlers of the requests of `training.worker_protocol`, in the worker process."""
+"""Handlers of the requests of `training.worker_protocol`, in the worker process, and the jobs that it has open. Handlers compute
+with their engines.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from features.lazy_import import import_object
 from protocol.errors import FolkmootError, UserError
 from training import parameter_blob, worker_protocol
 from training.data.token_sequences import TokenizedText
-from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.data.tokenizer import load_tokenizer
 from training.engine_implementations import objective_functions
-from training.engines.engine import DeclaringEngine, Engine, RequiredModel
-from training.engines.worker_context import WorkerContext
+from training.engines.engine import DeclaringEngine, Engine, EngineBackend, RequiredModel
 from training.job_spec import JobSpec
+from training.objectives.objective import Declaration
 from training.replay import proposal_replay
+from training.replay.inner_state import InnerState, OnState
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import TextGeneration
+from training.replicated.tensor_layout import Float32Array, layout_of
+from training.text_generation import StopSequenceDecoder, TextGeneration, TextGenerations
+
+JOBS_MAX = 8  # open at a time; the least recently used is closed
+
+
+class WorkerContext:
+    """What handlers share: the backend, the open jobs, and the texts that are being made."""
+
+    def __init__(self, backend: EngineBackend, heartbeat: Callable[[], None], micro_batch_max: int) -> None:
+        """`heartbeat` is called after every piece of work; it raises where nobody waits for the request any more."""
+        self.backend, self.heartbeat = backend, heartbeat
+        self.texts = TextGenerations()
+        self._micro_batch_max = micro_batch_max
+        self._engines: OrderedDict[bytes, Engine] = OrderedDict()
+        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as somebody has them
+
+    def add_engine(self, job: bytes, engine: Engine) -> None:
+        engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
+        self._engines[job] = engine
+        while len(self._engines) > JOBS_MAX:
+            self._engines.popitem(last=False)
+
+    def find_engine(self, job: bytes) -> Engine:
+        """`FolkmootError` if the job is not open."""
+        if job not in self._engines:
+            raise FolkmootError(f"job {job.hex()[:8]} is not open")
+        self._engines.move_to_end(job)
+        return self._engines[job]
+
+    def update_function(self, job: bytes) -> proposal_replay.ComputeUpdate:
+        engine = self.find_engine(job)
+
+        def update(
+            parameters: Float32Array,
+            job: bytes,
+            round: int,
+            trainer: bytes,
+            inner: InnerState | None,
+            on_state: OnState | None,
+            *,
+            taken: int,
+            declaration: Declaration | None = None,
+        ) -> tuple[Float32Array, Sequence[float]]:
+            return engine.local_steps(parameters, job, round, trainer, self.heartbeat, inner, on_state, declaration, taken)
+
+        return update
+
+    def shared_parameters(self, model_directory: str) -> Float32Array:
+        """One array for all texts of a model: an engine copies parameters when it is given others than before."""
+        model = ReplicatedModel.open(Path(model_directory))
+        return self._mapped.setdefault(model.root, model.parameters)
 
 
 def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:
@@ -34,11 +89,15 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
     engine = backend.open_engine(spec, tokens, tokenizer, _first_parameters(request, spec))
     if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
         raise UserError(f"the engine {backend.name!r} makes no declarations, which the objective {spec.objective!r} asks for")
-    if request.required_model is not None:
-        engine.required_model = _required_model(context, request, spec, tokenizer)
+    read_job = spec.resolved_objective.required_model(spec)
+    if request.required_model is not None and read_job is not None:  # another job, whose tokenizer is the same
+        model = ReplicatedModel.open_decided(Path(request.required_model), read_job.root)
+        read = import_object(model.spec.resolved_objective.data_reader)
+        data = read(model.spec, Path(request.other_text or ""), tokenizer, context.heartbeat, named=request.other_tokens)
+        engine.required_model = RequiredModel(model.spec, model.parameters, data)
     engine.required_files = {digest: Path(path) for digest, path in request.files.items()}
     context.add_engine(request.job, engine)
-    return worker_protocol.OpenJobReply(engine.parameters, len(tokens.train), len(tokens.held_out))
+    return worker_protocol.OpenJobReply(layout_of(spec).size, len(tokens.train), len(tokens.held_out))
 
 
 def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> Float32Array | None:
@@ -47,38 +106,24 @@ def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) ->
         return None
     if spec.initial_model is not None:
         return parameter_blob.read_all_values(spec, Path(request.files[spec.initial_model]))
-    return ReplicatedModel.initial(request.job, spec, _base_model(request, spec)).parameters
-
-
-def _base_model(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> ReplicatedModel | None:
-    """Whoever measured by another model would take every honest trainer for a liar."""
     if spec.base is None:
-        return None
-    if request.base is None:
+        return ReplicatedModel.initial(request.job, spec).parameters
+    if request.base is None:  # whoever measured by another model would take every honest trainer for a liar
         raise FolkmootError(f"the base of job {request.job.hex()[:8]} was not named")
-    return ReplicatedModel.open_decided(Path(request.base), spec.base.root)
-
-
-def _required_model(
-    context: WorkerContext, request: worker_protocol.OpenJobRequest, spec: JobSpec, tokenizer: Tokenizer
-) -> RequiredModel:
-    """The job that another one reads, whose tokenizer is the same."""
-    read = spec.resolved_objective.required_model(spec)
-    if read is None:
-        raise FolkmootError(f"job {spec.name!r} reads no other job")
-    model = ReplicatedModel.open_decided(Path(request.required_model or ""), read.root)
-    data = import_object(model.spec.resolved_objective.data_reader)(
-        model.spec, Path(request.other_text or ""), tokenizer, context.heartbeat, named=request.other_tokens
-    )
-    return RequiredModel(model.spec, model.parameters, data)
+    base = ReplicatedModel.open_decided(Path(request.base), spec.base.root)
+    return ReplicatedModel.initial(request.job, spec, base).parameters
 
 
 def propose(context: WorkerContext, request: worker_protocol.ProposeRequest) -> worker_protocol.ProposeReply:
-    return proposal_replay.make_proposal(request, context.update_function(request.job), context.find_declarer(request.job))
+    engine, update = context.find_engine(request.job), context.update_function(request.job)
+    declarer = engine if isinstance(engine, DeclaringEngine) else None
+    return proposal_replay.make_proposal(request, update, declarer, context.heartbeat)
 
 
 def audit(context: WorkerContext, request: worker_protocol.AuditRequest) -> worker_protocol.AuditReply:
-    return proposal_replay.audit_proposal(request, context.update_function(request.job), context.find_declarer(request.job))
+    engine, update = context.find_engine(request.job), context.update_function(request.job)
+    declarer = engine if isinstance(engine, DeclaringEngine) else None
+    return proposal_replay.audit_proposal(request, update, declarer, context.heartbeat)
 
 
 def evaluate(context: WorkerContext, request: worker_protocol.EvaluateRequest) -> worker_protocol.EvaluateReply:
@@ -99,26 +144,19 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
     )
     if parameters is None:
         raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
-    pieces = engine.generate_text(
-        parameters, _prompt_with_turns(engine, request), request.sampling, context.heartbeat, request.stop
-    )
     objective, spec, files = engine.spec.resolved_objective, engine.spec, engine.required_files
-
-    def withholds(text: str) -> bool:
-        return objective.withholds_output(spec, files, prompt, text.encode())
-
-    return TextGeneration(
-        pieces,
-        StopSequenceDecoder(request.sampling.stop),
-        request.told_characters,
-        withholds if objective.moderates_output(spec) else None,
-    )
+    whole = _prompt_with_turns(engine, request)
+    pieces = engine.generate_text(parameters, whole, request.sampling, context.heartbeat, request.stop)
+    stops, withholds = StopSequenceDecoder(request.sampling.stop), None
+    if objective.moderates_output(spec):
+        withholds = partial(objective.withholds_output, spec, files, prompt)
+    return TextGeneration(pieces, stops, request.told_characters, withholds)
 
 
 def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
     """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it.
 
-    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_formats`.
+    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_files`.
     """
     text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
     end = b"" if request.stop is None else tokenizer.decode([request.stop])
@@ -134,7 +172,7 @@ def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest)
 
 def ping(context: WorkerContext, request: worker_protocol.PingRequest) -> worker_protocol.PongReply:
     """A ping comes when the daemon has had nothing else to ask for a while: nobody waits for a text any more."""
-    context.texts.drop_all()
+    context.texts = TextGenerations()
     return worker_protocol.PongReply()
 
 

@@ -1,24 +1,43 @@
-"""Parameters as a safetensors file with the job, round and model root they belong to: read by every framework, never executed."""
+"""Parameters in safetensors files (https://github.com/huggingface/safetensors): a length, a JSON header with names, types, shapes
+and places, then the numbers. They are read memory-mapped: nothing of a file is executed, and no tensor is copied whole.
+
+They are written as they are computed: no model has to fit into memory twice. The bytes are those that the library itself writes
+for the same tensors, so that one model has one file.
+
+A checkpoint is such a file with the job, round and model root that its parameters belong to.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
 from protocol.errors import RemoteProtocolError, UserError
 from storage import durable_files
-from storage.regular_files import open_regular
+from storage.regular_files import open_regular, read_regular
 from training.job_spec import JobSpec
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import BLOCK, Float32Array, Shape, float32_bytes, layout_of
 
 FORMAT = 1
 METADATA = "folkmoot"  # the one entry of the file's metadata: JSON
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+HEADER_BYTES_MAX: Final = 100_000_000  # as the format says
+INDEX_BYTES_MAX: Final = 16 << 20  # names of a hundred thousand tensors
+PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # what they hold is run by whoever opens them
+LFS_POINTER: Final = b"version https://git-lfs"
+METADATA_KEY: Final = "__metadata__"
+WRITTEN_METADATA: Final = {"format": "pt"}  # as `transformers` writes it, and asks for
+ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +59,9 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
         "model_root": origin.model_root.hex(),
         "spec": spec.encode().hex(),
     }
-    # One metadata entry: the library writes several in random order, and one model must have one file.
-    metadata = {METADATA: json.dumps(about)}
     with durable_files.atomic_write(path) as stream:
-        stream.write(safetensors.save(tensors, metadata))
+        # One metadata entry: the library writes several in random order, and one model must have one file.
+        stream.write(safetensors.save(tensors, {METADATA: json.dumps(about)}))
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
@@ -55,7 +73,15 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
             if about["format"] != FORMAT:
                 raise ValueError(f"format {about['format']!r}")
             spec = JobSpec.decode(bytes.fromhex(about["spec"]))
-            parameters = _flat(file, spec)
+            layout = layout_of(spec)
+            parameters = np.empty(layout.size, dtype=np.float32)
+            if sorted(file.keys()) != sorted(tensor.name for tensor in layout.tensors):
+                raise ValueError("its tensors are not those of its specification")
+            for tensor in layout.tensors:
+                values = file.get_tensor(tensor.name)
+                if values.dtype != np.float32 or values.shape != tensor.shape:
+                    raise ValueError(f"{tensor.name} is {values.dtype} {values.shape}, expected float32 {tensor.shape}")
+                parameters[tensor.elements] = values.reshape(-1)
             origin = CheckpointOrigin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
         why = error.strerror or str(error).removesuffix(f": {path}")  # of safetensors, which says the path once more
@@ -65,14 +91,147 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
     return spec, parameters, origin
 
 
-def _flat(file: Any, spec: JobSpec) -> Float32Array:
-    layout = layout_of(spec)
-    parameters = np.empty(layout.size, dtype=np.float32)
-    if sorted(file.keys()) != sorted(tensor.name for tensor in layout.tensors):
-        raise ValueError("its tensors are not those of its specification")
-    for tensor in layout.tensors:
-        values = file.get_tensor(tensor.name)
-        if values.dtype != np.float32 or values.shape != tensor.shape:
-            raise ValueError(f"{tensor.name} is {values.dtype} {values.shape}, expected float32 {tensor.shape}")
-        parameters[tensor.elements] = values.reshape(-1)
-    return parameters
+# Files of other programs -------------------------------------------------------------------------------------------
+
+# Type in the header -> type in memory, and how it becomes float32, each number the same one.
+TYPES: Final[dict[str, tuple[str, Callable[[npt.NDArray[Any]], Float32Array]]]] = {
+    "F32": ("<f4", lambda values: values),
+    "F16": ("<f2", lambda values: values.astype("<f4")),
+    # the upper half of a float32
+    "BF16": ("<u2", lambda values: (values.astype("<u4") << 16).view("<f4")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file."""
+
+    path: Path
+    type: str
+    shape: Shape
+    start: int  # in bytes, in the file
+
+    def iter_blocks(self) -> Iterator[Float32Array]:
+        """All elements in order, in pieces of at most `BLOCK`."""
+        kind, as_float32 = TYPES[self.type]
+        size = math.prod(self.shape)
+        mapped = np.memmap(self.path, kind, "r", self.start, (size,))
+        for start in range(0, size, BLOCK):
+            yield as_float32(np.asarray(mapped[start : start + BLOCK]))
+
+
+def tensor_file_paths(folder: Path) -> list[Path]:
+    """The files with a folder's tensors, and the index if there is one. Raises `UserError`."""
+    if (folder / INDEX).is_file():
+        shards = [folder / name for name in sorted(set(_index(folder).values()))]
+        missing = [path for path in shards if not path.exists()]
+        if missing:
+            listed = f"{len(missing)} of {len(shards)} files that {INDEX} lists are not there"
+            raise UserError(f"{missing[0]} is missing ({listed}): download the model again")
+        return [folder / INDEX, *shards]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickled:
+        runs = f"{folder / pickled[0]} may run a program when it is opened, so it is not"
+        raise UserError(f"{runs}: write the model as safetensors (`save_pretrained` of transformers does)")
+    raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}")
+
+
+def read_tensor_index(folder: Path) -> dict[str, StoredTensor]:
+    """By name. `UserError`, naming the file, if one is damaged or the index tells otherwise."""
+    found: dict[str, StoredTensor] = {}
+    for path in tensor_file_paths(folder):
+        if path.name == INDEX:
+            continue
+        for name, stored in _header(path).items():
+            if name in found:
+                raise UserError(f"{path}: tensor {name!r} is in {found[name].path.name}, too")
+            found[name] = stored
+    if (folder / INDEX).is_file():
+        for name, file in _index(folder).items():
+            if name not in found or found[name].path.name != file:
+                raise UserError(f"{folder / INDEX}: tensor {name!r} is not in {file}")
+    return found
+
+
+def _index(folder: Path) -> dict[str, str]:
+    path = folder / INDEX
+    try:
+        if path.stat().st_size > INDEX_BYTES_MAX:
+            raise ValueError(f"more than {INDEX_BYTES_MAX} bytes")
+        files = json.loads(read_regular(path))["weight_map"]
+        named = {str(name): str(file) for name, file in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is no index of safetensors files: {error}") from None
+    for file in named.values():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise UserError(f"{path} names {file!r}, which is no safetensors file in this folder")
+    return named
+
+
+def _header(path: Path) -> dict[str, StoredTensor]:
+    with open_regular(path) as stream:
+        size = path.stat().st_size
+        require_downloaded(path, stream.read(len(LFS_POINTER)))
+        stream.seek(0)
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
+            raise UserError(f"{path} is damaged: its header would have {length} bytes")
+        text = stream.read(length)
+    try:
+        listed = json.loads(text, object_pairs_hook=_without_repeats)
+        entries = {str(name): _entry(of) for name, of in listed.items() if name != METADATA_KEY}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: its header cannot be read ({str(error)[:100]})") from None
+    at = 0
+    for name, (kind, shape, start, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if kind not in TYPES:
+            raise UserError(f"{path}: tensor {name!r} is of type {kind}; {', '.join(TYPES)} are read")
+        if start != at or end - start != np.dtype(TYPES[kind][0]).itemsize * math.prod(shape):
+            raise UserError(f"{path} is damaged: tensor {name!r} does not lie where the one before it ends, or is cut short")
+        at = end
+    if 8 + length + at != size:
+        raise UserError(f"{path} is damaged: it has {size} bytes, its header speaks of {8 + length + at}")
+    return {name: StoredTensor(path, kind, shape, 8 + length + start) for name, (kind, shape, start, _) in entries.items()}
+
+
+def require_downloaded(path: Path, beginning: bytes) -> None:
+    """Raises `UserError` for the file that Git leaves in the place of a large one."""
+    if beginning.startswith(LFS_POINTER):
+        raise UserError(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` there, or download the file")
+
+
+def _entry(of: Any) -> tuple[str, Shape, int, int]:
+    start, end = _counts(of["data_offsets"], 2)
+    return str(of["dtype"]), tuple(_counts(of["shape"])), start, end
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _counts(values: Any, length: int | None = None) -> list[int]:
+    if not isinstance(values, list) or (length is not None and len(values) != length):
+        raise ValueError(f"{str(values)[:40]} is no list of counts")
+    if not all(type(value) is int and 0 <= value < 2**48 for value in values):
+        raise ValueError(f"{str(values)[:40]} are no counts")
+    return values
+
+
+def write_safetensors(stream: BinaryIO, tensors: Iterable[tuple[str, Float32Array]]) -> None:
+    """Little-endian float32, in the order of the names."""
+    ordered = sorted(tensors, key=lambda item: item[0])
+    header: dict[str, object] = {METADATA_KEY: WRITTEN_METADATA}
+    offset = 0
+    for name, values in ordered:
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + 4 * values.size]}
+        offset += 4 * values.size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for _, values in ordered:
+        stream.write(float32_bytes(values))

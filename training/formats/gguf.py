@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from protocol.errors import UserError
 from training.data.pretokenizers import llama_cpp_name
-from training.data.tokenizer import byte_alphabet
-from training.formats.tokenizer_json import BpeVocabulary
+from training.data.tokenizer import BpeVocabulary, byte_alphabet
 from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec, ModelTensor, model_tensors
 
@@ -90,25 +89,17 @@ def write_gguf(
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = known[name].parameter.rotary_heads
-        _write_tensor(stream, name, interleave_rope_rows(values, heads) if heads else values, _dtype(values, is_half))
-
-
-def interleave_rope_rows(values: Float32Array, heads: int) -> Float32Array:
-    """Rows of each head in the order 0, D/2, 1, D/2 + 1, …"""
-    of_heads = values.reshape(heads, 2, -1, values.shape[1])
-    return of_heads.swapaxes(1, 2).reshape(values.shape)
-
-
-def _write_tensor(stream: BinaryIO, name: str, values: Float32Array, dtype: np.dtype[Any]) -> None:
-    flat = values.reshape(-1)
-    for start in range(0, len(flat), ROWS_AT_ONCE):
-        with np.errstate(over="ignore"):
-            part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
-        if not np.isfinite(part).all():
-            raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
-        stream.write(part.data)
-    size = len(flat) * dtype.itemsize
-    stream.write(bytes(_padded(size) - size))
+        if heads:  # rows of each head in the order 0, D/2, 1, D/2 + 1, …
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        flat, dtype = values.reshape(-1), _dtype(values, is_half)
+        for start in range(0, len(flat), ROWS_AT_ONCE):
+            with np.errstate(over="ignore"):
+                part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
+            if not np.isfinite(part).all():
+                raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
+            stream.write(part.data)
+        size = len(flat) * dtype.itemsize
+        stream.write(bytes(_padded(size) - size))
 
 
 def _dtype(values: npt.NDArray[Any], is_half: bool) -> np.dtype[Any]:

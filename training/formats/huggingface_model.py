@@ -1,14 +1,18 @@
 """Models of people's own: a folder as transformers writes one, of a model in Llama's shape. `config.json` says its sizes,
 safetensors files hold its tensors, `tokenizer.json` its byte-level BPE. What this program lacks is refused by name, and nothing
 is executed.
+
+Our tensors and sizes have names of Llama (Touvron 2023) as `transformers` has them. The tensors themselves are the same, bit for
+bit: rotary halves, RMSNorm, SwiGLU and grouped queries are Llama's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -20,11 +24,20 @@ from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
 from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
-from training.formats import llama_mapping, safetensors_reader
-from training.formats.safetensors_reader import StoredTensor
+from training.formats import checkpoint
+from training.formats.checkpoint import StoredTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
-from training.transformer import BYTES, BYTES_WITH_END, EMBEDDING, OUTPUT_MATRIX, VOCABULARY_MAX, ModelSpec
+from training.transformer import (
+    BYTES,
+    BYTES_WITH_END,
+    EMBEDDING,
+    OUTPUT_MATRIX,
+    VOCABULARY_MAX,
+    ModelSpec,
+    ModelTensor,
+    model_tensors,
+)
 
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
@@ -34,6 +47,21 @@ JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
 SHAPE: Final = "LlamaForCausalLM"
 DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files hold it beside the tensors it follows from
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
+
+# What a model may have that ours has not; a configuration that says so is refused by the name of its field.
+_ABSENT: Final = ("attention_bias", "mlp_bias", "quantization_config", "sliding_window", "use_sliding_window", "rope_scaling")
+_SIZES: Final = {
+    "vocabulary": "vocab_size",
+    "context": "max_position_embeddings",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+}
+ACTIVATION: Final = "silu"
+SCORE: Final = "score.weight"  # (1, width): what gives a text a number, in a model that gives nothing else
+# As `transformers` reads a configuration that does not say them.
+_EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +74,7 @@ class HuggingFaceModel:
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
         """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
-        hashed, theirs = BlobHasher(), llama_mapping.llama_tensor_names(spec.model)
+        hashed, theirs = BlobHasher(), llama_tensor_names(spec.model)
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].iter_blocks():
                 if not np.isfinite(values).all():
@@ -64,8 +92,16 @@ def is_model_folder(path: Path) -> bool:
 def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceModel:
     """Reads all but the numbers. With `as_bytes` the tokens are bytes, whatever the tokenizer file. Raises `UserError`."""
     config = _json(folder / CONFIG)
-    model = _model_of(folder / CONFIG, config)
-    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *safetensors_reader.tensor_file_paths(folder)])
+    if (kinds := config.get("architectures") or [SHAPE]) != [SHAPE]:
+        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not read, {SHAPE} is")
+    try:
+        model = model_spec_from_config(config)
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from None
+    if model.vocabulary > VOCABULARY_MAX:
+        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
+        raise UserError(f"{folder / CONFIG}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *checkpoint.tensor_file_paths(folder)])
     stop = _stop(folder, config, model.vocabulary)
     return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
 
@@ -81,25 +117,11 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
     return None
 
 
-def _model_of(path: Path, config: dict[str, Any]) -> ModelSpec:
-    kinds = config.get("architectures") or [SHAPE]
-    if kinds != [SHAPE]:
-        raise UserError(f"{path}: architectures {_shown(kinds)} are not read, {SHAPE} is")
-    try:
-        model = llama_mapping.model_spec_from_config(config)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    if model.vocabulary > VOCABULARY_MAX:
-        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
-        raise UserError(f"{path}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
-    return model
-
-
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     """Those of the model and no others, by our names. Raises `UserError`."""
-    found = safetensors_reader.read_tensor_index(folder)
+    found = checkpoint.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
-    named, names = {}, llama_mapping.llama_tensor_names(model)
+    named, names = {}, llama_tensor_names(model)
     for tensor in layout_of(spec).tensors:
         theirs = names[tensor.name]
         stored = found.pop(theirs, None)
@@ -110,8 +132,10 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
                 f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, {CONFIG} asks for {list(tensor.shape)}"
             )
         named[tensor.name] = stored
-    twin = found.pop(OUTPUT_MATRIX, None)  # some programs write it twice
-    if twin is not None and not _alike(twin, named[EMBEDDING]):
+    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # some programs write it twice
+    if twin is not None and (
+        twin.shape != embedding.shape or not all(map(np.array_equal, twin.iter_blocks(), embedding.iter_blocks()))
+    ):
         raise UserError(f"{twin.path}: tensor {OUTPUT_MATRIX!r} is not the embedding, though {CONFIG} says tie_word_embeddings")
     others = [name for name in found if not DERIVED.search(name)]
     if others:
@@ -119,8 +143,96 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     return named
 
 
-def _alike(one: StoredTensor, other: StoredTensor) -> bool:
-    return one.shape == other.shape and all(map(np.array_equal, one.iter_blocks(), other.iter_blocks()))
+# Names of Llama
+
+
+def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
+    """Llama's names of our tensors, by ours. `UserError` for a layer that a Llama does not have."""
+    return {name: _llama_name(name, tensor) for name, tensor in model_tensors(model).items()}
+
+
+def _llama_name(name: str, tensor: ModelTensor) -> str:
+    theirs = tensor.parameter.transformers
+    if not theirs:
+        raise UserError(f"a Llama of transformers has no place for the tensor {name!r}")
+    return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
+
+
+def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
+    """`config.json`; `stop` is the token that ends a text. `transformers` before 5.0 has other names for rotary base and type."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.width // model.heads,
+        "hidden_act": ACTIVATION,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        "tie_word_embeddings": model.tied,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": stop,
+        "pad_token_id": None,
+        "use_cache": True,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }
+
+
+def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The sizes that a `config.json` says. `UserError` names the first field that our models cannot follow."""
+    if config.get("model_type") != "llama":
+        raise UserError(f"model_type {config.get('model_type')!r} is not 'llama'")
+    for name in _ABSENT:
+        if config.get(name):
+            raise UserError(f"{name} {config[name]!r} is something that our models do not have")
+    if config.get("hidden_act", ACTIVATION) != ACTIVATION:
+        raise UserError(f"hidden_act {config['hidden_act']!r} is not {ACTIVATION!r}")
+    sizes: dict[str, Any] = {ours: _positive(config, theirs) for ours, theirs in _SIZES.items()}
+    heads = sizes["heads"]
+    kv_heads = heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
+    tied = config.get("tie_word_embeddings") or False
+    if type(tied) is not bool:
+        raise UserError(f"tie_word_embeddings must be true or false, is {tied!r}")
+    rope = config.get("rope_parameters")
+    if rope is not None and (
+        not isinstance(rope, Mapping)
+        or rope.get("rope_type", "default") != "default"
+        or rope.keys() - {"rope_type", "rope_theta"}
+    ):
+        raise UserError(f"rope_parameters {rope!r} say more than a rope_theta: our models have no rope_scaling")
+    rope_base = _number(rope or {}, "rope_theta", _number(config, "rope_theta", _ROPE_BASE))
+    model = ModelSpec(
+        **sizes,
+        kv_heads=kv_heads,
+        tied=tied,
+        rope_base=rope_base,
+        norm_epsilon=_number(config, "rms_norm_eps", _EPSILON),
+    )
+    problem = model.problem()
+    if problem:
+        raise UserError(problem)
+    if config.get("head_dim") not in (None, model.width // heads):
+        raise UserError(f"head_dim {config['head_dim']!r} is not hidden_size / num_attention_heads = {model.width // heads}")
+    return model
+
+
+def _positive(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if type(value) is not int or not 1 <= value <= 2**31:
+        raise UserError(f"{name} must be a positive whole number, is {value!r}")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str, usual: float) -> float:
+    value = usual if config.get(name) is None else config[name]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise UserError(f"{name} must be a number, is {value!r}")
+    return float(value)
 
 
 # Tokenizers
@@ -211,19 +323,15 @@ def _other_tokenizer(found: Any) -> str | None:
 
 def _added_by(processor: Any) -> str | None:
     """The tokens that a post-processor adds to a text; None: there are none. ByteLevel moves offsets alone."""
-    if processor is None or processor.get("type") == "ByteLevel" or _adds_nothing(processor):
+    if processor is None or processor.get("type") == "ByteLevel":
         return None
+    parts = [list(part) for part in processor.get("single", ())]
+    if processor.get("type") == "TemplateProcessing" and parts == [["Sequence"]]:
+        return None  # nothing but the text, as transformers 5 writes it for a tokenizer without special tokens
     if processor.get("type") == "Sequence":
         return next(filter(None, map(_added_by, processor["processors"])), None)
     names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]
     return f"{processor.get('type')} adds {', '.join(map(repr, names)) or 'tokens'}"
-
-
-def _adds_nothing(processor: Any) -> bool:
-    """A template of nothing but the text, as transformers 5 writes one for a tokenizer without special tokens."""
-    return processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [
-        ["Sequence"]
-    ]
 
 
 # Digests that a folder may bring
@@ -270,7 +378,7 @@ def _json(path: Path) -> Any:
     try:
         with open_regular(path) as stream:
             text = stream.read(JSON_BYTES_MAX + 1)
-        safetensors_reader.require_downloaded(path, text)
+        checkpoint.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:
             raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
         found = json.loads(text)

@@ -109,17 +109,16 @@ def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
     be large here, and this is what moves the parameters. The number of steps is 1 or more.
     """
     layout = layout_of(spec)
+    first, second = (inner.moments[part] for part in moment_slots(spec).values())
     if spec.inner is not InnerOptimizerKind.MUON:
-        first, second = (inner.moments[part] for part in moment_slots(spec).values())
         return _adamw_direction(first, second, inner.steps, spec)
-    momentum, second = (inner.moments[part] for part in moment_slots(spec).values())
-    found, start = np.empty_like(momentum), 0
+    found, start = np.empty_like(first), 0
     for tensor in adamw_tensors(layout):
         rest = second[start : start + tensor.size]
-        found[tensor.elements] = _adamw_direction(momentum[tensor.elements], rest, inner.steps, spec)
+        found[tensor.elements] = _adamw_direction(first[tensor.elements], rest, inner.steps, spec)
         start += tensor.size
     for tensor in hidden_matrices(layout):
-        found[tensor.elements] = _orthogonal(momentum[tensor.elements].reshape(tensor.shape)).ravel()
+        found[tensor.elements] = _orthogonal(first[tensor.elements].reshape(tensor.shape)).ravel()
     return found
 
 
@@ -130,7 +129,7 @@ def _adamw_direction(first: Float32Array, second: Float32Array, steps: int, spec
 
 
 def _orthogonal(matrix: Float32Array) -> Float32Array:
-    """As `training.engines.pytorch.muon.orthogonalize`, in numpy."""
+    """As `training.engines.pytorch.inner_optimizers.orthogonalize`, in numpy."""
     a, b, c = map(np.float32, NEWTON_SCHULZ)
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = _flushed(wide / (np.linalg.norm(wide) + np.float32(MUON_EPSILON)))
@@ -166,7 +165,9 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
         return RELATIVE_ERROR_MAX
     moments = zip(_moments(committed, spec), _moments(replayed, spec), strict=True)
     apart = max(relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING)) for theirs, own in moments)
-    return max(apart, _turned(committed, replayed, spec))
+    with np.errstate(all="ignore"):
+        theirs, own = update_directions(committed, spec), update_directions(replayed, spec)
+    return max(apart, relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING)))
 
 
 def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
@@ -175,12 +176,6 @@ def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
         return [
             np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in moment_slots(spec).items()
         ]
-
-
-def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
-    with np.errstate(all="ignore"):
-        theirs, own = update_directions(committed, spec), update_directions(replayed, spec)
-    return relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING))
 
 
 def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:

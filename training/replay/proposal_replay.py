@@ -9,7 +9,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +23,13 @@ from storage.multipart_objects import write_object
 from training.job_spec import JobSpec
 from training.objectives.objective import Declaration, RejectionReason
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState, OnState, inner_error, relative_error
-from training.replicated import codec, error_feedback, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.worker_protocol import AuditReply, AuditRequest, ProposeReply, ProposeRequest
+from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 log = logging.getLogger("peer")
+OnProgress = Callable[[], None]  # called after every piece of work; raises to stop it
 
 
 class ComputeUpdate(Protocol):
@@ -47,21 +49,43 @@ class ComputeUpdate(Protocol):
         """Δ and the loss of each inner step. `inner` is None for a fresh inner state; `on_state`, if any, is told each state."""
 
 
-class EngineDeclarer(Protocol):
+class Declarer(Protocol):
     """What an engine does for objectives that have declarations."""
 
-    def make_declaration(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration: ...
+    def make_declaration(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
+    ) -> Declaration:
+        """The trainer's declaration in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
 
     def why_declaration_refused(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> RejectionReason | None: ...
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = ...,
+    ) -> RejectionReason | None:
+        """The objective's own reason that refutes the declaration.
+
+        Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
+        """
 
     def derive_step_data(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> Declaration: ...
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = ...,
+    ) -> Declaration:
+        """The same declaration, which nothing refutes, with what the steps need of it and of the round's model: `parameters`."""
 
 
-def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: EngineDeclarer | None = None) -> ProposeReply:
+def make_proposal(
+    request: ProposeRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
+) -> ProposeReply:
     """Computes the update, adds what earlier payloads left unsaid or its momentum, and writes the payload and what it commits to.
 
     What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
@@ -69,9 +93,9 @@ def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: Engi
     started = time.perf_counter()
     model = _open(request)
     (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
-    last, place = _LastInnerState(), (request.job, request.round, request.trainer)
-    take = last.take if request.inner_out else None
-    declaration = _own_declaration(request, model, declarer)
+    last, place = deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)  # inner state after the last step
+    take = (lambda parameters, inner: last.append(inner)) if request.inner_out else None
+    declaration = _own_declaration(request, model, declarer, on_step)
     delta, losses = update(model.parameters, *place, inner, take, taken=model.rounds_in_model, declaration=declaration)
     m = error_feedback.accumulate_feedback(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     try:
@@ -82,48 +106,63 @@ def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: Engi
             raise
     payload_digest = write_object(Path(request.payload_out), payload)
     committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode())
-    digests = payload_digest, len(payload), committed_to
-    kept = last.inner.write(Path(request.inner_out)) if request.inner_out and last.inner else None
-    seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
+    kept = last[0].write(Path(request.inner_out)) if request.inner_out and last else None
     mean = sum(losses) / len(losses)
-    loss = mean if math.isfinite(mean) else None, seconds
-    return ProposeReply(*digests, *loss, kept, feedback_from, inner_from, encoded, nats_to_millionths(losses[-1]))
+    return ProposeReply(
+        payload_digest=payload_digest,
+        payload_bytes=len(payload),
+        buffer_digest=committed_to,
+        loss=mean if math.isfinite(mean) else None,
+        seconds=time.perf_counter() - started,
+        inner=kept,
+        feedback=feedback_from,
+        inner_from=inner_from,
+        declaration=wire.encode(declaration.record) if declaration else b"",
+        last_loss=nats_to_millionths(losses[-1]),
+    )
 
 
 def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.QuantizedUpdate | None, bytes]:
     """The buffer of `m`, if the job has buffers, and the payload. `LocalProtocolError` if m has no encoding."""
-    buffer = feedback_buffer.make_buffer(m, model.header(trainer), model.spec)
+    buffer = error_feedback.make_buffer(m, model.header(trainer), model.spec)
     return buffer, model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
 
 
-def audit_proposal(request: AuditRequest, update: ComputeUpdate, declarer: EngineDeclarer | None = None) -> AuditReply:
+def audit_proposal(
+    request: AuditRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
+) -> AuditReply:
     """Checks the declaration, re-executes the update by it, and judges payload, buffer and inner state by the result."""
     started = time.perf_counter()
-    verdict, error, loss = _judge(request, _open(request), update, declarer)
+    verdict, error, loss = _judge(request, _open(request), update, declarer, on_step)
     return AuditReply(verdict, error, time.perf_counter() - started, loss)
 
 
 def _judge(
-    request: AuditRequest, model: ReplicatedModel, update: ComputeUpdate, declarer: EngineDeclarer | None
+    request: AuditRequest, model: ReplicatedModel, update: ComputeUpdate, declarer: Declarer | None, on_step: OnProgress
 ) -> tuple[Verdict, float, int | None]:
     """And the loss that a report on the round seals."""
-    spec, trainer, last = model.spec, request.trainer, _LastInnerState()
+    spec, last, place = model.spec, deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     try:
-        buffer, e = feedback_buffer.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
+        buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
-        previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
-        number = _refutation(request, model, declaration, declarer)
+        previous = InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
+        declaration = _read_declaration(request.declared, spec)
+        refutation = None
+        if declaration is not None:
+            if declarer is None:
+                raise LocalProtocolError("the objective has declarations, but nobody checks them")
+            refutation = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
     except RemoteProtocolError:  # what it commits to, goes on from or declares, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
-    if number is not None:
+    if refutation is not None:
+        number = spec.resolved_objective.rejection_reasons.index(refutation)
         return Verdict(OBJECTIVE_CODES_FIRST + number), RELATIVE_ERROR_MAX, None
-    payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
-    take = last.take if inner else None
-    place = request.job, request.round, trainer
+    payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer, on_step)
+    take = (lambda parameters, state: last.append(state)) if inner else None
     delta, losses = update(model.parameters, *place, previous, take, taken=model.rounds_in_model, declaration=declaration)
-    verdict, error = compare_update(model, trainer, delta, payload, e, buffer)
-    if inner and last.inner and verdict is Verdict.ACCEPT:
-        error = max(error, inner_error(inner, last.inner, spec))
+    verdict, error = compare_update(model, request.trainer, delta, payload, e, buffer)
+    if inner and last and verdict is Verdict.ACCEPT:
+        error = max(error, inner_error(inner, last[0], spec))
         verdict = Verdict.ACCEPT if error <= spec.replay_tolerance else Verdict.REPLAY
     return verdict, error, nats_to_millionths(losses[-1])
 
@@ -155,63 +194,43 @@ def known_update(spec: JobSpec) -> ComputeUpdate:
 # Declarations ----------------------------------------------------------------------------------------------------------
 
 
-def _own_declaration(request: ProposeRequest, model: ReplicatedModel, declarer: EngineDeclarer | None) -> Declaration | None:
+def _own_declaration(
+    request: ProposeRequest, model: ReplicatedModel, declarer: Declarer | None, on_step: OnProgress
+) -> Declaration | None:
     if model.spec.resolved_objective.declaration_type is None:
         return None
     if declarer is None or request.declared_out is None:
         raise LocalProtocolError("the objective has declarations, but nobody makes them, or no folder was named for them")
+    if request.declared is not None:
+        return _derived(request, model, _read_declaration(request.declared, model.spec), declarer, on_step)
     folder = Path(request.declared_out)
-    if request.declared is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        made = declarer.make_declaration(model.parameters, request.job, request.round, request.trainer, folder)
-    else:
-        record = model.spec.decode_declaration(request.declared.encoded)
-        made = Declaration(record, {digest: Path(file) for digest, file in request.declared.files.items()})
-    return _derived(request, model, made, declarer)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    made = declarer.make_declaration(model.parameters, request.job, request.round, request.trainer, folder, on_step)
+    return _derived(request, model, made, declarer, on_step)
 
 
 def _derived(
     request: ProposeRequest | AuditRequest,
     model: ReplicatedModel,
     declaration: Declaration | None,
-    declarer: EngineDeclarer | None,
+    declarer: Declarer | None,
+    on_step: OnProgress,
 ) -> Declaration | None:
     """What the steps go by."""
     if declaration is None or declarer is None:
         return declaration
     steered = replace(declaration, steering=model.state.steering)
-    return declarer.derive_step_data(model.parameters, request.job, request.round, request.trainer, steered)
+    return declarer.derive_step_data(model.parameters, request.job, request.round, request.trainer, steered, on_step)
 
 
-def _declaration(request: AuditRequest, spec: JobSpec) -> Declaration | None:
-    """The trainer's. Raises `RemoteProtocolError` if it is unsound."""
-    record, files = spec.decode_declaration(request.declared.encoded), request.declared.files
-    return None if record is None else Declaration(record, {digest: Path(file) for digest, file in files.items()})
-
-
-def _refutation(
-    request: AuditRequest, model: ReplicatedModel, declaration: Declaration | None, declarer: EngineDeclarer | None
-) -> int | None:
-    """The number of the objective's own reason by which the declaration is refused."""
-    if declaration is None:
-        return None
-    if declarer is None:
-        raise LocalProtocolError("the objective has declarations, but nobody checks them")
-    reason = declarer.why_declaration_refused(model.parameters, request.job, request.round, request.trainer, declaration)
-    return None if reason is None else model.spec.resolved_objective.rejection_reasons.index(reason)
+def _read_declaration(declared: DeclarationFiles, spec: JobSpec) -> Declaration | None:
+    """Raises `RemoteProtocolError` if it is unsound."""
+    record = spec.decode_declaration(declared.encoded)
+    return None if record is None else Declaration(record, {digest: Path(file) for digest, file in declared.files.items()})
 
 
 # What requests name --------------------------------------------------------------------------------------------------
-
-
-class _LastInnerState:
-    """The inner state after the last step."""
-
-    inner: InnerState | None = None
-
-    def take(self, parameters: Float32Array, inner: InnerState) -> None:
-        self.inner = inner
 
 
 def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:
@@ -230,8 +249,8 @@ def _own_inner(request: ProposeRequest, model: ReplicatedModel) -> tuple[InnerSt
         return None, None
     digest = model.records[request.trainer].inner
     try:
-        inner = _previous_inner(request, model.spec)
-        if inner is not None and inner.digest() == digest:
+        inner = InnerState.load(Path(request.previous_inner), model.spec)
+        if inner.digest() == digest:
             return inner, digest
         problem = "other bytes than the record says"
     except (RemoteProtocolError, OSError) as error:
@@ -247,10 +266,6 @@ def _open(request: ProposeRequest | AuditRequest) -> ReplicatedModel:
     return model
 
 
-def _previous_inner(request: ProposeRequest | AuditRequest, spec: JobSpec) -> InnerState | None:
-    return InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
-
-
 def _feedback(request: ProposeRequest | AuditRequest, model: ReplicatedModel) -> Float32Array:
     """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `read`:
     a proposal may be accepted before anybody looks at what it commits to.
@@ -260,6 +275,6 @@ def _feedback(request: ProposeRequest | AuditRequest, model: ReplicatedModel) ->
     record = model.records.get(request.trainer)
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
-    previous = feedback_buffer.read_buffer(Path(request.previous_buffer), model.spec)
+    previous = error_feedback.read_buffer(Path(request.previous_buffer), model.spec)
     payload = None if request.previous_payload is None else Path(request.previous_payload).read_bytes()
     return model.feedback_of(request.trainer, previous, payload)

@@ -1,14 +1,29 @@
 """Committed error feedback (EF: Seide 2014, Karimireddy 2019): what a payload could not say is said by a later one.
 
-A trainer commits to levels of m = decay·e + Δ by their digest (`buffers`). Everybody who holds levels and payload can derive the
-next e, and an auditor can check that a payload follows from the update it re-executed.
+A trainer commits to levels of m = decay·e + Δ by their digest. Everybody who holds levels and payload can derive the next e, and
+an auditor can check that a payload follows from the update it re-executed.
+
+These levels are the trainer's buffer: a payload of eight bits under the header of the trainer's own payload, of its m, or with
+estimates of its momentum. Trainers and auditors go on from the vector that the levels decode to. Rounding errors are lost.
+
+Estimates in the place of messages (EF21: Richtárik 2021, arXiv:2106.05203; with liars: Rammal 2024, arXiv:2310.09804).
+
+Every voter holds an estimate g of each trainer's momentum v. A payload is the difference v − g, compressed. Every voter adds it
+to g, and the rule aggregates the estimates:
+
+    said = v − g        payload = codec(said)        g' = code8(g + decoded payload)
+
+An estimate is stored as an update with levels of eight bits: the rule takes it as it takes any update. One float32
+addition and the codec's exact encoder make g', so all voters have the same bytes. Rounding errors do not add up: the trainer
+holds g', too, and its next payload contains the error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
@@ -17,15 +32,21 @@ from protocol.blob_digest import blob_digest
 from protocol.codec import Between, Count, Digest
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.verdicts import Verdict
+from training.job_spec import JobSpec
 from training.replicated import codec
-from training.replicated.codec import quantization_cells
-from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
+from training.replicated.codec import quantization, quantization_cells
+from training.replicated.codec.payload import HEADER_BYTES, pack_header, quantize_into
+from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout, layout_of
 
 # A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a
 # distance of about x to the power of 1.5, and no deviation has more than x.
 EDGES: Final = 10
+ESTIMATE_BITS: Final = 8  # of a level of a buffer, or of an estimate
 CLIPPED_MAX: Final = float(1 << 30)  # of an element: payloads have scales below 2^32, of which a difference takes one bit
+WHOLE_MAX: Final = 1 << 22  # elements of a sum that is held, in 16 MiB; blocks of a longer one are made three times
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
+
+Allocate = Callable[[int], quantization.Bytes]  # an array of so many bytes, with anything in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +59,25 @@ class FeedbackRecord:
     took_step: bool  # whether that round took a step; if not, nothing of m was applied
     halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # norm rejections since
     inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
+
+
+def buffer_bytes(spec: JobSpec) -> int:
+    """Bytes of every buffer; 0 in a job that has none."""
+    return codec.payload_bytes(layout_of(spec), ESTIMATE_BITS) if spec.commits_to_buffer else 0
+
+
+def make_buffer(m: Float32Array, header: codec.PayloadHeader, spec: JobSpec) -> codec.QuantizedUpdate | None:
+    """The buffer of `m`; None in a job that carries nothing from round to round. `LocalProtocolError` if m has no levels."""
+    if not spec.commits_to_buffer:
+        return None
+    return codec.quantize_vector(replace(header, bits=ESTIMATE_BITS), m, layout_of(spec))
+
+
+def read_buffer(path: Path, spec: JobSpec) -> codec.QuantizedUpdate:
+    """A committed buffer; `RemoteProtocolError` if the file holds none of this job."""
+    if path.stat().st_size != buffer_bytes(spec):
+        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes where {buffer_bytes(spec)} are right")
+    return codec.read_payload(path.read_bytes(), layout_of(spec))  # levels of fewer bits have fewer bytes
 
 
 def buffer_digest(buffer: codec.QuantizedUpdate) -> bytes:
@@ -88,14 +128,6 @@ def clip_to_encodable(m: Float32Array) -> Float32Array:
     return np.clip(np.nan_to_num(m, nan=CLIPPED_MAX), -CLIPPED_MAX, CLIPPED_MAX)
 
 
-def is_encoding_of(m: Float32Array, payload: bytes, header: codec.PayloadHeader, layout: TensorLayout) -> bool:
-    """Compare `payload` with the only encoding of `m`, which may have none."""
-    try:
-        return codec.encode_payload(header, m, layout) == payload
-    except LocalProtocolError:  # a liar's levels may be too large for any payload
-        return False
-
-
 def replay_deviation(
     payload: bytes,
     buffer: codec.QuantizedUpdate | None,
@@ -113,7 +145,10 @@ def replay_deviation(
     A job without feedback has no buffer, and the payload itself is compared with Δ.
     """
     if buffer is not None:
-        is_said = is_encoding_of(residual_of(buffer.dequantize(), held), payload, header, layout)
+        try:  # the only encoding of what is left of the buffer, which may have none
+            is_said = codec.encode_payload(header, residual_of(buffer.dequantize(), held), layout) == payload
+        except LocalProtocolError:  # a liar's levels may be too large for any payload
+            is_said = False
         return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
     try:
         return payload_distances(codec.decode_payload(payload, header, layout), delta, held)
@@ -159,3 +194,43 @@ def _distances(
     norm = math.sqrt(sum(float(np.einsum("i,i", part, part)) for part in parts))  # in this thread: too short for a BLAS
     with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ is far away
         return quantization_cells.cell_distance(said, values), norm
+
+
+# Estimates ---------------------------------------------------------------------------------------------------------
+
+
+def allocate_in_memory(size: int) -> quantization.Bytes:
+    return np.empty(size, dtype=np.uint8)
+
+
+def estimate_bytes(layout: TensorLayout) -> int:
+    """Bytes of every estimate."""
+    return codec.payload_bytes(layout, ESTIMATE_BITS)
+
+
+def update_estimate(
+    estimate: codec.QuantizedUpdate | None, payload: codec.QuantizedUpdate, room: Allocate = allocate_in_memory
+) -> codec.QuantizedUpdate:
+    """The estimate after a payload, with the payload's origin, in bytes that `room` gives.
+
+    `LocalProtocolError` if the sum is too large for any encoding.
+    """
+    layout, chunks = payload.layout, len(payload.layout.chunk_lengths)
+    said = [
+        (update, quantization.scale_values(update.codes, update.exponent)) for update in (payload, estimate) if update is not None
+    ]
+
+    def total(block: TensorBlock) -> Float32Array:
+        first, *others = (update.scaled_elements(block, values) for update, values in said)
+        for other in others:
+            first += other
+        return first
+
+    if layout.size <= WHOLE_MAX:
+        whole = np.concatenate([total(block) for block in layout.blocks])
+    encoded = room(estimate_bytes(layout))
+    codes, packed = encoded[HEADER_BYTES : HEADER_BYTES + chunks], encoded[HEADER_BYTES + chunks :]
+    values = total if layout.size > WHOLE_MAX else lambda block: whole[block.elements]
+    exponent, codes[:] = quantize_into(packed, values, layout, ESTIMATE_BITS)
+    encoded[:HEADER_BYTES] = np.frombuffer(pack_header(ESTIMATE_BITS, payload.origin, exponent), np.uint8)
+    return codec.QuantizedUpdate(ESTIMATE_BITS, payload.origin, layout, exponent, codes, packed, encoded)

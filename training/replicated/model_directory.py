@@ -1,5 +1,6 @@
-"""A model on disk: a directory of one file of little-endian float32 for every vector (`parameters.f32`, and one for each slot of
-the outer optimizer), of one with all trainers' estimates where the job has any, and `state.msgpack`.
+"""The state of a model, its leaves under the model root, and the model on disk: a directory of one file of little-endian float32
+for every vector (`parameters.f32`, and one for each slot of the outer optimizer), of one with all trainers' estimates where the
+job has any, and `state.msgpack`.
 
 It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
 a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
@@ -11,25 +12,30 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import hashlib
+import itertools
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol import codec
-from protocol.codec import Digest, Length
+from protocol import codec, merkle
+from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
+from protocol.identity import short_id
+from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
-from training.job_spec import ESTIMATES_BYTES_MAX, JobSpec
-from training.replicated import momentum_estimates
+from training.job_spec import ESTIMATES_BYTES_MAX, OUTER_SLOTS, JobSpec
+from training.objectives.objective import STEERING_BYTES_MAX
+from training.replicated import error_feedback
+from training.replicated.error_feedback import FeedbackRecord
 from training.replicated.model_files import (
     DURABLE,
     STATE,
@@ -41,28 +47,75 @@ from training.replicated.model_files import (
     remove_directory,
     replace_directory,
     spare_directory,
-    write_file,
 )
-from training.replicated.model_state import (
-    ESTIMATES,
-    PARAMETERS,
-    PIECE_BYTES,
-    EncodedEstimate,
-    LeafRange,
-    ModelState,
-    iter_leaf_ranges,
-    model_root,
-)
-from training.replicated.outer_optimizer import optimizer_slots
-from training.replicated.tensor_layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
+from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, TensorLayout, float32_bytes, layout_of
 
+PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
+ESTIMATES: Final = "estimates"  # of all trainers that have a record, one after another in ascending order of their keys
+PIECE_BYTES: Final = 4 * BLOCK  # of an estimate, and at most of a vector
+LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
+NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority of more than half of them
 MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 # estimates have scales, too
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
 RECORD_BYTES: Final = 256  # of a trainer in the state, at most
 
+assert LEAVES_PER_PART >= 1
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
+
+
+EncodedEstimate = bytes | memoryview  # an estimate, in memory or mapped
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """Everything of the model but its vectors: the last leaf under the root."""
+
+    job: Digest
+    spec: JobSpec
+    round: Count
+    rounds_in_model: Count  # rounds of the model's own line: without those that a rollback undid
+    records: Annotated[dict[Key, FeedbackRecord], Length(0, MEMBERS_MAX)]
+    # median accepted norm² of the last rounds that accepted any
+    median_norms_squared: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]
+    beta_powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
+    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""  # `Objective.steering`
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRange:
+    """Bytes of one of a model's files that are one leaf: a block of a vector, or a part of a trainer's estimate."""
+
+    file: str
+    bytes: slice
+    name: str  # for people
+
+
+def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[LeafRange]:
+    """All of a model, in the order of its leaves; `trainers` are those that have estimates, in ascending order."""
+    for vector in vectors:
+        for block in layout.blocks:
+            name = f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
+            yield LeafRange(vector, slice(4 * block.elements.start, 4 * block.elements.stop), name)
+    for number, trainer in enumerate(trainers):
+        start, end = (at * error_feedback.estimate_bytes(layout) for at in (number, number + 1))
+        for at in range(start, end, PIECE_BYTES):
+            yield LeafRange(ESTIMATES, slice(at, min(at + PIECE_BYTES, end)), f"the estimate of {short_id(trainer)}")
+
+
+def model_leaf_hash(data: Float32Array | EncodedEstimate) -> bytes:
+    """The Merkle leaf hash of bytes, or of little-endian float32 elements, without a copy of them."""
+    leaf = hashlib.sha256(merkle.LEAF_PREFIX)
+    leaf.update(float32_bytes(data) if isinstance(data, np.ndarray) else data)
+    return leaf.digest()
+
+
+def model_root(leaves: Sequence[bytes], state: ModelState) -> bytes:
+    return merkle.merkle_root([*leaves, merkle.leaf_hash(codec.encode(state))])
+
+
+# On disk -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +129,7 @@ class ModelManifest:
 
 def vector_names(spec: JobSpec) -> tuple[str, ...]:
     """Names of a model's vectors, in the order of its leaves."""
-    return (PARAMETERS, *optimizer_slots(spec))
+    return (PARAMETERS, *OUTER_SLOTS[spec.outer])
 
 
 def part_names(spec: JobSpec) -> tuple[str, ...]:
@@ -97,15 +150,6 @@ def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[LeafRange, ...]
 def _trainers(state: ModelState) -> tuple[bytes, ...]:
     """Those that have estimates, in the order of these."""
     return tuple(sorted(state.records)) if state.spec.has_estimates else ()
-
-
-def part_sizes(state: ModelState) -> dict[str, int]:
-    """Bytes of every part."""
-    layout = layout_of(state.spec)
-    sizes = dict.fromkeys(vector_names(state.spec), 4 * layout.size)
-    return sizes | (
-        {ESTIMATES: len(state.records) * momentum_estimates.estimate_bytes(layout)} if state.spec.has_estimates else {}
-    )
 
 
 def file_name(part: str) -> str:
@@ -153,9 +197,10 @@ class ModelDirectoryWriter:
             remove_directory(self._folder)
             return
         with crash_points("model-write"):
-            for part, size in part_sizes(saved.state).items():
-                file = self._files[part]
-                file.truncate(size)
+            layout = layout_of(saved.state.spec)
+            estimates = len(saved.state.records) * error_feedback.estimate_bytes(layout)
+            for part, file in self._files.items():
+                file.truncate(estimates if part == ESTIMATES else 4 * layout.size)
                 if durable:
                     os.fsync(file.fileno())
             write_manifest(self._folder, saved, durable)
@@ -166,26 +211,14 @@ def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
     """What a model has beside its vectors."""
     data = codec.encode(saved)
     if durable:
-        write_file(folder / STATE, memoryview(data))
+        with (folder / STATE).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         (folder / DURABLE).touch()
         sync_directory(folder)
     else:
         (folder / STATE).write_bytes(data)
-
-
-def write_model(
-    directory: Path,
-    saved: ModelManifest,
-    vectors: Mapping[str, Float32Array],
-    held: Mapping[bytes, EncodedEstimate],
-    durable: bool = True,
-) -> None:
-    """Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
-    with model_write_errors(directory), ModelDirectoryWriter(directory, part_names(saved.state.spec)) as fresh:
-        for name, vector in vectors.items():
-            fresh.write_bytes_at(name, 0, vector)
-        fresh.write_estimates(held)
-        fresh.install_model(saved, durable)
 
 
 def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:
@@ -198,7 +231,7 @@ def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array],
     vectors = {name: _map(directory / file_name(name), "<f4", layout.size) for name in vector_names(saved.state.spec)}
     if not saved.state.spec.has_estimates:
         return saved, vectors, {}
-    trainers, size = _trainers(saved.state), momentum_estimates.estimate_bytes(layout)
+    trainers, size = _trainers(saved.state), error_feedback.estimate_bytes(layout)
     data = _map(directory / file_name(ESTIMATES), "u1", len(trainers) * size).data
     return saved, vectors, {trainer: data[at * size : (at + 1) * size] for at, trainer in enumerate(trainers)}
 
@@ -248,3 +281,61 @@ def scratch_array(folder: Path, size: int) -> npt.NDArray[np.uint8]:
 
 def _damaged(path: Path) -> StorageError:
     return StorageError(f"{path} is damaged: restore a snapshot")
+
+
+class IncomingModelDirectory:
+    """A model that arrives in parts: pieces of its files, a few together, each checked with its leaf under the model root.
+
+    Implements `ledger.snapshots.snapshot_server.ModelReceiver`. Raises `StorageError` for what the disk does wrong.
+    """
+
+    def __init__(
+        self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]
+    ) -> None:
+        """`replaced` is called once another model stands in `directory` than before."""
+        saved = decode_manifest(manifest)
+        if saved.root != root or model_root(saved.leaves, saved.state) != root:
+            raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
+        self._saved, self._directory, self._replaced = saved, directory, replaced
+        self._pieces = leaf_ranges(saved.state)
+        assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(self._pieces)
+        self.parts = -(-len(self._pieces) // LEAVES_PER_PART)
+        self._folder = directory.with_name(f".{directory.name}.incoming")
+        with model_write_errors(self._folder):
+            remove_directory(self._folder)
+            self._folder.mkdir(parents=True)
+            names = part_names(saved.state.spec)
+            self._files: dict[str, BinaryIO] = {name: (self._folder / file_name(name)).open("wb") for name in names}
+
+    def add_part(self, index: int, data: bytes) -> None:
+        part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
+        chosen, expected = self._pieces[part], self._saved.leaves[part]
+        ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in chosen)]
+        if ends[-1] != len(data):
+            raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
+        cut = [data[start:end] for start, end in itertools.pairwise(ends)]
+        for piece, found, leaf in zip(chosen, cut, expected, strict=True):
+            if model_leaf_hash(found) != leaf:
+                raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
+        with model_write_errors(self._folder):
+            for piece, found in zip(chosen, cut, strict=True):
+                self._files[piece.file].seek(piece.bytes.start)
+                self._files[piece.file].write(found)
+
+    def install(self) -> None:
+        with model_write_errors(self._directory):
+            with crash_points("model-fetched"):
+                for file in self._files.values():
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
+                write_manifest(self._folder, self._saved, durable=True)
+            recover_replaced_directory(self._directory)
+            replace_directory(self._folder, self._directory)
+        self._replaced()
+
+    def discard_parts(self) -> None:
+        for file in self._files.values():
+            file.close()
+        with model_write_errors(self._folder):
+            remove_directory(self._folder)

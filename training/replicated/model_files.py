@@ -8,7 +8,6 @@ and what is locked is not written over.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,11 +83,6 @@ def recycle_directory(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def remove_spare(directory: Path) -> None:
-    """No model follows this one."""
-    shutil.rmtree(spare_directory(directory), ignore_errors=True)
-
-
 def spare_directory(directory: Path) -> Path:
     return directory.with_name(".spare")
 
@@ -111,10 +105,3 @@ def open_over(path: Path) -> BinaryIO:
 def remove_directory(directory: Path) -> None:
     if directory.exists():
         shutil.rmtree(directory)
-
-
-def write_file(path: Path, data: memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -1,4 +1,5 @@
-"""Outer optimizers: how a round's aggregate moves the model. Each keeps named slots, float32 vectors beside the parameters.
+"""Outer optimizers: how a round's aggregate moves the model. Each keeps slots, float32 vectors beside the parameters
+(`OUTER_SLOTS`).
 
     nesterov  momentum' = μ·momentum + g;  θ' = θ − η·(g + μ·momentum')        DiLoCo (arXiv:2311.08105)
     sgd       θ' = θ − η·g
@@ -15,12 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import Final
 
 import numpy as np
 
-from training.job_spec import JobSpec, OuterOptimizerKind
-from training.replicated.learning_rate_schedule import inner_rate
+from training.job_spec import INNER_RATE_MIN, JobSpec, OuterOptimizerKind
 from training.replicated.tensor_layout import Float32Array
 
 # its last bit is worth 2^-123: sums and differences of such are never subnormal
@@ -30,18 +30,11 @@ STEP_MAX: Final = float(1 << 25)  # of a corrected AdamW rate: a quotient below 
 EPSILON: Final = np.float32(1e-8)  # of AdamW
 
 
-class OuterOptimizer(Protocol):
-    """One round's step, block by block."""
-
-    SLOTS: ClassVar[tuple[str, ...]]
-
-    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
-        """Moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies."""
+# `step` moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies.
 
 
 @dataclass(frozen=True, slots=True)
 class OuterNesterov:
-    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
     rate: float
     momentum: float
 
@@ -55,7 +48,6 @@ class OuterNesterov:
 
 @dataclass(frozen=True, slots=True)
 class OuterSgd:
-    SLOTS: ClassVar[tuple[str, ...]] = ()
     rate: float
 
     def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
@@ -64,7 +56,6 @@ class OuterSgd:
 
 @dataclass(frozen=True, slots=True)
 class OuterSignum:
-    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
     rate: float
     momentum: float
 
@@ -78,7 +69,6 @@ class OuterSignum:
 class OuterAdamW:
     """`powers` are beta1^t and beta2^t of the step that is taken, the t-th."""
 
-    SLOTS: ClassVar[tuple[str, ...]] = ("first", "second")
     rate: float
     betas: tuple[float, float]
     powers: tuple[float, float]
@@ -101,9 +91,7 @@ class OuterAdamW:
         _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
 
 
-def optimizer_slots(spec: JobSpec) -> tuple[str, ...]:
-    """Names of the vectors that the job's outer optimizer keeps beside the parameters."""
-    return make_outer_optimizer(spec, 0, initial_beta_powers(spec)).SLOTS
+OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW  # one round's step, block by block
 
 
 def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
@@ -146,3 +134,27 @@ def _flush(vector: Float32Array, scratch: Float32Array | None = None) -> None:
     kept = np.abs(vector, out=scratch) >= FLUSH_BELOW
     if not kept.all():
         vector *= kept
+
+
+# Rates -------------------------------------------------------------------------------------------------------------------
+
+
+def inner_rate(spec: JobSpec, taken: int) -> float:
+    """The rate of every inner step, or of the one outer AdamW step, of the round after so many; zero only in the last one, if the
+    floor is, and otherwise never below `INNER_RATE_MIN`. It is piecewise linear over a job:
+
+        warm-up: rising to the peak        constant        linear decay to `inner_rate_floor` of the peak in the last round
+        round 0 .. warmup_rounds           in between      the last `decay_rounds` rounds
+
+    Rounds are counted along the model's own line: those that a rollback undid do not count. Additions, multiplications and
+    divisions of float64, each rounded once, make the same number everywhere: no library's cosine takes part.
+    """
+    if taken < spec.warmup_rounds:
+        rate = spec.inner_rate * (taken + 1) / (spec.warmup_rounds + 1)
+    else:
+        left = 1.0  # before the decay; 0 in the last round and, for who asks, after it
+        if spec.decay_rounds != 0:
+            decay = spec.rounds - 1 - spec.warmup_rounds if spec.decay_rounds is None else spec.decay_rounds
+            left = min(1.0, max(0.0, (spec.rounds - 1 - taken) / max(1, decay)))
+        rate = spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * left)
+    return max(rate, INNER_RATE_MIN) if rate else 0.0

@@ -21,31 +21,29 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from training.job_spec import JobSpec
+from training.job_spec import OUTER_SLOTS, JobSpec
 from training.replicated import (
     aggregate,
     codec,
     error_feedback,
     model_directory,
     model_files,
-    momentum_estimates,
     outer_optimizer,
 )
-from training.replicated.error_feedback import HALVINGS_MAX, FeedbackRecord, residual_of
-from training.replicated.model_state import (
+from training.replicated.error_feedback import HALVINGS_MAX, Allocate, FeedbackRecord, allocate_in_memory, residual_of
+from training.replicated.model_directory import (
     ESTIMATES,
+    LEAVES_PER_PART,
     NORM_ROUNDS,
     PARAMETERS,
+    PIECE_BYTES,
     EncodedEstimate,
     LeafRange,
     ModelState,
-    estimate_leaves,
     model_leaf_hash,
     model_root,
 )
-from training.replicated.momentum_estimates import Allocate, allocate_in_memory
 from training.replicated.parallel_map import ParallelMap, serial_map
-from training.replicated.parameter_init import initial_block
 from training.replicated.tensor_layout import (
     THREAD_BLOCKS,
     ElementRun,
@@ -53,6 +51,7 @@ from training.replicated.tensor_layout import (
     TensorBlock,
     TensorLayout,
     float32_bytes,
+    initial_block,
     layout_of,
 )
 
@@ -82,7 +81,7 @@ class _CheckedPayload:
 
     @property
     def bytes(self) -> int:
-        return len(self.payload) + (len(self.update.packed) if self.update.bits == momentum_estimates.ESTIMATE_BITS else 0)
+        return len(self.payload) + (len(self.update.packed) if self.update.bits == error_feedback.ESTIMATE_BITS else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,15 +100,8 @@ class ReplicatedModel:
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
         for block in layout.blocks:
-            vectors[PARAMETERS][block.elements] = _first_values(spec, start, block)
+            vectors[PARAMETERS][block.elements] = first_values(spec, start, block)
         return cls.from_vectors(_first_state(job, spec), vectors)
-
-    @classmethod
-    def create_initial(
-        cls, directory: Path, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None, each: ParallelMap = serial_map
-    ) -> ReplicatedModel:
-        """As `initial` and `save`, with a block of each thread in memory at a time."""
-        return cls.create_from_values(directory, job, spec, functools.partial(_first_values, spec, start), each)
 
     @classmethod
     def create_from_values(
@@ -120,8 +112,10 @@ class ReplicatedModel:
         values: Callable[[TensorBlock], Float32Array],
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """Of round 0, with the parameters that `values` gives of each block; saved, and opened."""
-        state, layout, slots = _first_state(job, spec), layout_of(spec), outer_optimizer.optimizer_slots(spec)
+        """Of round 0, with the parameters that `values` gives of each block; saved, and opened. A block of each thread is in
+        memory at a time.
+        """
+        state, layout, slots = _first_state(job, spec), layout_of(spec), OUTER_SLOTS[spec.outer]
 
         def write(stretch: Sequence[TensorBlock]) -> list[bytes]:
             leaves = []
@@ -194,11 +188,16 @@ class ReplicatedModel:
     def save(self, directory: Path, durable: bool = True) -> None:
         """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
 
-        If it is not `durable`, that is so only while the machine runs.
+        If it is not `durable`, that is so only while the machine runs. Raises `StorageError` if the disk is full or refuses.
         """
-        model_directory.write_model(
-            directory, model_directory.ModelManifest(self.state, self.leaves, self.root), self.vectors, self.estimates, durable
-        )
+        with (
+            model_files.model_write_errors(directory),
+            model_directory.ModelDirectoryWriter(directory, model_directory.part_names(self.spec)) as fresh,
+        ):
+            for name, vector in self.vectors.items():
+                fresh.write_bytes_at(name, 0, vector)
+            fresh.write_estimates(self.estimates)
+            fresh.install_model(model_directory.ModelManifest(self.state, self.leaves, self.root), durable)
 
     def verify(self, each: ParallelMap = serial_map) -> None:
         """Hashes everything again; `StorageError` names the first tensor or estimate that is not what the root says."""
@@ -221,9 +220,21 @@ class ReplicatedModel:
     def leaf_bytes(self, piece: LeafRange) -> EncodedEstimate:
         if piece.file != ESTIMATES:
             return float32_bytes(self.vectors[piece.file])[piece.bytes]
-        number, start = divmod(piece.bytes.start, momentum_estimates.estimate_bytes(self.layout))
+        number, start = divmod(piece.bytes.start, error_feedback.estimate_bytes(self.layout))
         trainer = sorted(self.estimates)[number]
         return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
+
+    def read_part(self, index: int) -> bytes:
+        """`StorageError` if the disk holds something else than the root says; `RemoteProtocolError` if there is no such part."""
+        part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
+        chosen = self.leaf_ranges[part]
+        if not chosen:
+            raise RemoteProtocolError("bad-request", f"the model has no part {index}")
+        data = [bytes(self.leaf_bytes(piece)) for piece in chosen]
+        for piece, found, leaf in zip(chosen, data, self.leaves[part], strict=True):
+            if model_leaf_hash(found) != leaf:
+                raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+        return b"".join(data)
 
     @property
     def parameters(self) -> Float32Array:
@@ -255,7 +266,8 @@ class ReplicatedModel:
 
     def header(self, trainer: bytes) -> codec.PayloadHeader:
         """What the payload of `trainer` in this round must begin with."""
-        return codec.PayloadHeader.of_spec(self.spec, self.job, self.round, self.rounds_in_model, trainer, self.root)
+        spec, bits = self.spec, self.spec.payload_bits(self.rounds_in_model)
+        return codec.PayloadHeader(self.job, self.round, trainer, self.root, spec.local_steps, spec.batch, bits)
 
     # Estimates, where the job has them -------------------------------------------------------------------------------
 
@@ -271,7 +283,9 @@ class ReplicatedModel:
         """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
-            return momentum_estimates.momentum_after(record, buffer)
+            if error_feedback.buffer_digest(buffer) != record.buffer:
+                raise LocalProtocolError("the buffer is not that of the record")
+            return error_feedback.apply_halvings(buffer.dequantize(), record)
         return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
@@ -317,7 +331,7 @@ class ReplicatedModel:
         """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
         update = codec.decode_payload(payload, self.header(trainer), self.layout)
         if self.spec.has_estimates:
-            update = momentum_estimates.update_estimate(self.estimate(trainer), update, self._room)
+            update = error_feedback.update_estimate(self.estimate(trainer), update, self._room)
         return _CheckedPayload(digest, payload, update, update.norm_squared())
 
     @property
@@ -400,11 +414,6 @@ class ReplicatedModel:
         state = replace(self.state, round=number, records=records)
         return self._under_root(state, self.vectors, self.estimates, self._vector_leaves)
 
-    def rolled_back_into(self, directory: Path, number: int) -> ReplicatedModel:
-        """As `rolled_back`; saved, and opened."""
-        self.rolled_back(number).save(directory)
-        return self.open(directory)
-
     @property
     def _vector_leaves(self) -> tuple[bytes, ...]:
         return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
@@ -476,7 +485,7 @@ class ReplicatedModel:
         records = dict(self.records)
         for trainer, verdict in rejected.items():
             if verdict is Verdict.NORM and trainer in records:
-                records[trainer] = _halved(records[trainer])
+                records[trainer] = replace(records[trainer], halvings=min(records[trainer].halvings + 1, HALVINGS_MAX))
         for item in accepted:
             if item.trainer in rejected:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
@@ -509,7 +518,7 @@ def _first_state(job: bytes, spec: JobSpec) -> ModelState:
     return ModelState(job, spec, 0, 0, {}, (), outer_optimizer.initial_beta_powers(spec))
 
 
-def _first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
+def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
     """Of the parameters, see `ReplicatedModel.initial`."""
     if start is not None:
         tensor, known = layout_of(spec).slots_by_name[block.tensor], start.layout.slots_by_name.get(block.tensor)
@@ -526,11 +535,10 @@ def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
 
 def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstimate]) -> tuple[bytes, ...]:
     """All leaves, from those of the vectors."""
-    return (*leaves, *(leaf for trainer in sorted(held) for leaf in estimate_leaves(held[trainer])))
-
-
-def _halved(record: FeedbackRecord) -> FeedbackRecord:
-    return replace(record, halvings=min(record.halvings + 1, HALVINGS_MAX))
+    pieces = (
+        held[trainer][at : at + PIECE_BYTES] for trainer in sorted(held) for at in range(0, len(held[trainer]), PIECE_BYTES)
+    )
+    return (*leaves, *map(model_leaf_hash, pieces))
 
 
 def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""The canonical flat layout of a job's tensors: one float32 vector, cut into tensors, chunks and blocks.
+"""The canonical flat layout of a job's tensors: one float32 vector, cut into tensors, chunks and blocks; and its initial values.
 
 A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
 streaming code works on at a time, and one leaf of the model root. A *stretch* (at most 64 blocks) is one thread's at a time.
@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
+from training import random_stream
 from training.job_spec import JobSpec
 from training.objectives.objective import Shape
-from training.transformer import PARAMETERS_MAX, TENSORS_MAX
+from training.transformer import PARAMETERS_MAX, TENSORS_MAX, LayerParameter, linear_deviation, model_tensors
 
 Float32Array = npt.NDArray[np.float32]
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
@@ -69,8 +70,7 @@ class ElementRun:
 
     @property
     def size(self) -> int:
-        size: int = self.elements.stop - self.elements.start
-        return size
+        return self.elements.stop - self.elements.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +140,30 @@ def _blocks(tensors: tuple[TensorInfo, ...]) -> Iterator[TensorBlock]:
             chunks = -(-length // CHUNK)
             yield TensorBlock(slice(start, start + length), slice(chunk, chunk + chunks), tensor.name, tensor.decayed)
             start, chunk = start + length, chunk + chunks
+
+
+# Initial values, from integers and correctly rounded operations only: bit-equal on every machine. `torch.randn` and numpy's
+# normal generator reach the C library's logarithm, which is not.
+
+
+def initial_parameters(spec: JobSpec) -> Float32Array:
+    """The flat vector of a job's first round. Scratch jobs start at zero."""
+    return np.concatenate([initial_block(spec, block) for block in layout_of(spec).blocks])
+
+
+def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
+    tensor = layout_of(spec).slots_by_name[block.tensor]
+    known = model_tensors(spec.model).get(tensor.name)
+    if known is not None:
+        parameter = known.parameter
+    else:  # of the objective: vectors begin at zero
+        parameter = LayerParameter(
+            tensor.name, tensor.shape, deviation=linear_deviation(tensor.shape[1]) if len(tensor.shape) > 1 else 0.0
+        )
+    if not parameter.deviation:
+        return np.full(block.size, parameter.initial, dtype=np.float32)
+    factor = np.float32(parameter.deviation / random_stream.IRWIN_HALL_DEVIATION)
+    integers = random_stream.irwin_hall_integers(
+        block.size, "initial", spec.seed, tensor.name, block.elements.start - tensor.offset
+    )
+    return integers.astype(np.float32) * factor  # the integers stay below 2^24: exact

@@ -32,9 +32,8 @@ import trio
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
-from transport.blobs.blob_server import QUEUED_BYTES_MIN, BlobServer, SendBlobMessage
+from transport.blobs.blob_server import QUEUED_BYTES_MIN, REPEAT_SECONDS, BlobServer, SendBlobMessage
 from transport.blobs.blob_store import BlobStore, BlobWriter
-from transport.blobs.upload_queue import REPEAT_SECONDS
 from transport.wire.framing import Priority
 
 log = logging.getLogger(__name__)
@@ -221,7 +220,6 @@ class _Transfer:
         return self.holder is not None and came > 0 and left / came * (now - self.asked) < REMAINING_SECONDS_MAX
 
     def forget_peer(self, peer: bytes) -> None:
-        """Its link has ended."""
         self.forget_asking(peer)
         for table in (self.waits, self.named):
             table.pop(peer, None)
@@ -231,9 +229,6 @@ class _Transfer:
     def disbelieve(self, liar: bytes) -> None:
         self.unbelieved.add(liar)
         self.named = {peer: by for peer, by in self.named.items() if by != liar}
-
-    def notify_changed(self) -> None:
-        self.changed.set()
 
 
 class BlobExchange:
@@ -284,26 +279,23 @@ class BlobExchange:
         goal.waiters += 1
         goal.holders.update(named := tuple(sources or ()))
         try:
-            await self._fetch(digest, size_max, named, goal)
+            while self._blobs.size(digest) is None:
+                wanted = self._blobs.missing_parts(digest)
+                goal.has_parts = wanted is not None
+                if wanted is None:  # it is small, or its list comes first
+                    await self._fetch_piece(digest, size_max, named)
+                elif wanted.total > size_max:  # whoever named it said that it is smaller: there is no such object
+                    await trio.sleep(RETRY_SECONDS_MAX)
+                elif wanted.lacking:
+                    await self._fetch_parts(digest, wanted.lacking, named, goal)
+                else:
+                    await self._run_blocking(partial(self._blobs.complete_object, digest))
         finally:
             goal.waiters -= 1
             if goal.waiters == 0:
                 del self._goals[digest]
                 if goal.has_parts:
                     self._left.set()
-
-    async def _fetch(self, digest: bytes, size_max: int, sources: tuple[bytes, ...], goal: _ObjectDownload) -> None:
-        while self._blobs.size(digest) is None:
-            wanted = self._blobs.missing_parts(digest)
-            goal.has_parts = wanted is not None
-            if wanted is None:  # it is small, or its list comes first
-                await self._fetch_piece(digest, size_max, sources)
-            elif wanted.total > size_max:  # whoever named it said that it is smaller: there is no such object
-                await trio.sleep(RETRY_SECONDS_MAX)
-            elif wanted.lacking:
-                await self._fetch_parts(digest, wanted.lacking, sources, goal)
-            else:
-                await self._run_blocking(partial(self._blobs.complete_object, digest))
 
     async def _fetch_parts(
         self, digest: bytes, lacking: Mapping[bytes, int], sources: tuple[bytes, ...], goal: _ObjectDownload
@@ -334,19 +326,6 @@ class BlobExchange:
         of: bytes | None = None,
         goal: _ObjectDownload | None = None,
     ) -> None:
-        transfer = self._join(digest, size_max, sources, of, goal)
-        try:
-            await transfer.done.wait()
-        finally:
-            transfer.waiters -= 1
-            if transfer.waiters == 0:
-                self._leave(transfer)
-        if transfer.error is not None:
-            raise transfer.error
-
-    def _join(
-        self, digest: bytes, size_max: int, sources: tuple[bytes, ...], of: bytes | None, goal: _ObjectDownload | None
-    ) -> _Transfer:
         transfer = self._transfers.get(digest)
         if transfer is None:
             assert self._nursery is not None, "fetch before run"
@@ -356,10 +335,17 @@ class BlobExchange:
         transfer.waiters += 1
         transfer.size_max = max(transfer.size_max, size_max)
         transfer.preferred.extend(peer for peer in sources if peer not in transfer.preferred)
-        return transfer
+        try:
+            await transfer.done.wait()
+        finally:
+            transfer.waiters -= 1
+            if transfer.waiters == 0:
+                transfer.scope.cancel()
+                self._forget_transfer(transfer)
+        if transfer.error is not None:
+            raise transfer.error
 
-    def _leave(self, transfer: _Transfer) -> None:
-        transfer.scope.cancel()
+    def _forget_transfer(self, transfer: _Transfer) -> None:
         if self._transfers.get(transfer.digest) is transfer:
             del self._transfers[transfer.digest]
 
@@ -371,7 +357,7 @@ class BlobExchange:
         for transfer in self._transfers.values():
             transfer.rests.pop(peer, None)
             if transfer.holder is None:
-                transfer.notify_changed()
+                transfer.changed.set()
 
     def peer_disconnected(self, peer: bytes) -> None:
         self._silent.discard(peer)
@@ -380,7 +366,7 @@ class BlobExchange:
         for transfer in self._transfers.values():
             transfer.forget_peer(peer)
             if transfer.holder == peer:
-                transfer.notify_changed()
+                transfer.changed.set()
 
     def on_blob_elsewhere(self, peer: bytes, answer: BlobElsewhere) -> None:
         self._mark_responsive(peer)
@@ -397,7 +383,7 @@ class BlobExchange:
             for other in self._connected().intersection(answer.holders):
                 transfer.named[other] = peer
                 transfer.rests.pop(other, None)  # it may have got it meanwhile
-        transfer.notify_changed()
+        transfer.changed.set()
 
     def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
         digest, now = answer.digest, trio.current_time()
@@ -412,7 +398,7 @@ class BlobExchange:
             self._decline(peer, transfer)
         else:
             transfer.waits[peer], transfer.named[peer], transfer.is_left = now, peer, True
-            transfer.notify_changed()
+            transfer.changed.set()
 
     def _mark_responsive(self, peer: bytes) -> None:
         """It answers, if only others of our transfers: those that wait for it give it the time that a busy holder needs."""
@@ -446,7 +432,7 @@ class BlobExchange:
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
-            transfer.notify_changed()
+            transfer.changed.set()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
         """Runs in the link's reader, so that a slow disk slows the sender down and nothing piles up here."""
@@ -462,13 +448,13 @@ class BlobExchange:
             self._accept_chunk(transfer, peer, chunk)
         except Exception as error:  # the local store's; it belongs to those who wait for the blob, not to this link
             transfer.error = error
-            transfer.notify_changed()
+            transfer.changed.set()
 
     def _accept_chunk(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
             # Either this holder lies about the size, or whoever told us the size did: no proof, so no penalty.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
-            transfer.notify_changed()
+            transfer.changed.set()
             return
         if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
             return  # a gap, where the link loses messages, or a holder that drips bytes: the stall deadline asks another
@@ -478,7 +464,7 @@ class BlobExchange:
                 self._blobs.open_writer(transfer.digest, chunk.total, transfer.object_digest),
             )
         if transfer.offset + len(chunk.chunk) > chunk.total:
-            transfer.notify_changed()
+            transfer.changed.set()
             return
         transfer.writer.write(chunk.chunk)
         transfer.offset += len(chunk.chunk)
@@ -488,22 +474,15 @@ class BlobExchange:
         transfer.requested = max(transfer.requested, transfer.offset)
         transfer.awaited.discard(chunk.offset)
         if peer == transfer.holder:
-            self._extend_deadline(transfer, trio.current_time())
+            transfer.moved = trio.current_time()
+            if transfer.pull is not None:
+                transfer.pull.deadline = transfer.moved + STALL_SECONDS
+            transfer.window = self._window_bytes(transfer)
         if transfer.complete:
-            transfer.notify_changed()
+            transfer.changed.set()
         elif peer == transfer.holder and transfer.requested <= transfer.offset + transfer.window // 2:
             # half a window at once: a frame of many requests costs little more than one of one
             self._request_chunks(transfer, peer)
-
-    def _extend_deadline(self, transfer: _Transfer, now: float) -> None:
-        transfer.moved = now
-        if transfer.pull is not None:
-            transfer.pull.deadline = now + STALL_SECONDS
-        transfer.window = self._window_bytes(transfer)
-
-    def _asked_of(self, pace: DownloadWindow) -> int:
-        """Chunks that are awaited of its holder."""
-        return sum(len(transfer.awaited) for transfer in self._transfers.values() if transfer.download_window is pace)
 
     def _window_bytes(self, transfer: _Transfer) -> int:
         """Bytes to ask for ahead. Transfers of reveals share their holder's window, and each has a chunk at least."""
@@ -523,8 +502,7 @@ class BlobExchange:
             finally:
                 if transfer.writer is not None:
                     transfer.writer.abort()
-        if self._transfers.get(transfer.digest) is transfer:
-            del self._transfers[transfer.digest]
+        self._forget_transfer(transfer)
         self._announce_result(transfer)
         transfer.done.set()
 
@@ -564,11 +542,10 @@ class BlobExchange:
 
     def _choose_holder(self, transfer: _Transfer) -> tuple[bytes | None, float]:
         """The holder to ask now, or None and how long to wait for one."""
-        now = trio.current_time()
-        peers = self._connected()
-        ready = self._ready_holders(transfer)
+        now, ready = trio.current_time(), self._ready_holders(transfer)
         if not ready:
-            return None, min((self._asked_again(transfer, peer) - now for peer in peers), default=RETRY_SECONDS_MAX)
+            waits = (self._asked_again(transfer, peer) - now for peer in self._connected())
+            return None, min(waits, default=RETRY_SECONDS_MAX)
         holder = min(ready, key=lambda peer: self._preference(transfer, peer))
         if self._is_search(transfer, holder):
             transfer.search_at = now + SEARCH_SECONDS
@@ -666,21 +643,22 @@ class BlobExchange:
 
     def _request_chunks(self, transfer: _Transfer, holder: bytes) -> None:
         """A window ahead, also before the first answer has told the size: often `size_max` is it."""
-        size = transfer.size_max if transfer.total is None else transfer.total
+        size, pace, now = (
+            transfer.size_max if transfer.total is None else transfer.total,
+            transfer.download_window,
+            trio.current_time(),
+        )
         end = min(size, transfer.offset + transfer.window)
         while transfer.requested < end or transfer.requested == 0:
-            if (
-                transfer.download_window is not None
-                and transfer.awaited
-                and self._asked_of(transfer.download_window) >= transfer.download_window.window
-            ):
-                return
-            now = trio.current_time()
+            if pace is not None and transfer.awaited:
+                awaited = sum(len(other.awaited) for other in self._transfers.values() if other.download_window is pace)
+                if awaited >= pace.window:
+                    return
             if not transfer.is_under_way(holder, transfer.requested, now):
                 if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
                     return
-                if transfer.download_window is not None:
-                    transfer.download_window.record_request(transfer.digest, transfer.requested, now)
+                if pace is not None:
+                    pace.record_request(transfer.digest, transfer.requested, now)
                     transfer.under_way[holder, transfer.requested] = now
             transfer.awaited.add(transfer.requested)
             transfer.requested += BLOB_CHUNK_BYTES

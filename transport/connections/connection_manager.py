@@ -1,56 +1,44 @@
-"""What the TCP swarm and its in-memory twin share: links, events, refusals, bans, pings, and the payload exchange."""
+"""What networks share, over TCP and in memory: links, events, refusals, bans, pings, and the payload exchange."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import trio
 
-from protocol.addresses import AddressScope, host_subnet, parse_address, scope_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import (
-    CIRCUIT_MESSAGES,
     LINK_MESSAGES,
     BlobChunk,
     BlobElsewhere,
     CircuitDeliveryReport,
     CircuitMigrated,
-    DialBack,
-    DialBackFailed,
     GetBlob,
-    GetPeerRecords,
     GuestInvitation,
     HasBlob,
     LinkClosing,
     LivenessReport,
     NoBlob,
-    ObservedAddress,
-    PeerRecords,
     Ping,
     Pong,
 )
 from transport.blobs.blob_exchange import BlobExchange, RunBlocking
 from transport.blobs.blob_store import BlobStore
-from transport.connections.close_reason import CLOSING_SECONDS, LinkClosedByPeer
 from transport.connections.inbound_queue import InboundQueue
-from transport.connections.upload_shaper import UploadShaper
-from transport.network import DataReceived, LinkInfo, PeerConnected, PeerDisconnected, Traffic
-from transport.peer_policy import PeerPolicy
-from transport.quotas.connection_eviction import choose_link_to_evict
-from transport.quotas.cpu_quota import LINK_SHARES, STRANGER_WAIT_SECONDS_MAX, CpuAccount, CpuQuota
+from transport.connections.peer_link import LinkClosedByPeer, PeerLink, UploadShaper, choose_link_to_evict
+from transport.network import DataReceived, PeerConnected, PeerDisconnected, Traffic
+from transport.peer_policy import PeerClass, PeerPolicy
+from transport.quotas.cpu_quota import STRANGER_WAIT_SECONDS_MAX, CpuAccount, CpuQuota
 from transport.quotas.memory_quota import STRANGERS_MAX, MemoryAccount, MemoryQuota
-from transport.quotas.peer_class import PeerClass
-from transport.wire.failure_detector import PROBE_SECONDS, KeepaliveConfig, LinkFailureDetector
-from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
-from transport.wire.link_measurements import LinkHistory, LinkMeter, TcpInfo
+from transport.wire.failure_detector import KeepaliveConfig, LinkFailureDetector
+from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Message, Priority
+from transport.wire.link_measurements import LinkHistory
 
-HANDOVER_SECONDS = 10.0  # from a circuit to a direct link: for the largest message, at the bytes a second that a relay allows
 BAN_SECONDS = 2.0  # the first; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
 BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the first ban again
@@ -81,174 +69,10 @@ class BanList:
         return self._bans.get(peer, (float("-inf"), 0.0))[0]
 
 
-class PeerLink:
-    """One authenticated connection to a peer, as far as TCP and memory have it in common."""
-
-    relay: bytes | None = None  # the relay; None: the link is direct
-
-    def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
-        self.peer, self.address, self.dialed = peer, address, dialed
-        self.host = host_subnet(parse_address(address)[0])  # for budgets of hosts
-        self.outbox, self.inbox = outbox, inbox
-        # Of the network, once it is attached.
-        self.peer_class, self.memory_account, self.cpu_account = (
-            PeerClass.MEMBER,
-            MemoryAccount(),
-            CpuAccount(LINK_SHARES[PeerClass.MEMBER]),
-        )
-        self.uplink: UploadShaper | None = None
-        self.read_wait_seconds = 0.0  # seconds that this peer, which sends as much as it can, was not read
-        self.scope = trio.CancelScope()  # around everything that serves this link
-        self.since = trio.current_time()
-        self.meter = LinkMeter(LinkHistory())  # until it is attached; from then on with the peer's history
-        self.closed = False
-        self.local_host: str | None = None  # of this machine, from which a direct link leads
-        self.remote: str | None = None  # "host:port" to which it leads, the host an IP address
-        self.records_told_at = self.dialed_back_at = -math.inf
-        self.keepalive = KeepaliveConfig()  # of the hub, once it is attached, and `failure_detector` is since then
-        self.failure_detector = LinkFailureDetector(self.keepalive, self.since)
-        self.liveness_report: LivenessReport | None = None  # what the peer said last
-        self.liveness_report_sent: LivenessReport | None = None  # what it was told last
-        self._output = trio.Event()
-        self._ping_number = 0
-        self._ping_time: float | None = None
-        self.successor: PeerLink | None = None  # a direct link, which has taken over
-        self.predecessor: PeerLink | None = None  # the circuit that this one has taken over from
-        self.all_read = trio.Event()  # nothing more comes here: the peer has moved, or the link has ended
-        self._moved_lanes = 0  # of the peer
-        self._all_read_there = False
-
-    @property
-    def address_scope(self) -> AddressScope:
-        """Who can reach the host at the other end."""
-        return scope_of(self.remote or self.address)
-
-    def queue_bytes(self, channel: Channel, data: bytes, priority: Priority) -> bool:
-        if not self.outbox.push(channel, data, priority):
-            return False
-        self._output.set()
-        return True
-
-    def queue_message(self, message: Any, priority: Priority) -> bool:
-        """Queue a message of the link's own; False: that queue is full."""
-        return self.queue_bytes(Channel.LINK, encode(message), priority)
-
-    async def wait_until_sendable(self) -> None:
-        """Return when something waits to be sent, and may be: at the end of the turn in which it was pushed, all together."""
-        if not self.outbox:
-            self.meter.on_idle(self.tcp_info(), trio.current_time())
-            self._output = trio.Event()
-            await self._output.wait()
-        if self.uplink is not None:
-            await self.uplink.wait_for_turn(self)
-        self.meter.on_busy(self.tcp_info(), trio.current_time())
-
-    def tcp_info(self) -> TcpInfo:
-        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # as if it had all been sent: the rate never falls
-
-    def switch_account(self, account: MemoryAccount) -> None:
-        """What this link holds is this account's from now on."""
-        before, self.memory_account = self.memory_account, account
-        before.is_linked, account.is_linked = False, True
-        self.move_held_bytes(account)
-
-    def move_held_bytes(self, account: MemoryAccount) -> None:
-        for box in (self.outbox, self.inbox):
-            box.account.add_bytes(-box.held)
-            box.account = account
-            account.add_bytes(box.held)
-
-    def close(self, reason: str = "") -> None:
-        """At once; or, for a reason, as soon as the peer has it."""
-        if self.closed:
-            return
-        self.closed = True
-        self.all_read.set()
-        if reason:
-            self.outbox.finish_with(Channel.LINK, encode(LinkClosing(reason)))
-            self._output.set()
-            self.scope.deadline = trio.current_time() + CLOSING_SECONDS
-        else:
-            self.scope.cancel()
-
-    # A direct link takes over from a circuit: both ends send over it what is new, and read it once they have read the circuit to
-    # its end, which each lane marks. So nothing is lost or comes twice, and the order within each priority stays.
-
-    def hand_over_to(self, link: PeerLink) -> None:
-        self.successor, link.predecessor = link, self
-        link.liveness_report, link.liveness_report_sent = self.liveness_report, self.liveness_report_sent
-        self.scope.deadline = trio.current_time() + HANDOVER_SECONDS
-        for lane in Priority:
-            self.outbox.move_waiting(link.outbox, lane)
-            self.queue_message(CircuitMigrated(read=False), lane)
-        link._output.set()
-
-    def on_moved(self, moved: CircuitMigrated) -> None:
-        if moved.read:
-            self._all_read_there = True
-            return
-        self._moved_lanes += 1
-        if self._moved_lanes == len(Priority):
-            self.all_read.set()
-            self.queue_message(CircuitMigrated(read=True), Priority.VOTE)
-
-    @property
-    def handed_over(self) -> bool:
-        """Whether all that was sent over this link, either way, has been read."""
-        return self._all_read_there and self._moved_lanes >= len(Priority)
-
-    def ping(self) -> None:
-        self._ping_number += 1
-        self._ping_time = trio.current_time()
-        self.queue_message(Ping(self._ping_number), Priority.VOTE)
-
-    def on_ping(self, ping: Ping) -> None:
-        self.queue_message(Pong(ping.number), Priority.VOTE)
-
-    def on_arrived(self, arrived: CircuitDeliveryReport) -> None:
-        """Only a circuit cares."""
-
-    def needs_other_relay(self, now: float) -> bool:
-        """Whether it should go over another relay."""
-        return False
-
-    def on_pong(self, pong: Pong) -> None:
-        if self._ping_time is not None and pong.number == self._ping_number:
-            now = trio.current_time()
-            self.meter.add_round_trip(now - self._ping_time, now)
-            self.meter.count_retransmissions(self.tcp_info(), now)
-            self._ping_time = None
-
-    async def run_keepalive(self) -> None:
-        while True:
-            self.ping()
-            due = trio.current_time() + self.keepalive.ping_seconds
-            await trio.sleep(min(PROBE_SECONDS, self.keepalive.ping_seconds))
-            # Something may come meanwhile; then the regular time is soon enough.
-            while (at := self.failure_detector.next_ping_at(trio.current_time(), due)) > trio.current_time():  # noqa: ASYNC110
-                await trio.sleep_until(at)
-
-    def link_info(self) -> LinkInfo:
-        now = trio.current_time()
-        return LinkInfo(
-            self.peer,
-            self.address,
-            self.dialed,
-            self.outbox.sent,
-            self.inbox.received,
-            self.meter.round_trip_seconds,
-            self.since,
-            self.meter.history,
-            kind="relayed" if self.relay else "direct",
-            relay=self.relay,
-            silent_seconds=self.failure_detector.silent_seconds(now),
-            suspected=self.failure_detector.is_suspected(now),
-            liveness_report=self.liveness_report,
-        )
-
-
 class ConnectionManager:
-    """The common half of a `Network`. Subclasses make links, `attach` them, and feed what arrives to `deliver_message`."""
+    """A network as the rest of a peer sees it. `Swarm` (TCP) and `MemoryNetwork` make links, `attach` them, and feed what arrives
+    to `deliver_message`.
+    """
 
     def __init__(
         self,
@@ -290,48 +114,62 @@ class ConnectionManager:
     # Network ---------------------------------------------------------------------------------------------------------
 
     def send(self, peer: bytes, data: bytes, priority: Priority = Priority.CONTROL) -> bool:
+        """Queue `data`; never blocks. False: not connected, or that queue is full (counted as `queue-full`)."""
         return self._push(peer, Channel.APPLICATION, data, priority)
 
     def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
+        """Queue `data` for every connected peer that is no stranger; the number of peers it was queued for."""
         return sum(self.send(link.peer, data, priority) for link in tuple(self._links.values()) if not self._is_stranger(link))
 
     def connected_peers(self) -> frozenset[bytes]:
         return frozenset(self._links)
 
     def live_peers(self) -> frozenset[bytes]:
+        """Those connected that are not suspected: they were not silent for longer than their links usually are."""
         now = trio.current_time()
         return frozenset(peer for peer, link in self._links.items() if not link.failure_detector.is_suspected(now))
 
     def send_liveness_report(self, hears: LivenessReport, to: Set[bytes]) -> None:
+        """Tells those of `to` that are connected and were told something else last."""
         for link in self._links.values():
             if link.peer in to and link.liveness_report_sent != hears and link.queue_message(hears, Priority.CONTROL):
                 link.liveness_report_sent = hears
 
     def ban_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """The peer misbehaved: close its connection, count `error.reason`, refuse its key for a while that grows."""
         self.count_refusal(error.reason)
         self._bans.add(peer, trio.current_time())
         link = self._links.get(peer)
         if link is not None:
             self.detach(link, error.reason)
 
-    def links(self) -> tuple[LinkInfo, ...]:
-        return tuple(link.link_info() for link in self._links.values())
+    def links(self) -> tuple[PeerLink, ...]:
+        return tuple(self._links.values())
 
     def traffic(self) -> Traffic:
-        links = self._links.values()
-        sent = _total(self._past_sent, (link.outbox.sent for link in links))
-        received = _total(self._past_received, (link.inbox.received for link in links))
-        exchange, holder = self._exchange, self._exchange.server
-        blobs, reveals = (holder.bytes_sent, exchange.bytes_received), (holder.audit_bytes_sent, exchange.audit_bytes_received)
-        return Traffic(sent, received, *blobs, *reveals)
+        links, exchange, server = self._links.values(), self._exchange, self._exchange.server
+        return Traffic(
+            _total(self._past_sent, (link.outbox.sent for link in links)),
+            _total(self._past_received, (link.inbox.received for link in links)),
+            server.bytes_sent,
+            exchange.bytes_received,
+            server.audit_bytes_sent,
+            exchange.audit_bytes_received,
+        )
 
     def audit_bytes_sent_by_peer(self) -> Mapping[bytes, int]:
+        """`Traffic.audit_bytes_sent` by peer."""
         return self._exchange.server.audit_bytes_by_peer
 
     def refusal_counts(self) -> Mapping[str, int]:
+        """Everything refused so far, by reason: connections, handshakes, frames, messages and payloads."""
         return dict(self._refused)
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
+        """Return when the blob store holds `digest`. `sources` are asked first, then every connected peer.
+
+        Never gives up by itself: put a deadline around it. Raises only what the local store raises (`StorageError`).
+        """
         await self._exchange.fetch_blob(digest, size_max, sources)
 
     def _is_stranger(self, link: PeerLink) -> bool:
@@ -350,8 +188,6 @@ class ConnectionManager:
             raise RemoteProtocolError("self", "this is my own address")
         if self._bans.banned_until(peer) > trio.current_time():
             raise RemoteProtocolError("banned", short_id(peer))
-        if not self._policy.is_allowed(peer):
-            raise RemoteProtocolError("not-allowed", short_id(peer))
 
     def attach(self, link: PeerLink) -> None:
         """The link is in use from here on; an older one of the same peer ends first, or hands over to it."""
@@ -426,15 +262,21 @@ class ConnectionManager:
             payer.spend(self._processor() - started)
 
     def worked(self, peer: bytes, seconds: float) -> None:
+        """A `DataReceived` of this peer was dealt with, in so much processor time. A link that took too much is read more slowly.
+
+        No more of strangers are handed out than `inbound_queue.STRANGER_MESSAGES_IN_PROGRESS_MAX` before that is said of one.
+        """
         self.charge_cpu(peer, seconds)
         self.events.finish_message(peer)
 
     def charge_cpu(self, peer: bytes, seconds: float) -> None:
+        """What else was done for a peer has taken so much processor time; its link pays."""
         link = self._links.get(peer)
         if link is not None:
             link.cpu_account.spend(seconds)
 
     def cpu_wait_seconds(self, peer: bytes) -> float:
+        """Seconds until the link of this peer has paid back what was done for it; it has where that is not above 0."""
         link = self._links.get(peer)
         return 0.0 if link is None else link.cpu_account.wait_seconds()
 
@@ -484,12 +326,6 @@ class ConnectionManager:
         if link.cpu_account.wait_seconds() > 0:
             link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
 
-    def on_discovery(self, link: PeerLink, message: Any) -> None:
-        """Only a network that dials cares."""
-
-    def on_circuit_message(self, link: PeerLink, message: Any) -> None:
-        """One of `CIRCUIT_MESSAGES`. Only a network that relays cares."""
-
     # Own -------------------------------------------------------------------------------------------------------------
 
     def _take_slot(self, link: PeerLink) -> None:
@@ -529,8 +365,6 @@ class ConnectionManager:
                 self._exchange.on_blob_elsewhere(link.peer, message)
             case HasBlob():
                 self._exchange.on_has_blob(link.peer, message)
-            case PeerRecords() | GetPeerRecords() | ObservedAddress() | DialBack() | DialBackFailed():
-                self.on_discovery(link, message)
             case Ping():
                 link.on_ping(message)
             case Pong():
@@ -546,8 +380,6 @@ class ConnectionManager:
                 self.update_peer_class(link)
             case LinkClosing():
                 raise LinkClosedByPeer(message.reason)
-            case _ if isinstance(message, CIRCUIT_MESSAGES):
-                self.on_circuit_message(link, message)
 
     def _recall(self, peer: bytes, digest: bytes) -> None:
         """Chunks of this blob that have not begun to leave are not sent."""

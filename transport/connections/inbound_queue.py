@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
 
 import trio
 
 from protocol.limits import MESSAGE_BYTES_MAX
+from transport.connections.peer_link import PeerLink
 from transport.network import DataReceived, NetworkEvent
+from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 # Of one peer, delivered and not taken yet; then its link is not read. A stranger has nothing to say that is large.
@@ -27,31 +27,8 @@ STRANGER_MESSAGES_IN_PROGRESS_MAX = 4
 PAUSE_SECONDS_MIN = 0.001
 
 
-class EventLink(Protocol):
-    """The link that an event is about."""
-
-    memory_account: MemoryAccount
-    peer_class: PeerClass
-    closed: bool
-
-
-class _MessageRun:
-    """What one peer said without an event of another kind between; there is always something of it."""
-
-    def __init__(self) -> None:
-        self._queues: tuple[deque[DataReceived], ...] = tuple(deque() for _ in Priority)
-
-    def __bool__(self) -> bool:
-        return any(self._queues)
-
-    def __iter__(self) -> Iterator[DataReceived]:
-        return chain(*self._queues)
-
-    def put(self, event: DataReceived, priority: Priority) -> None:
-        self._queues[priority].append(event)
-
-    def pop(self) -> DataReceived:
-        return next(queue for queue in self._queues if queue).popleft()
+# By priority, what one peer said without an event of another kind between; there is always something of it.
+MessageRun = tuple[deque[DataReceived], ...]
 
 
 @dataclass(slots=True)
@@ -59,7 +36,7 @@ class _PeerQueue:
     """The events of one peer."""
 
     account: MemoryAccount
-    events: deque[NetworkEvent | _MessageRun] = field(default_factory=deque)
+    events: deque[NetworkEvent | MessageRun] = field(default_factory=deque)
     unread: int = 0  # bytes
     senders: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
@@ -67,22 +44,24 @@ class _PeerQueue:
         if not isinstance(event, DataReceived):
             self.events.append(event)
             return
-        if not self.events or not isinstance(self.events[-1], _MessageRun):
-            self.events.append(_MessageRun())
-        said = self.events[-1]
-        assert isinstance(said, _MessageRun)
-        said.put(event, priority)
+        said = self.events[-1] if self.events else None
+        if not isinstance(said, tuple):
+            said = tuple(deque[DataReceived]() for _ in Priority)
+            self.events.append(said)
+        said[priority].append(event)
 
     def pop(self) -> NetworkEvent:
         first = self.events[0]
-        event = first.pop() if isinstance(first, _MessageRun) else first
-        if event is first or not first:
+        event = next(queue for queue in first if queue).popleft() if isinstance(first, tuple) else first
+        if not isinstance(first, tuple) or not any(first):
             self.events.popleft()
         return event
 
 
 class InboundQueue:
-    """`strangers_wait`: seconds until strangers may be heard again. Whoever takes a stranger's message says `finish_message`
+    """The one queue of a network's events. For each peer: Connected, any number of Received, Disconnected.
+
+    `strangers_wait`: seconds until strangers may be heard again. Whoever takes a stranger's message says `finish_message`
     after it.
     """
 
@@ -94,7 +73,7 @@ class InboundQueue:
         self._strangers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._receivers = trio.lowlevel.ParkingLot()
 
-    def put(self, event: NetworkEvent, source: EventLink | None = None, priority: Priority = Priority.CONTROL) -> None:
+    def put(self, event: NetworkEvent, source: PeerLink | None = None, priority: Priority = Priority.CONTROL) -> None:
         account = source.memory_account if source is not None else MemoryAccount()
         line = self._line(account.owner)
         if line is None:
@@ -107,7 +86,7 @@ class InboundQueue:
         line.put(event, priority)
         self._receivers.unpark()
 
-    async def put_received(self, event: DataReceived, source: EventLink, priority: Priority) -> None:
+    async def put_received(self, event: DataReceived, source: PeerLink, priority: Priority) -> None:
         """Waits while too much of this peer is not taken yet."""
         while (line := self._line(event.peer)) is not None and line.unread >= UNREAD_BYTES_MAX[source.peer_class]:
             await line.senders.park()
@@ -155,8 +134,8 @@ class InboundQueue:
         """What this peer said and nobody has taken is lost."""
         line = self._line(peer)
         if line is not None:
-            said = [event for batch in line.events if isinstance(batch, _MessageRun) for event in batch]
-            line.events = deque(event for event in line.events if not isinstance(event, _MessageRun))
+            said = [event for batch in line.events if isinstance(batch, tuple) for event in chain(*batch)]
+            line.events = deque(event for event in line.events if not isinstance(event, tuple))
             for event in said:
                 self._release_bytes(line, event)
             if not line.events:

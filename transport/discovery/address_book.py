@@ -16,6 +16,7 @@ So is a stranger's, where one end does not want the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -25,10 +26,9 @@ import trio
 
 from protocol.addresses import AddressScope, parse_address
 from protocol.errors import UserError
-from protocol.identity import parse_peer_id
+from protocol.identity import parse_peer_id, short_id
 from protocol.limits import ADVERTISED_MAX
-from transport.connections.connection_manager import PeerLink
-from transport.network import DialInfo
+from transport.connections.peer_link import PeerLink
 
 BOOK_MAX: Final = 2048  # addresses: 200 voters with ten each, each a task that waits
 SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # of one member: its records, and those that they replaced
@@ -78,6 +78,11 @@ class AddressEntry:
         self.attempt_ended_event.set()
         self.attempt_ended_event = trio.Event()
 
+    def describe_failure(self, now: float) -> str:
+        tries = "1 try" if self.failures == 1 else f"{self.failures} tries"
+        expected, pause = f"{short_id(self.peer)}, " if self.peer else "", math.ceil(max(0.0, self.next_at - now))
+        return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next in {pause} s"
+
 
 def parse_bootstrap(text: str, *, remembered: bool = False) -> AddressEntry:
     peer, separator, address = text.rpartition("@")
@@ -114,12 +119,6 @@ class AddressBook:
         self._members: dict[bytes, AddressSource] = {}
         self._strangers, self._neighbours = AddressSource(STRANGERS_BOOK_MAX), AddressSource(LOCAL_BOOK_MAX)
         self._mine: dict[str, None] = {}  # said to be addresses of our key, and found to lead to this process
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, address: str) -> bool:
-        return address in self._entries
 
     def entries(self) -> tuple[AddressEntry, ...]:
         return tuple(self._entries.values())
@@ -210,7 +209,6 @@ class AddressBook:
     # What came of an attempt ---------------------------------------------------------------------------------------------
 
     def confirm_peer(self, address: str, peer: bytes) -> None:
-        """This peer has proved that it is there."""
         entry = self._entries.get(address)
         if entry is not None:
             entry.peer = peer
@@ -278,13 +276,10 @@ class AddressBook:
             and (entry.reason != entry.reported_reason or entry.failures & (entry.failures - 1) == 0)
         ):
             entry.reported_reason = entry.reason
-            self._tell(str(self._info(entry, now)))
+            self._tell(entry.describe_failure(now))
         return pause
 
-    def unreachable_addresses(self, now: float) -> tuple[DialInfo, ...]:
+    def unreachable_addresses(self) -> tuple[AddressEntry, ...]:
         """The addresses that could not be reached lately, and whose peer is not linked over another one."""
         here = {self._me, *self._links}
-        return tuple(self._info(entry, now) for entry in self.entries() if entry.reason and entry.peer not in here)
-
-    def _info(self, entry: AddressEntry, now: float) -> DialInfo:
-        return DialInfo(entry.address, entry.peer, entry.reason, entry.failures, max(0.0, entry.next_at - now))
+        return tuple(entry for entry in self.entries() if entry.reason and entry.peer not in here)

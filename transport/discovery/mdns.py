@@ -103,7 +103,7 @@ class Mdns(OptionalService):
             self._names.clear()
 
     def _open(self, hosts: Sequence[str], port: int | None, token: trio.lowlevel.TrioToken) -> Zeroconf:
-        from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf
+        from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
         own = f"{self._instance}.{SERVICE}"
 
@@ -119,18 +119,15 @@ class Mdns(OptionalService):
         try:
             ServiceBrowser(opened, SERVICE, handlers=[changed])
             if port is not None:
-                opened.register_service(self._service(own, hosts, port))
+                properties: dict[str | bytes, Any] = {PROPERTY: self._tag}
+                server = f"{self._instance}.local."
+                opened.register_service(
+                    ServiceInfo(SERVICE, own, port, properties=properties, server=server, parsed_addresses=list(hosts))
+                )
         except BaseException:
             opened.close()
             raise
         return opened
-
-    def _service(self, name: str, hosts: Sequence[str], port: int) -> ServiceInfo:
-        from zeroconf import ServiceInfo
-
-        properties: dict[str | bytes, Any] = {PROPERTY: self._tag}
-        server = f"{self._instance}.local."
-        return ServiceInfo(SERVICE, name, port, properties=properties, server=server, parsed_addresses=list(hosts))
 
     def _wake(self) -> None:
         self._news.set()

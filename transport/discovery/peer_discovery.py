@@ -14,11 +14,10 @@ from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import PEER_RECORDS_MAX
 from protocol.messages import AgedPeerRecord, DialBack, DialBackFailed, GetPeerRecords, ObservedAddress, PeerRecord, PeerRecords
-from transport.connections.connection_manager import PeerLink
-from transport.discovery.own_addresses import OwnAddresses
+from transport.connections.peer_link import PeerLink
 from transport.discovery.peer_records import CHANGE_SECONDS, PeerRecordBook, RecordOutcome, addresses_in_scope
-from transport.discovery.reachability import DIAL_BACK_SECONDS, Reachability, ReachabilityState
-from transport.quotas.peer_class import PeerClass
+from transport.discovery.reachability import DIAL_BACK_SECONDS, OwnAddresses, Reachability, ReachabilityState
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 FANOUT: Final = 8  # links that a new record is passed on to: after three steps hundreds have it, and most hear it a few times
@@ -59,13 +58,11 @@ class PeerDiscovery:
             self._nursery.start_soon(self._tick)
 
     def set_relays(self, relays: tuple[bytes, ...]) -> None:
-        """The members that forward to this peer, from now on."""
         if relays != self._relays:
             self._relays = relays
             self._changed.set()
 
     def on_address_changed(self) -> None:
-        """Others reach this peer elsewhere from now on."""
         self._reachability.on_address_changed()
         self._announce(trio.current_time())
         self._request_dial_back()
@@ -73,7 +70,6 @@ class PeerDiscovery:
     # Links ------------------------------------------------------------------------------------------------------------
 
     def on_linked(self, link: PeerLink) -> None:
-        """A link is in use from now on."""
         if link.local_host is not None and link.local_host not in self._hosts:
             self._hosts.add(link.local_host)
             self._announce(trio.current_time())
@@ -122,8 +118,8 @@ class PeerDiscovery:
                 is_stale = True
         if is_stale:
             self._send(link, self.book.records_for_scope(link.address_scope, now, [link.peer]))
-        others = [other for other in self._links.values() if other is not link]
-        others = [other for other in others if other.peer_class is not PeerClass.STRANGER]  # they ask, and draw no copies
+        # Strangers ask, and draw no copies.
+        others = [other for other in self._links.values() if other is not link and other.peer_class is not PeerClass.STRANGER]
         for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
             self._send(other, self.book.records_for_scope(other.address_scope, now, new.keys() - {other.peer}))
 

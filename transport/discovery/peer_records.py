@@ -31,8 +31,6 @@ _Name = tuple[bytes, AddressScope]
 
 
 class RecordOutcome(enum.Enum):
-    """What a record was to us."""
-
     NEW = enum.auto()  # it holds from now on
     KNOWN = enum.auto()  # nothing new, or nothing for us
     STALE = enum.auto()  # we hold a newer one
@@ -60,14 +58,11 @@ class PeerRecordBook:
         self,
         identity: Signer,
         chain_id: bytes,
-        *,
-        allow: Callable[[bytes], bool] = lambda peer: True,
-        members: Callable[[bytes], bool] = lambda peer: True,
+        is_member: Callable[[bytes], bool] = lambda peer: True,
         verifier: Verifier | None = None,
     ) -> None:
-        self.me = identity.public
+        self.me, self.is_member = identity.public, is_member
         self._identity, self._chain_id, self._verifier = identity, chain_id, verifier or Ed25519Verifier()
-        self._allow, self.is_member = allow, members
         self._held: dict[_Name, _HeldRecord] = {}
         self._forgotten: dict[_Name, int] = {}  # sequences up to these are not taken again
 
@@ -81,7 +76,7 @@ class PeerRecordBook:
         record = decode_message(signed.body, (PeerRecord,))
         name = signed.signer, record.scope
         held = self._held.get(name)
-        if not record.scope.includes(scope) or aged.age_seconds >= PEER_RECORD_AGE_SECONDS_MAX or not self._allow(signed.signer):
+        if not record.scope.includes(scope) or aged.age_seconds >= PEER_RECORD_AGE_SECONDS_MAX:
             return RecordOutcome.KNOWN
         if held is not None and record.sequence < held.record.sequence:
             return RecordOutcome.KNOWN if signed.signer == self.me else RecordOutcome.STALE
@@ -122,16 +117,13 @@ class PeerRecordBook:
     def _make_room(self, signer: bytes) -> None:
         signers, strangers = self._signers()
         if signer not in signers and len(signers) >= SIGNERS_MAX:
-            self._drop(strangers[0])
-
-    def _drop(self, signer: bytes) -> None:
-        for scope in AddressScope:
-            self._held.pop((signer, scope), None)
+            for scope in AddressScope:
+                self._held.pop((strangers[0], scope), None)
 
     def drop_expired(self, now: float) -> None:
-        """Drops what nobody has renewed for a week, and the records of keys that are not talked to any more."""
+        """Drops what nobody has renewed for a week."""
         for name, held in tuple(self._held.items()):
-            if name[0] == self.me or (now < held.ends_at and self._allow(name[0])):
+            if name[0] == self.me or now < held.ends_at:
                 continue
             del self._held[name]
             # Only our own count keeps the sequence out for good: others may have lied about the age.
@@ -175,10 +167,6 @@ class PeerRecordBook:
         """Those that most people can reach first."""
         records = (self._held.get((peer, scope)) for scope in reversed(AddressScope))
         return tuple(address for held in records if held is not None for address in held.record.addresses)
-
-    def relays(self, peer: bytes) -> tuple[bytes, ...]:
-        held = self._held.get((peer, AddressScope.PUBLIC))
-        return held.record.relays if held is not None else ()
 
     def records_for_scope(self, scope: AddressScope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedPeerRecord]:
         """What may be said over a link of this scope, of these signers or of all."""

@@ -1,4 +1,5 @@
-"""Whether others can dial this peer: at which host they see it, and what came of asking them to dial it.
+"""Whether others can dial this peer, and where: what its operator advertises, or else where it listens, and where a router
+forwards to it; at which host others see it, and what came of asking them to dial it.
 
 | seen by two members | a handshake has come from one of them | two of them have not reached it | then it is |
 |---|---|---|---|
@@ -15,11 +16,48 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Final
 
-from protocol.addresses import AddressScope, format_address, is_ip, parse_address, scope_of
+from protocol.addresses import (
+    AddressScope,
+    expand_wildcards,
+    format_address,
+    is_ip,
+    parse_address,
+    parse_listen_addresses,
+    scope_of,
+)
 from protocol.errors import UserError
+
+
+class OwnAddresses:
+    def __init__(self, listen: str, advertise: Sequence[str], hosts: Callable[[], Iterable[str]]) -> None:
+        """`listen`, `advertise`, `hosts`: as `Swarm` takes them. Raises `UserError`."""
+        self.listening = parse_listen_addresses(listen)  # with the real ports once they are open
+        self.external_address: str | None = None  # where a router forwards to this peer
+        self._advertised, self._hosts = tuple(advertise), hosts
+
+    def __contains__(self, address: str) -> bool:
+        return address in self.listening or address in self._advertised
+
+    def reachable_addresses(self, seen: str | None, hosts: Sequence[str]) -> tuple[str, ...]:
+        """All of them. A wildcard stands for the host at which others have `seen` this peer, and for those of the machine."""
+        outside = [self.external_address] if self.external_address is not None else []
+        own = self._advertised or expand_wildcards(
+            self.listening, [*([seen] if seen is not None else []), *self._hosts(), *hosts]
+        )
+        return tuple(dict.fromkeys([*outside, *own]))
+
+    def port_at(self, host: str | None) -> int | None:
+        """At which others reach this peer at that host, or at any; None: it listens at none of that IP version."""
+        if self.external_address is not None and parse_address(self.external_address)[0] == host:
+            return parse_address(self.external_address)[1]
+        for own, port in map(parse_address, self._advertised or self.listening):
+            if host is None or not is_ip(own) or (":" in own) == (":" in host):
+                return port
+        return None
+
 
 OBSERVERS_MIN: Final = 2  # members that see one host, or do not reach it, until it is believed: one may lie
 ASK_AGAIN_SECONDS: Final = 600.0  # the same member: a router may have been set meanwhile
@@ -46,12 +84,6 @@ class RelayMode(enum.StrEnum):
     AUTO = "auto"
     ON = "on"
     OFF = "off"
-
-    def accepts_reservations(self, reachable: ReachabilityState) -> bool:
-        return self is RelayMode.ON or (self is RelayMode.AUTO and reachable is ReachabilityState.DIRECT)
-
-    def keeps_reservations(self, reachable: ReachabilityState) -> bool:
-        return self is not RelayMode.AUTO or reachable is not ReachabilityState.RELAYED
 
 
 class Reachability:

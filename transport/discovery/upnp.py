@@ -17,7 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
@@ -43,21 +43,11 @@ class RouterError(Exception):
     """In words of the library's, or ours."""
 
 
-class Router(Protocol):
-    """All of it blocks. Raises `RouterError`."""
-
-    def discover_router(self) -> str:
-        """The host at which the router sees this machine."""
-
-    def external_address(self) -> str: ...
-
-    def add_mapping(self, port: int, host: str, own_port: int, lease_seconds: int) -> None: ...
-
-    def delete_mapping(self, port: int) -> None: ...
-
-
 class Gateway:
-    """The first router that answers. `interface`: at which it is looked for; `description`: where it describes itself."""
+    """The first router that answers. `interface`: at which it is looked for; `description`: where it describes itself.
+
+    All of it blocks. Raises `RouterError`.
+    """
 
     def __init__(self, interface: str | None = None, description: str | None = None, discover_ms: int = DISCOVER_MS) -> None:
         import miniupnpc
@@ -67,6 +57,7 @@ class Gateway:
         self._found: Any = None
 
     def discover_router(self) -> str:
+        """The host at which the router sees this machine."""
         self._found = self._make()
         try:
             if self._description is None:
@@ -95,7 +86,7 @@ class Gateway:
 class PortMapping:
     """Blocking. One call at a time: the end of the peer waits for a renewal, so that it takes back what that has got."""
 
-    def __init__(self, router: Router, random: Random) -> None:
+    def __init__(self, router: Gateway, random: Random) -> None:
         self._router, self._random = router, random
         self._lock = threading.Lock()
         self._closed = False
@@ -163,7 +154,7 @@ class Upnp(OptionalService):
         listening: Callable[[], Sequence[str]],
         outside: Callable[[str | None], None],
         tell: Callable[[str], None],
-        make_router: Callable[[], Router] = Gateway,
+        make_router: Callable[[], Gateway] = Gateway,
         run_blocking: RunInThread = trio.to_thread.run_sync,
     ) -> None:
         super().__init__("upnp", tell)

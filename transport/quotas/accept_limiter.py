@@ -13,18 +13,23 @@
 So a newcomer comes in though a dozen hosts connect as fast as they can. A member that comes back waits for those before it in the
 kernel, some .8 s where a connection is closed in 60 µs; where the kernel has no room, its own tries again after 1, 3
 and 7 seconds.
+
+Nobody knows yet who a half-open connection is. So the host that has most of them loses its oldest one: whoever fills the table
+pushes out itself, and an honest handshake takes a few round trips. Hosts of members are spared as long as others are there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator
 
 import trio
 
 from protocol.addresses import host_subnet
+from protocol.errors import RemoteProtocolError
 from transport.quotas.cpu_quota import (
     HANDSHAKES_SHARE,
     HOSTS_MAX,
@@ -36,6 +41,9 @@ from transport.quotas.cpu_quota import (
 )
 
 log = logging.getLogger(__name__)
+
+HALF_OPEN_MAX = 64  # connections that are no link yet
+HALF_OPEN_PER_HOST_MAX = 16
 
 CONNECTION_SECONDS = 0.0006  # of a processor, beside the handshake: sockets, a task, and the end of both
 CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # of all hosts without members
@@ -119,3 +127,47 @@ class AcceptLimiter:
                     await trio.sleep(FAULT_SECONDS)
                 self._taking.spend(self._processor() - started, trio.current_time())
                 await trio.sleep(PAUSE_SECONDS * turned_away)  # several at a time cost half as much
+
+
+class HalfOpenSlot:
+    """Of one half-open connection; `scope` is around everything that serves it."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.scope = trio.CancelScope()
+        self.evicted = False
+
+
+class HalfOpenTable:
+    def __init__(self, half_open_max: int = HALF_OPEN_MAX) -> None:
+        self._half_open_max = half_open_max
+        self._places: dict[HalfOpenSlot, None] = {}  # the oldest first
+
+    @contextlib.contextmanager
+    def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
+        """Raises `RemoteProtocolError` once this connection has had to give way; it may be left before by `release_slot`."""
+        hosts = Counter(place.host for place in self._places)
+        if hosts[host] >= HALF_OPEN_PER_HOST_MAX:
+            self._end_oldest({host})
+        elif len(self._places) >= self._half_open_max:
+            others = {one: count for one, count in hosts.items() if one not in spared} or hosts
+            most = max(others.values())
+            self._end_oldest({one for one, count in others.items() if count == most})
+        self._places[place := HalfOpenSlot(host)] = None
+        try:
+            with place.scope:
+                yield place
+        finally:
+            self.release_slot(place)
+        if place.evicted:
+            raise RemoteProtocolError("half-open", "gave way to a newer connection")
+
+    def release_slot(self, place: HalfOpenSlot) -> None:
+        """It is a link now, or it has ended."""
+        self._places.pop(place, None)
+
+    def _end_oldest(self, hosts: set[str]) -> None:
+        place = next(place for place in self._places if place.host in hosts)
+        place.evicted = True
+        self.release_slot(place)
+        place.scope.cancel()

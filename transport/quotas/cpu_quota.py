@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import trio
 
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 # of waiting for a stranger that has sent a full read each time: whoever only asks sends less than it gets
 STRANGER_WAIT_SECONDS_MAX = 5.0
@@ -101,10 +101,6 @@ class HandshakeQueue:
         self.budget = budget
         self._waiting: dict[trio.Event, tuple[HostCpuAccount, float]] = {}  # the one whose turn it is has been called
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     async def wait_for_turn(self, host: HostCpuAccount, came: float) -> None:
         called = trio.Event()
         if not self._waiting:
@@ -125,8 +121,6 @@ class HandshakeQueue:
 
 
 class HostCpuAccount(CpuAccount):
-    """Of handshakes."""
-
     def __init__(self, shared: HandshakeQueue | None) -> None:
         super().__init__(HOST_HANDSHAKES_SHARE if shared else MEMBER_HOST_HANDSHAKES_SHARE, shared.budget if shared else None)
         self.line = shared or HandshakeQueue(self.own)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from protocol.limits import MESSAGE_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 # Each of 512 links could hold 48 MiB of queues: 24 GiB. Now 200 voters have a share of 2.5 MiB each, and seven peers hold as much
 # as they ever could.
@@ -32,10 +32,6 @@ class MemoryBudget:
     def __init__(self, bytes_max: float = math.inf) -> None:
         self.bytes_max, self.held = bytes_max, 0
         self.accounts: dict[bytes, MemoryAccount] = {}
-
-    @property
-    def share_bytes(self) -> float:
-        return self.bytes_max / max(1, len(self.accounts))
 
 
 class MemoryAccount:
@@ -59,7 +55,7 @@ class MemoryAccount:
         budget = self._budget
         if budget.held + size <= budget.bytes_max:
             return None
-        if self.held + size > budget.share_bytes:
+        if self.held + size > budget.bytes_max / max(1, len(budget.accounts)):
             return self
         return max(budget.accounts.values(), key=lambda account: account.held)
 

@@ -16,8 +16,28 @@ from typing import Any
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, CIRCUIT_WINDOW_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit, RelayReservations
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.token_bucket import TokenBucket
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
+
+ROUNDING = 1e-6  # of what a budget saves, after a while that was just long enough
+
+
+class TokenBucket:
+    """So many units a second, and `saved` at once. Whatever is due goes if nothing is owed for what went before."""
+
+    def __init__(self, per_second: float, saved_max: float, least: int = 0) -> None:
+        """`least`: counted for whatever is less."""
+        self._rate, self._saved_max, self._least = per_second, saved_max, least
+        self._saved, self._at = saved_max, -math.inf
+
+    def wait_seconds(self, now: float) -> float:
+        """0: the next one may go."""
+        self._saved = min(self._saved_max, self._saved + self._rate * (now - self._at))
+        self._at = now
+        return 0.0 if self._saved > -ROUNDING else -self._saved / self._rate
+
+    def spend(self, amount: int) -> None:
+        self._saved -= max(amount, self._least)
+
 
 WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with as much credit
 RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # none that holds anything is as short as its tag
@@ -67,15 +87,6 @@ class CircuitQueue:
     waiting: int = 0  # bytes in `queue`
     owed_credit: int = 0  # bytes passed on, for which the source has no credit yet
 
-    @property
-    def held_bytes(self) -> int:
-        return self.waiting + MESSAGE_OVERHEAD_BYTES * len(self.queue)
-
-    @property
-    def first_record_bytes(self) -> int:
-        """Of the first record."""
-        return len(self.queue[0])
-
     def push(self, record: bytes) -> None:
         self.queue.append(record)
         self.waiting += len(record)
@@ -109,19 +120,16 @@ class StartTimeFairQueue:
         self._at: dict[bytes, float] = {}  # bytes: of each member, where its next record begins
         self._now = 0.0  # where the last one began
 
-    def __contains__(self, lane: CircuitQueue) -> bool:
-        return lane in self._ready.get(lane.source, ())
-
     def add(self, lane: CircuitQueue) -> None:
         if lane.source not in self._ready:
             self._at[lane.source] = max(self._now, self._at.get(lane.source, 0.0))
         self._ready.setdefault(lane.source, {}).setdefault(lane)
 
     def remove(self, lane: CircuitQueue) -> None:
-        if lane in self:
-            del self._ready[lane.source][lane]
-            if not self._ready[lane.source]:
-                del self._ready[lane.source]
+        ready = self._ready.get(lane.source, {})
+        ready.pop(lane, None)
+        if not ready:
+            self._ready.pop(lane.source, None)
 
     def next_queue(self, now: float) -> tuple[CircuitQueue | None, float]:
         """Whose record goes, or None and when one may."""
@@ -163,15 +171,10 @@ class CircuitRelay:
         self._turns = tuple(map(StartTimeFairQueue, PRIORITY_SHARES))  # by priority
         self._budget = _byte_bucket(RELAY_BYTES_PER_SECOND)
         self._asking: OrderedDict[bytes, tuple[TokenBucket, TokenBucket]] = OrderedDict()  # of each member: reservings, openings
-        self.forwarded = 0  # bytes since the start
 
     @property
     def reservations(self) -> RelayReservations:
         return RelayReservations(tuple(sorted(self._reservations)))
-
-    @property
-    def circuits(self) -> int:
-        return len(self._circuits)
 
     def set_reservation(self, peer: bytes, wanted: bool, now: float) -> None:
         problem = ""
@@ -205,7 +208,6 @@ class CircuitRelay:
         self._reservations.clear()
 
     def on_unlinked(self, peer: bytes) -> None:
-        """Its link has ended."""
         for circuit in [circuit for circuit in self._circuits.values() if peer in circuit.ends]:
             self._close(circuit, "end-gone")
         self._reservations.discard(peer)
@@ -236,48 +238,43 @@ class CircuitRelay:
         self._of_peer.update(circuit.ends)
 
     def _refusal_reason(self, opener: bytes, message: OpenCircuit, now: float) -> str:
-        """Why this circuit is not opened."""
         if not (self._serves(opener) and self._serves(message.peer)) or opener == message.peer:
             return "relay-not-member"
         if not _take_token(self._budgets(opener)[1], now):
             return "relay-too-often"
         if message.peer not in self._reservations:
             return "relay-not-reserved"
-        crowded = max(self._of_peer[opener], self._of_peer[message.peer]) >= CIRCUITS_PER_PEER_MAX
-        crowded = crowded or len(self._circuits) >= CIRCUITS_MAX
+        of_pair = sum({*circuit.ends} == {opener, message.peer} for circuit in self._circuits.values())
         crowded = (
-            crowded
-            or sum({*circuit.ends} == {opener, message.peer} for circuit in self._circuits.values()) >= CIRCUITS_PER_PAIR_MAX
+            max(self._of_peer[opener], self._of_peer[message.peer]) >= CIRCUITS_PER_PEER_MAX
+            or len(self._circuits) >= CIRCUITS_MAX
+            or of_pair >= CIRCUITS_PER_PAIR_MAX
         )
         # A name that is taken: nobody draws one of 2^128 by accident.
         return "relay-full" if crowded or message.circuit in self._circuits else ""
 
-    def on_data(self, peer: bytes, message: CircuitData) -> None:
-        circuit = self._find(peer, message.circuit)
-        if circuit is None:
-            return
-        lane = circuit.queues[peer][message.priority]
-        is_full = lane.waiting + lane.owed_credit + len(message.data) > WINDOW_BYTES[message.priority]
-        if is_full or len(lane.queue) >= RECORDS_MAX[message.priority]:
-            self._refuse("circuit-overrun")
-            self._close(circuit, "circuit-overrun")
-            return
-        lane.push(message.data)
-        self._mark_ready(lane)
-
-    def on_credit(self, peer: bytes, message: CircuitCredit) -> None:
-        circuit = self._find(peer, message.circuit)
-        if circuit is None:
-            return
-        lane = circuit.queues[_other(circuit, peer)][message.priority]
-        lane.credit = min(WINDOW_BYTES[message.priority], lane.credit + message.bytes)
-        self._mark_ready(lane)
-
-    def on_close(self, peer: bytes, message: CloseCircuit) -> None:
-        circuit = self._find(peer, message.circuit)
-        if circuit is not None:
-            self._forget(circuit)
-            self._post(_other(circuit, peer), CloseCircuit(circuit.circuit_id, message.reason), Priority.VOTE)
+    def on_message(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        circuit = self._circuits.get(message.circuit)
+        if circuit is None or peer not in circuit.ends:
+            return  # it was closed while this message was on its way, or it is none of this peer's
+        other = circuit.ends[peer == circuit.ends[0]]
+        match message:
+            case CircuitData(priority=priority, data=data):
+                lane = circuit.queues[peer][priority]
+                is_full = lane.waiting + lane.owed_credit + len(data) > WINDOW_BYTES[priority]
+                if is_full or len(lane.queue) >= RECORDS_MAX[priority]:
+                    self._refuse("circuit-overrun")
+                    self._close(circuit, "circuit-overrun")
+                else:
+                    lane.push(data)
+                    self._mark_ready(lane)
+            case CircuitCredit(priority=priority):
+                lane = circuit.queues[other][priority]
+                lane.credit = min(WINDOW_BYTES[priority], lane.credit + message.bytes)
+                self._mark_ready(lane)
+            case CloseCircuit():
+                self._forget(circuit)
+                self._post(other, CloseCircuit(circuit.circuit_id, message.reason), Priority.VOTE)
 
     def forward_records(self, now: float) -> float:
         """Pass on what may go now; when more may go (`now`: at once, other tasks had to have their turn).
@@ -302,7 +299,7 @@ class CircuitRelay:
             lane, at = turns.next_queue(now)
             if lane is not None:
                 if turns in first:
-                    turns.first.spend(lane.first_record_bytes)
+                    turns.first.spend(len(lane.queue[0]))
                 return lane, now
             wake = min(wake, at)
         return None, wake
@@ -314,7 +311,6 @@ class CircuitRelay:
         lane.owed_credit += size
         lane.circuit.budget.spend(size)
         self._budget.spend(size)
-        self.forwarded += size
         turns = self._turns[lane.priority]
         turns.charge_member(lane.source, size)
         turns.remove(lane)  # and behind the others, if it has more
@@ -327,13 +323,8 @@ class CircuitRelay:
 
     def _mark_ready(self, lane: CircuitQueue) -> None:
         """It may have become ready: a record has come, or credit."""
-        if lane.queue and lane.credit >= lane.first_record_bytes:
+        if lane.queue and lane.credit >= len(lane.queue[0]):
             self._turns[lane.priority].add(lane)
-
-    def _find(self, peer: bytes, name: bytes) -> Circuit | None:
-        """None: it was closed while this message was on its way, or it is none of this peer's."""
-        circuit = self._circuits.get(name)
-        return circuit if circuit is not None and peer in circuit.ends else None
 
     def _close(self, circuit: Circuit, reason: str) -> None:
         self._forget(circuit)
@@ -346,11 +337,7 @@ class CircuitRelay:
         for lanes in circuit.queues.values():
             for lane in lanes:
                 self._turns[lane.priority].remove(lane)
-                lane.account.add_bytes(-lane.held_bytes)
-
-
-def _other(circuit: Circuit, peer: bytes) -> bytes:
-    return circuit.ends[peer == circuit.ends[0]]
+                lane.account.add_bytes(-lane.waiting - MESSAGE_OVERHEAD_BYTES * len(lane.queue))
 
 
 assert min(WINDOW_BYTES) >= 2 * CIRCUIT_RECORD_BYTES_MAX, "with a quarter of the credit still to come, a record fits"

@@ -3,6 +3,13 @@
 The handshake is that of a direct link, with the circuit's name in the prologue. Then each priority is a lane with a cipher of its
 own, so that the relay can let a vote overtake bulk without being able to read, change, repeat or drop any record unnoticed.
 Data that goes in and out is one record: the lane in the first byte, then what crosses the relay.
+
+A relay may hold one lane back and let others pass (`RelayWatchdog`):
+
+| lane | it is held back, if the peer says of nothing new that it has arrived |
+|---|---|
+| votes | for SILENT_SECONDS: a ping goes out each second |
+| control, bulk | for WITHHELD_SECONDS, while something is under way |
 """
 
 from __future__ import annotations
@@ -13,9 +20,8 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signer
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
-from transport.wire.framing import TAG_BYTES, Message, Priority
-from transport.wire.noise import CipherState, KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.framing import TAG_BYTES, ByPriority, Message, Priority
+from transport.wire.noise_session import CipherState, KeyPair, NoiseSession, PeerAuthenticated
 
 CREDIT_BYTES_MIN: Final = 1 << 10  # with less credit nothing is sent: slivers cost more than they fill
 
@@ -80,3 +86,28 @@ class CircuitSession(NoiseSession):
         if len(record) <= TAG_BYTES:
             raise RemoteProtocolError("bad-frame", f"a record of {len(record)} bytes holds nothing")
         return list(self.inbox.receive_frame(self._opening[self._lane].decrypt(record)))
+
+
+SILENT_SECONDS: Final = 2.0  # of a relay in use, or a circuit: two pings; then another one is reserved at, or opened
+WITHHELD_SECONDS: Final = 8.0  # an uplink of 2 Mbit/s that 64 circuits share carries a record of each in four
+
+
+class RelayWatchdog:
+    """One direction of a circuit, as its speaker sees it."""
+
+    def __init__(self, now: float) -> None:
+        self._arrived = [0, 0, 0]  # bytes
+        self._since = [now, now, now]  # when more of it had arrived, or nothing was under way
+
+    def on_arrived(self, arrived: ByPriority, now: float) -> None:
+        for lane in Priority:
+            if arrived[lane] > self._arrived[lane]:
+                self._arrived[lane], self._since[lane] = arrived[lane], now
+
+    def is_withholding(self, sent: ByPriority, now: float, *, listens: bool) -> bool:
+        """To be asked a few times a second. `listens`: what the peer says is being read; else nothing is known."""
+        for lane in Priority:
+            if not listens or (lane is not Priority.VOTE and sent[lane] <= self._arrived[lane]):
+                self._since[lane] = now
+        limits = (SILENT_SECONDS, WITHHELD_SECONDS, WITHHELD_SECONDS)
+        return any(now - since >= limit for since, limit in zip(self._since, limits, strict=True))

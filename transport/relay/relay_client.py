@@ -34,12 +34,11 @@ from protocol.messages import (
     RelayReservations,
     ReserveRelay,
 )
-from transport.connections.connection_manager import PeerLink
+from transport.connections.peer_link import PeerLink
 from transport.discovery.reachability import ReachabilityState, RelayMode
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.token_bucket import TokenBucket
-from transport.relay.circuit_relay import CREDIT_SHARE, RECORDS_MAX, WINDOW_BYTES, CircuitRelay
-from transport.relay.relay_watchdog import SILENT_SECONDS
+from transport.relay.circuit_relay import CREDIT_SHARE, RECORDS_MAX, WINDOW_BYTES, CircuitRelay, TokenBucket
+from transport.relay.circuit_session import SILENT_SECONDS
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ ENDS_MAX = 256  # circuits that end here
 ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # stream, peer; returns at the end
 
 
-class CircuitStream(trio.abc.HalfCloseableStream):
+class CircuitStream:
     """One end of a circuit. Bytes in and out are records, as `transport.relay.circuit_session` has them."""
 
     def __init__(self, name: bytes, carrier: PeerLink, opens: bool) -> None:
@@ -73,18 +72,15 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         self.account, self._held = carrier.memory_account, 0  # pays for what has arrived: the relay's, and then that of the link
         self.ended = False
         self.credited: Callable[[], None] = lambda: None
-        self._credit = list(WINDOW_BYTES)
+        self.credit = list(WINDOW_BYTES)
         self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
         self._unread = [0, 0, 0]  # bytes that the relay has no credit for yet
         self._read = [0, 0, 0]  # of them, those that were read
         self._last = (Priority.VOTE, 0)  # lane and size of the record that is being worked on
         self._news = trio.Event()
 
-    def credit_of(self, lane: Priority) -> int:
-        return self._credit[lane]
-
     def on_credit(self, message: CircuitCredit) -> None:
-        self._credit[message.priority] = min(WINDOW_BYTES[message.priority], self._credit[message.priority] + message.bytes)
+        self.credit[message.priority] = min(WINDOW_BYTES[message.priority], self.credit[message.priority] + message.bytes)
         self.credited()
 
     def on_data(self, message: CircuitData) -> bool:
@@ -147,19 +143,12 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         if not data:
             return
         lane, record = Priority(data[0]), bytes(data[1:])
-        self._credit[lane] -= len(record)
+        self.credit[lane] -= len(record)
         if self.ended or not self.carrier.queue_message(CircuitData(self.circuit_id, lane, record), lane):
             raise trio.BrokenResourceError("the relay's link does not take it")
 
-    async def wait_send_all_might_not_block(self) -> None:
-        await trio.lowlevel.checkpoint()
-
     async def send_eof(self) -> None:
         """What was sent last says so itself."""
-        await trio.lowlevel.checkpoint()
-
-    async def aclose(self) -> None:
-        self.end_stream()
         await trio.lowlevel.checkpoint()
 
 
@@ -219,7 +208,6 @@ class RelayClient:
                 await trio.sleep(CHECK_SECONDS)
 
     def on_linked(self, link: PeerLink) -> None:
-        """A direct link is in use."""
         if self._told is not None:
             link.queue_message(self.relay.reservations, Priority.CONTROL)
 
@@ -368,7 +356,6 @@ class RelayClient:
         self._nursery.start_soon(self._serve_end, stream, message.peer)
 
     def _refusal_reason(self, relay: PeerLink, message: IncomingCircuit) -> str | None:
-        """Why this circuit is not served, if so."""
         if relay.peer not in self._asked or message.circuit in self._ends:
             return "circuit-unasked"
         if not self._serves(message.peer):  # a relay may say so of anybody
@@ -395,12 +382,7 @@ class RelayClient:
     # This peer as a relay --------------------------------------------------------------------------------------------
 
     def _on_relay(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
-        if isinstance(message, CircuitData):
-            self.relay.on_data(peer, message)
-        elif isinstance(message, CircuitCredit):
-            self.relay.on_credit(peer, message)
-        else:
-            self.relay.on_close(peer, message)
+        self.relay.on_message(peer, message)
         self._woken.set()
 
     async def _forward(self) -> None:
@@ -410,11 +392,12 @@ class RelayClient:
                 await self._woken.wait()
 
     def _accepts_reservations(self) -> bool:
-        return self._relaying.accepts_reservations(self._reachable())
+        is_direct = self._reachable() is ReachabilityState.DIRECT
+        return self._relaying is RelayMode.ON or (self._relaying is RelayMode.AUTO and is_direct)
 
     def _announce_reservations(self, now: float) -> None:
         """Who has reserved here, once anybody may; to all, when it has changed."""
-        if not self._relaying.keeps_reservations(self._reachable()):
+        if self._relaying is RelayMode.AUTO and self._reachable() is ReachabilityState.RELAYED:
             self.relay.cancel_reservations()
         if self._told is None and not self._accepts_reservations():
             return

@@ -143,7 +143,6 @@ class LinkMeter:
         return max(PIECE_BYTES_MIN, min(most, int(VOTE_WAIT_SECONDS * self.bytes_per_second)))
 
     def add_round_trip(self, seconds: float, now: float) -> None:
-        """A ping was answered."""
         self._trips.append(seconds)
         self.history.minute_at(now).add_round_trip(seconds)
 
@@ -165,7 +164,6 @@ class LinkMeter:
         self._since = None
 
     def count_retransmissions(self, kernel: TcpInfo, now: float) -> None:
-        """What the kernel has sent twice."""
         if kernel.sent > self._sent:
             minute = self.history.minute_at(now)
             minute.sent += kernel.sent - self._sent

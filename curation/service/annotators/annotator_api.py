@@ -7,29 +7,25 @@ then.
 from __future__ import annotations
 
 import math
-import secrets
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import trio
 
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.ledger.curation_module import serving_peers
-from curation.ledger.curation_state import Annotator, Assignment, AssignmentState, CurationState, Project, TaskPageRow
+from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, Project, TaskPageRow
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import AnswerOpening, EnrolmentEntry, LeaseRequest, ReleaseAssignment, SkipAssignment
-from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
+from curation.ledger.transaction_types import AnnotationStatement, AnswerOpening, LeaseRequest, ReleaseAssignment, SkipAssignment
+from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
 from curation.service.access_control import AccessControl
-from curation.service.annotators.answer_openings import AnswerOpenings, is_commitment_possible, load_task_row
-from curation.service.annotators.answer_store import UnopenedAnswer
-from curation.service.annotators.lease_heartbeats import LeaseHeartbeats
-from curation.service.annotators.statement_batcher import StatementBatcher
-from curation.service.projects.page_fetcher import PageFetcher
-from curation.service.projects.task_export import project_pages, read_task_page
-from curation.service.rate_limits import FairTable, HostRateLimiter
+from curation.service.annotators.answer_openings import AnswerOpenings, UnopenedAnswer, is_commitment_possible
+from curation.service.annotators.session_api import AnnotatorSession, SessionApi
+from curation.service.annotators.statement_batcher import DECISION_WAIT_SECONDS, StatementBatcher
+from curation.service.project_tasks import PageFetcher, project_pages, read_task_page
+from curation.service.rate_limits import HostRateLimiter
 from curation.tasks.answers import answer_commitment, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
@@ -37,32 +33,45 @@ from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Count, Digest
 from protocol.errors import FolkmootError
-from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, derive_secret, signing_preimage
-from protocol.name_validation import name_problem
-from web.problem_details import HttpProblem
-from web.replies import Json, TextReply
+from protocol.identity import derive_secret
+from web.calls import HttpProblem, Json, TextReply
 
+HEARTBEAT_SECONDS_MAX: Final = 45.0  # between two of a page, which sends one each 15 seconds: a lease is free within a minute
 LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task
-DECISION_WAIT_SECONDS: Final = 10.0  # and for a decision
-CHALLENGE_MS: Final = 600_000
-SESSION_MS: Final = 86_400_000
-CHALLENGES_MAX: Final = 4_096  # that nobody has answered yet
-CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address signs in within ten minutes
-SESSIONS_MAX: Final = 20_000
-SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
-# One host takes 750 places in the three days after which keys that never answered lose theirs: a quarter of a peer's share where
-# three peers serve. A larger group behind one address comes by invitation.
-ENROLMENT_BURST: Final = 30
-ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # then one more
 ANSWERS_PER_MINUTE: Final = 60
 # An annotator gives back so many leases at once: each one is a row of the state for ten minutes, and the task may be drawn anew.
 GIVE_BACK_BURST: Final = 32
 GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more
 PAGES_OPEN_MAX: Final = 64  # decoded, in memory; a million characters that are not Latin take four times their bytes
 PAGES_OPEN_BYTES_MAX: Final = 8 << 20
-TOKEN_BYTES: Final = 24
 EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
 SALT_DOMAIN: Final = "custodial-salt"
+
+
+class LeaseHeartbeats:
+    """Times are the caller's, in seconds. Callers name leases alone, of which an annotator has eight at most."""
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, float] = {}  # the oldest first
+
+    def record_heartbeats(self, assignments: Iterable[bytes], now: float) -> None:
+        for assignment in assignments:
+            self._last.pop(assignment, None)
+            self._last[assignment] = now
+
+    def __contains__(self, assignment: bytes) -> bool:
+        return assignment in self._last
+
+    def pop_lapsed(self, now: float) -> list[bytes]:
+        """Takes out the assignments without a heartbeat for too long."""
+        found = [assignment for assignment, last in self._last.items() if now - last >= HEARTBEAT_SECONDS_MAX]
+        for assignment in found:
+            del self._last[assignment]
+        return found
+
+    def seconds_left(self, now: float) -> float:
+        """Return the time until a lease may lapse. Heartbeats wake no caller, so it is at most HEARTBEAT_SECONDS_MAX."""
+        return next((max(0.0, last + HEARTBEAT_SECONDS_MAX - now) for last in self._last.values()), HEARTBEAT_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,58 +84,42 @@ class AnnotationReceipt:
     height: Count
 
 
-@dataclass
-class AnnotatorSession:
-    """A session: somebody who has shown that it holds an annotator's key."""
-
-    key: bytes
-    nonce: bytes
-    expires_ms: int
-    signature: bytes
-    identity: Identity | None = None  # of a custodial annotator: this peer signs for it
-
-
 class AnnotatorApi:
-    """The calls of annotators."""
-
-    def __init__(self, desk: ServiceContext, doors: AccessControl, fetching: PageFetcher) -> None:
-        self._desk, self._doors, self._fetching = desk, doors, fetching
-        self.gatherer = StatementBatcher(desk)
-        self._openings = AnswerOpenings(desk, self.gatherer)
-        self._verifier = Ed25519Verifier()
-        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
-        self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
-        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # where sign-up is open
+    def __init__(
+        self,
+        desk: ServiceContext,
+        doors: AccessControl,
+        fetching: PageFetcher,
+        sessions: SessionApi,
+        gatherer: StatementBatcher,
+    ) -> None:
+        self._desk, self._doors, self._fetching, self._sessions, self._gatherer = desk, doors, fetching, sessions, gatherer
+        self._openings = AnswerOpenings(desk, gatherer)
         self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # of an annotator
         self._heartbeats = LeaseHeartbeats()
-        self._pages: OrderedDict[bytes, TaskPageBlob] = OrderedDict()
-        self._page_bytes: dict[bytes, int] = {}
+        self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # by digest, with their bytes
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
+        return self._desk.state.module_state(CurationState)
 
     async def run_openings_and_expiry(self) -> None:
         """Opens answers as soon as all votes asked for are committed; and sees to it that what expires is seen."""
         while True:
             height, state = self._desk.height, self._state
-            await self._openings.process_due_openings(state, self._now_ms)
-            self._release_lapsed(state)
+            await self._openings.process_due_openings(state, self._sessions.now_ms)
+            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # of pages that are gone: others may have them
+                row = state.assignments.get_record(assignment)
+                is_leased = row is not None and row.state is AssignmentState.LEASED
+                if is_leased and self._openings.pending_commitment(assignment) is None:
+                    self._gatherer.add_statement(ReleaseAssignment(assignment))
             lapse = self._heartbeats.seconds_left(trio.current_time())
-            seconds = 1.0 if self._openings.has_due_openings else max(1.0, min(lapse, self._seconds_to_expiry()))
+            seconds = 1.0 if self._openings.asked else max(1.0, min(lapse, self._seconds_to_expiry()))
             with trio.move_on_after(seconds):
                 await self._desk.wait_for_block_above(height)
             if self._seconds_to_expiry() <= -self._nudge_seconds:
-                self.gatherer.request_empty_batch()
-
-    def _release_lapsed(self, state: CurationState) -> None:
-        """Leases of pages that are gone: others may have the tasks now."""
-        for assignment in self._heartbeats.pop_lapsed(trio.current_time()):
-            row = state.assignments.get_record(assignment)
-            if row is not None and row.state is AssignmentState.LEASED and self._openings.pending_commitment(assignment) is None:
-                self.gatherer.add_statement(ReleaseAssignment(assignment))
+                self._gatherer.request_empty_batch()
 
     @property
     def _nudge_seconds(self) -> float:
@@ -137,110 +130,9 @@ class AnnotatorApi:
     def _seconds_to_expiry(self) -> float:
         """Seconds until a lease, an opening or an unused place expires, or a closed project goes on. Batches alone see that."""
         at_ms = CurationChanges(self._state, b"").next_expiry_ms()
-        return 3_600.0 if at_ms is None else (at_ms - self._now_ms) / 1_000
+        return 3_600.0 if at_ms is None else (at_ms - self._sessions.now_ms) / 1_000
 
     # Calls -----------------------------------------------------------------------------------------------------------
-
-    async def network_info(self) -> Json:
-        desk = self._desk
-        return {
-            "name": desk.network,
-            "wire": WIRE_VERSION,
-            "chain_id": desk.chain_id.hex(),
-            "peer_key": desk.me.hex(),
-            "height": desk.height,
-            "time_ms": desk.time_ms,
-            "sign_up": "open" if desk.get_setting("sign_up") == "open" else "invited",
-        }
-
-    async def enrol_annotator(
-        self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str, host: str = ""
-    ) -> Json:
-        self._require_enrolment(key, name, signature, custodial)
-        if key not in self._state.annotators:
-            self.count_enrolment(host)
-        return await self.enrol_counted_annotator(key, name, signature, custodial, invitation)
-
-    async def enrol_counted_annotator(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json:
-        """The same where `count_enrolment` was asked before."""
-        self._require_enrolment(key, name, signature, custodial)
-        if key in self._state.annotators:
-            return self._enrolled(key, name)
-        self._require_room()
-        if self._desk.get_setting("sign_up") != "open":
-            codes = tuple(self._desk.get_setting("sign_up_invitations"))
-            if not await trio.to_thread.run_sync(self._doors.redeem_invitation, invitation, key, codes):
-                raise HttpProblem(
-                    "forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation"
-                )
-        await self._decided(self.gatherer.add_statement(EnrolmentEntry(key, name, custodial, signature)))
-        known = self._state.annotators.get_record(key)
-        if known is None or not self._is_me(known.peer):
-            await trio.to_thread.run_sync(self._doors.restore_invitation, key)
-        if known is None:
-            raise HttpProblem("forbidden", "this peer's places for annotators are taken: try another peer")
-        return self._enrolled(key, name)
-
-    def _require_enrolment(self, key: bytes, name: str, signature: bytes, custodial: bool) -> None:
-        self.require_name(name)
-        self._require_signed(key, EnrolStatement(name, self._desk.me, custodial), signature)
-
-    def count_enrolment(self, host: str) -> None:
-        """Raises `HttpProblem` where this host enrols too many annotators without an invitation."""
-        if self._desk.get_setting("sign_up") == "open":
-            self._enrolments.acquire(host, "sign-ups")
-
-    def require_name(self, name: str) -> None:
-        problem = name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if len(name) > NAME_CHARACTERS_MAX else None)
-        if problem:
-            raise HttpProblem("misfit", f"the name {problem}")
-
-    def _enrolled(self, key: bytes, name: str) -> Json:
-        """Of a key that is enrolled, perhaps by another call or at another peer."""
-        known = self._person(self._state, key)
-        if known.name != name or not self._is_me(known.peer):
-            raise HttpProblem("already-enrolled", f"this key annotates as {known.name!r} already")
-        return {"annotator": key.hex()}
-
-    async def create_challenge(self, key: bytes, host: str = "") -> Json:
-        nonce, now = secrets.token_bytes(16), self._now_ms
-        self._challenges.put(nonce, host, (key, now + CHALLENGE_MS))
-        return {"nonce": nonce.hex(), "expires_ms": now + SESSION_MS}
-
-    async def create_session(self, key: bytes, nonce: bytes, expires_ms: int, signature: bytes) -> Json:
-        challenged = self._challenges.get(nonce)
-        if challenged is None or challenged[0] != key or challenged[1] < self._now_ms:
-            raise HttpProblem("unauthorized", "this peer gave no such nonce to this key, or it is over: ask for a challenge")
-        if not self._now_ms < expires_ms <= self._now_ms + SESSION_MS + CHALLENGE_MS:
-            raise HttpProblem("misfit", "expires_ms is over, or further away than the challenge said")
-        self._require_signed(key, SessionStatement(self._desk.me, nonce, expires_ms), signature)
-        if self._state.annotators.get_record(key) is None:
-            raise HttpProblem("forbidden", "this key is not enrolled")
-        self._challenges.pop(nonce)
-        return {"token": self._begin(AnnotatorSession(key, nonce, expires_ms, signature))}
-
-    def begin_custodial_session(self, identity: Identity) -> str:
-        """The token of a session in which this peer signs for a custodial annotator."""
-        nonce, expires_ms = secrets.token_bytes(16), self._now_ms + SESSION_MS
-        signature = self.sign_statement(identity, SessionStatement(self._desk.me, nonce, expires_ms))
-        return self._begin(AnnotatorSession(identity.public, nonce, expires_ms, signature, identity))
-
-    def _begin(self, session: AnnotatorSession) -> str:
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._sessions.put(token, session.key, session)
-        return token
-
-    def end_session(self, token: str) -> None:
-        """Of a session, if there is one."""
-        self._sessions.pop(token)
-
-    async def sign_out(self, session: AnnotatorSession, token: str) -> Json:
-        self.end_session(token)
-        return {}
-
-    async def session_info(self, session: AnnotatorSession) -> Json:
-        person = self._person(self._state, session.key)
-        return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
 
     async def lease_tasks(self, session: AnnotatorSession, limit: int, project: bytes) -> Json:
         """Return leases of one project, or of all, and take new ones up to `limit`."""
@@ -256,14 +148,14 @@ class AnnotatorApi:
                 raise HttpProblem(
                     "not-found", f"no open project has the key {project.hex()}: ask without `project`, for tasks of all"
                 )
-            held = self._person(state, session.key).leases
+            held = self._sessions.find_annotator(state, session.key).leases
             leases = self._answerable(state, held)
             shown = list(islice(self._shown(state, [lease for lease in leases if project in (b"", lease[1].project)]), limit))
             room = LEASES_MAX - len(held)
             lacks = min(limit - len(shown), room)
             if project:
                 others = [lease for lease in leases if lease[1].project != project]
-                returning = sum(self.gatherer.pending_release(lease) is not None for lease in held)
+                returning = sum(self._gatherer.pending_release(lease) is not None for lease in held)
                 self._release_idle(session.key, others, limit - len(shown) - room - returning)
             without = self._fetching.projects_without_pages
             if (
@@ -271,11 +163,11 @@ class AnnotatorApi:
                 and not wished
                 and CurationChanges(state, self._desk.state_root).has_task_to_draw(session.key, without, project or None)
             ):
-                self._require_room()
+                self._gatherer.require_room()
                 wish = LeaseRequest(
                     session.key, session.nonce, session.expires_ms, session.signature, lacks, without, project or None
                 )
-                done, wished = self.gatherer.add_statement(wish), True
+                done, wished = self._gatherer.add_statement(wish), True
                 with trio.move_on_at(deadline):
                     await done.wait()
                 continue
@@ -289,34 +181,39 @@ class AnnotatorApi:
         idle = [
             key
             for key, row in leases
-            if row.state is AssignmentState.LEASED and self._is_me(row.peer) and key not in self._heartbeats
+            if row.state is AssignmentState.LEASED and self._sessions.is_here(row.peer) and key not in self._heartbeats
         ]
         for assignment in [key for key in idle if self._openings.pending_commitment(key) is None][: max(0, count)]:
-            if self.gatherer.is_full or self._returns.try_take(annotator.hex()):
+            if self._gatherer.is_full or self._returns.try_take(annotator.hex()):
                 return
-            self.gatherer.add_statement(ReleaseAssignment(assignment))
+            self._gatherer.add_statement(ReleaseAssignment(assignment))
 
     async def heartbeat(self, session: AnnotatorSession, assignments: tuple[bytes, ...]) -> Json:
         state = self._state
-        rows = [(key, state.assignments.get_record(key)) for key in assignments if key in self._person(state, session.key).leases]
-        held = [key for key, row in rows if row is not None and self._is_me(row.peer)]
+        leases = self._sessions.find_annotator(state, session.key).leases
+        held = [key for key in assignments if key in leases and self._sessions.is_here(state.assignments[key].peer)]
         self._heartbeats.record_heartbeats(held, trio.current_time())
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
         """Without those whose project was closed, whose task waits for its author, or that are being given back."""
-        rows = ((lease, state.assignments.get_record(lease)) for lease in leases if self.gatherer.pending_release(lease) is None)
-        return [(lease, row) for lease, row in rows if row is not None and is_commitment_possible(state, row)]
+        rows = ((lease, state.assignments[lease]) for lease in leases if self._gatherer.pending_release(lease) is None)
+        return [(lease, row) for lease, row in rows if is_commitment_possible(state, row)]
 
     def _shown(self, state: CurationState, leases: Sequence[tuple[bytes, Assignment]]) -> Iterator[Json]:
         for assignment, row in leases:
-            project = self._project(state, row.project)
+            project = state.projects[row.project]
             task = self._text(state, project, row)
             if task is None:
                 continue  # its page is on the way, or nowhere: others have their turn meanwhile
             asked = project.spec
-            body: Json = {"assignment": assignment.hex(), "task": task_id(row.project, row.number).hex()}
-            body |= {"project": row.project.hex(), "name": asked.name, "kind": asked.kind.value}
+            body: Json = {
+                "assignment": assignment.hex(),
+                "task": task_id(row.project, row.number).hex(),
+                "project": row.project.hex(),
+                "name": asked.name,
+                "kind": asked.kind.value,
+            }
             if task.items:
                 body["items"] = list(task.items)
             if task.text or not task.items:
@@ -341,13 +238,11 @@ class AnnotatorApi:
             found = read_task_page(project, page, self._desk.read_blob)
             if found is None:
                 return None
-            self._pages[page.digest] = found
-            self._page_bytes[page.digest] = page.bytes
-            while len(self._pages) > PAGES_OPEN_MAX or sum(self._page_bytes.values()) > PAGES_OPEN_BYTES_MAX:
-                oldest, _ = self._pages.popitem(last=False)
-                del self._page_bytes[oldest]
+            self._pages[page.digest] = found, page.bytes
+            while len(self._pages) > PAGES_OPEN_MAX or sum(size for _, size in self._pages.values()) > PAGES_OPEN_BYTES_MAX:
+                self._pages.popitem(last=False)
         self._pages.move_to_end(page.digest)
-        return self._pages[page.digest]
+        return self._pages[page.digest][0]
 
     async def submit_answer(
         self,
@@ -357,18 +252,18 @@ class AnnotatorApi:
         salt: bytes | None,
         signature: bytes | None,
     ) -> tuple[int, Json]:
-        if (leaving := self.gatherer.pending_release(assignment)) is not None:
-            await self._decided(leaving)  # an answer after a release is accepted as long as the task has a place
+        if (leaving := self._gatherer.pending_release(assignment)) is not None:
+            # An answer after a release is accepted as long as the task has a place.
+            await self._gatherer.wait_for_decision(leaving)
         state = self._state
         row = self._mine(state, session, assignment)
-        asked = self._project(state, row.project).spec
-        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
-        if problem:
+        asked = state.projects[row.project].spec
+        if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
             raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
         if salt is None or signature is None:
             salt, signature = self._signed_here(session, assignment, answer)
         said = answer_commitment(assignment, salt, answer)
-        self._require_signed(session.key, AnnotationStatement(assignment, said), signature)
+        self._sessions.require_signature(session.key, AnnotationStatement(assignment, said), signature)
         if row.commitment is not None:
             if row.commitment != said:
                 raise HttpProblem("already-answered", "another answer to this assignment is committed")
@@ -381,15 +276,15 @@ class AnnotatorApi:
         if pending is not None and pending.commitment != said:
             raise HttpProblem("already-answered", "another answer to this assignment waits for its decision")
         if pending is None:
-            self._require_room()
+            self._gatherer.require_room()
             self._count_answer(session.key)
             pending = await self._openings.commit_answer(UnopenedAnswer(assignment, salt, answer, signature))
-            if self._closes(state, row):
-                self.gatherer.add_statement(AnswerOpening(assignment, salt, answer))
+            task = state.tasks[task_id(row.project, row.number)]
+            if task.committed + 1 == task.votes_asked:  # the last one that it waits for: it may be opened in the same batch
+                self._gatherer.add_statement(AnswerOpening(assignment, salt, answer))
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await pending.done.wait()
-            after = self._state.assignments.get_record(assignment)
-            assert after is not None
+            after = self._state.assignments[assignment]
             if after.commitment == said:
                 return 201, self._receipt(self._state, after, assignment)
             self._openings.forget_answer(assignment)
@@ -403,7 +298,7 @@ class AnnotatorApi:
                 "malformed", "salt and signature belong to an answer: this peer signs for custodial annotators alone"
             )
         salt = derive_secret(session.identity, SALT_DOMAIN, self._desk.chain_id, assignment)[:SALT_BYTES]
-        return salt, self.sign_statement(
+        return salt, self._sessions.sign_statement(
             session.identity, AnnotationStatement(assignment, answer_commitment(assignment, salt, answer))
         )
 
@@ -425,12 +320,12 @@ class AnnotatorApi:
                 raise HttpProblem("gone", f"this assignment is {row.state.value}")
             if self._openings.pending_commitment(assignment) is not None:
                 raise HttpProblem("already-answered", "an answer to this assignment waits for its decision")
-            if not self._is_me(row.peer):
+            if not self._sessions.is_here(row.peer):
                 raise HttpProblem("forbidden", "another peer took this lease: give it back there")
-            self._require_room()
+            self._gatherer.require_room()
             if wait := self._returns.try_take(row.annotator.hex()):
                 raise HttpProblem("too-many", f"{GIVE_BACK_BURST} tasks given back at once are enough", wait)
-            await self._decided(self.gatherer.add_statement(statement))
+            await self._gatherer.wait_for_decision(self._gatherer.add_statement(statement))
             row = self._mine(self._state, session, assignment)
             if row.state is not after:
                 raise HttpProblem("gone", f"this assignment is {row.state.value}")
@@ -441,9 +336,13 @@ class AnnotatorApi:
         row = state.assignments.get_record(annotation)
         if row is None or row.commitment is None:
             raise HttpProblem("not-found", "no such annotation is decided")
-        task = load_task_row(state, row)
-        body: Json = {"annotation": annotation.hex(), "state": row.state.value, "height": row.height}
-        return body | {"label": None if task.label is None else list(task.label)}
+        task = state.tasks[task_id(row.project, row.number)]
+        return {
+            "annotation": annotation.hex(),
+            "state": row.state.value,
+            "height": row.height,
+            "label": None if task.label is None else list(task.label),
+        }
 
     async def guidelines(self, project: bytes) -> TextReply:
         found = self._state.projects.get_record(project)
@@ -457,40 +356,6 @@ class AnnotatorApi:
 
     # Looking up ------------------------------------------------------------------------------------------------------
 
-    def _is_me(self, peer: bytes) -> bool:
-        """Whether this is this peer's key, or one that it had before."""
-        return self._desk.state.module_state(MembersState).current_key(peer) == self._desk.me
-
-    @property
-    def _now_ms(self) -> int:
-        """The network's time and what has passed since: sessions are checked by blocks' times."""
-        return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
-
-    def is_enrolled(self, key: bytes) -> bool:
-        return key in self._state.annotators
-
-    def is_annotator(self, token: str) -> bool:
-        return token in self._sessions
-
-    def require_session(self, token: str) -> AnnotatorSession:
-        """The session of this token. Raises `HttpProblem` if there is none, or its annotator lost its place."""
-        session = self._sessions.get(token)
-        if session is None or session.expires_ms <= self._now_ms:
-            raise HttpProblem("unauthorized", "no session has this token, or it is over: ask for a challenge")
-        self._person(self._state, session.key)
-        return session
-
-    def _person(self, state: CurationState, key: bytes) -> Annotator:
-        person = state.annotators.get_record(key)
-        if person is None:
-            raise HttpProblem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
-        return person
-
-    def _project(self, state: CurationState, key: bytes) -> Project:
-        project = state.projects.get_record(key)
-        assert project is not None
-        return project
-
     def _mine(self, state: CurationState, session: AnnotatorSession, assignment: bytes) -> Assignment:
         row = state.assignments.get_record(assignment)
         if row is None:
@@ -499,17 +364,12 @@ class AnnotatorApi:
             raise HttpProblem("forbidden", "this assignment is another annotator's")
         return row
 
-    def _closes(self, state: CurationState, row: Assignment) -> bool:
-        """Whether this is the last vote that the task waits for: then it may be opened in the same batch."""
-        task = load_task_row(state, row)
-        return task.committed + 1 == task.votes_asked
-
     def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
         """With the suggestion that the annotator has not seen yet."""
         assert row.commitment is not None
         receipt = self._desk.sign(AnnotationReceipt(assignment, row.commitment, row.height))
         body: Json = {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
-        project = self._project(state, row.project)
+        project = state.projects[row.project]
         task = None if project.spec.suggests_first else self._text(state, project, row)
         if task is not None and task.suggestion is not None:
             body["suggestion"] = list(task.suggestion)
@@ -528,21 +388,3 @@ class AnnotatorApi:
             raise HttpProblem("too-many", f"{ANSWERS_PER_MINUTE} answers in a minute are enough", wait)
         answered.append(now)
         self._answered.move_to_end(key)
-
-    def _require_room(self) -> None:
-        if self.gatherer.is_full:
-            raise HttpProblem("no-quorum", "the network decides nothing at the moment: try again later", 10)
-
-    def sign_statement(self, identity: Identity, statement: Any) -> bytes:
-        return identity.sign(signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
-
-    def _require_signed(self, key: bytes, statement: Any, signature: bytes) -> None:
-        signed = signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
-        if not self._verifier.verify(key, signed, signature):
-            raise HttpProblem("bad-signature", f"the signature is not this key's over this {statement.TAG} on this chain")
-
-    async def _decided(self, done: trio.Event) -> None:
-        with trio.move_on_after(DECISION_WAIT_SECONDS):
-            await done.wait()
-            return
-        raise HttpProblem("no-quorum", "the network has not decided it yet: try again later", 10)

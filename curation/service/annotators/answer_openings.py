@@ -5,19 +5,19 @@ It opens its own as soon as that is asked for. It opens another peer's, which wa
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from curation.ledger.curation_module import serving_peers
-from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskRow, TaskStage
-from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
+from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskStage
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, OpeningSecret, seal_recipients
 from curation.limits import OPENING_MS
-from curation.service.annotators.answer_store import AnswerStore, UnopenedAnswer
 from curation.service.annotators.statement_batcher import StatementBatcher
-from curation.tasks.answers import answer_commitment
+from curation.service.sqlite_database import ServiceDatabase
+from curation.tasks.answers import Answer, answer_commitment
 from curation.tasks.task_pages import task_id
 from features.services import ServiceContext
 from ledger.members import MembersState
@@ -26,6 +26,46 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import seal, short_id
 
 SEAL_DELAY_MS = 5_000  # the first peer with a seal waits that long for the carrier, the second one twice as long
+
+
+@dataclass(frozen=True, slots=True)
+class UnopenedAnswer:
+    assignment: bytes
+    salt: bytes
+    answer: Answer
+    signature: bytes  # by the annotator, over the commitment
+
+    @property
+    def commitment(self) -> bytes:
+        return answer_commitment(self.assignment, self.salt, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    choices: tuple[int, ...]
+
+
+class AnswerStore(ServiceDatabase):
+    """Answers that are not opened yet: durable here before anybody is told that they count."""
+
+    file_name = "answers.sqlite"
+    schema = (
+        "CREATE TABLE IF NOT EXISTS answers"
+        " (assignment BLOB PRIMARY KEY, salt BLOB NOT NULL, answer BLOB NOT NULL, signature BLOB NOT NULL) WITHOUT ROWID"
+    )
+
+    # Each of these is one statement: a transaction of several would take in what another thread does meanwhile.
+
+    def store_answer(self, kept: UnopenedAnswer) -> None:
+        row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)), kept.signature)
+        self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
+
+    def delete_answers(self, assignments: Sequence[bytes]) -> None:
+        self._database.execute(f"DELETE FROM answers WHERE assignment IN ({', '.join('?' * len(assignments))})", assignments)
+
+    def load_answers(self) -> Iterator[UnopenedAnswer]:
+        for assignment, salt, answer, signature in self._database.execute("SELECT * FROM answers"):
+            yield UnopenedAnswer(assignment, salt, codec.decode(_Answer, answer).choices, signature)
 
 
 @dataclass
@@ -47,12 +87,12 @@ class _DueOpening:
 class AnswerOpenings:
     def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
         self._desk, self._gatherer = desk, gatherer
-        self._vault = AnswerStore(desk.folder / "answers.sqlite")
+        self._vault = AnswerStore(desk.folder)
         self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
         self._former = list(self._kept.values())  # of the peer's last run: it is not known yet whether they were decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
         self._next = 0  # place in the queue of openings: those before it were seen
-        self._asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
+        self.asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
         self._false: set[bytes] = set()  # peers that sealed what does not open
 
     def pending_commitment(self, assignment: bytes) -> PendingCommitment | None:
@@ -74,8 +114,7 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.module_state(CurationState).assignments.get_record(kept.assignment)
-        assert row is not None, "only leased assignments are answered"
+        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only leased ones are answered
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
@@ -87,27 +126,21 @@ class AnswerOpenings:
         if self.pending_commitment(assignment) is None and self._kept.pop(assignment, None) is not None:
             self._vault.delete_answers([assignment])
 
-    @property
-    def has_due_openings(self) -> bool:
-        """Whether some are asked for, so that a seal's time may come."""
-        return bool(self._asked)
-
     async def process_due_openings(self, state: CurationState, now_ms: int) -> None:
         """At a new block, or because time has passed."""
         self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
         over = self._carry_on(state)
         for due in CurationChanges(state, b"").queue_entries("openings", self._next):
-            self._asked[due.assignment] = _DueOpening(due.due_ms - OPENING_MS)
+            self.asked[due.assignment] = _DueOpening(due.due_ms - OPENING_MS)
         self._next = state.openings.last
-        for assignment, asked in list(self._asked.items()):
-            row = state.assignments.get_record(assignment)
-            assert row is not None
+        for assignment, asked in list(self.asked.items()):
+            row = state.assignments[assignment]
             if row.state is not AssignmentState.COMMITTED:
-                del self._asked[assignment]
+                del self.asked[assignment]
                 over.append(assignment)
                 continue
             kept = self._kept.get(assignment)
-            if kept is not None and load_task_row(state, row).stage is TaskStage.OPENING:
+            if kept is not None and state.tasks[task_id(row.project, row.number)].stage is TaskStage.OPENING:
                 self._gatherer.add_statement(AnswerOpening(assignment, kept.salt, kept.answer))
             while asked.seals < len(row.seals) and now_ms >= asked.since_ms + SEAL_DELAY_MS * (asked.seals + 1):
                 self._unseal(assignment, row, asked.seals)
@@ -149,17 +182,10 @@ class AnswerOpenings:
 
 def is_commitment_possible(state: CurationState, row: Assignment) -> bool:
     """Whether a commitment of this assignment can be decided."""
-    project, task = state.projects.get_record(row.project), load_task_row(state, row)
-    assert project is not None
-    if (
-        row.state not in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
-        or project.phase is ProjectPhase.CLOSED
-    ):
-        return False
-    return task.stage is TaskStage.BEGUN and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
-
-
-def load_task_row(state: CurationState, row: Assignment) -> TaskRow:
-    task = state.tasks.get_record(task_id(row.project, row.number))
-    assert task is not None
-    return task
+    project, task = state.projects[row.project], state.tasks[task_id(row.project, row.number)]
+    return (
+        row.state in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
+        and project.phase is not ProjectPhase.CLOSED
+        and task.stage is TaskStage.BEGUN
+        and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
+    )

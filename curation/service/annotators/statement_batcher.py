@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -23,9 +23,11 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Ed25519Verifier, signing_preimage
 from protocol.limits import TRANSACTION_BYTES_MAX
+from web.calls import HttpProblem
 
 BATCH_LINGER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
 BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
+DECISION_WAIT_SECONDS: Final = 10.0  # a call waits that long for a decision
 WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
 Statement = EnrolmentEntry | LeaseRequest | AnswerCommitment | AnswerOpening | SkipAssignment | ReleaseAssignment
@@ -52,6 +54,11 @@ class StatementBatcher:
         """Nothing is decided, it seems: more of what strangers say would only fill the memory."""
         return len(self._events) >= WAITING_STATEMENTS_MAX
 
+    def require_room(self) -> None:
+        """Raises `HttpProblem` where too many statements wait."""
+        if self.is_full:
+            raise HttpProblem("no-quorum", "the network decides nothing at the moment: try again later", 10)
+
     @property
     def waiting_count(self) -> int:
         return len(self._events)
@@ -71,6 +78,13 @@ class StatementBatcher:
         self._waiting.append((statement, done))
         self._there_is_one.set()
         return done
+
+    async def wait_for_decision(self, done: trio.Event) -> None:
+        """Raises `HttpProblem` where it takes too long."""
+        with trio.move_on_after(DECISION_WAIT_SECONDS):
+            await done.wait()
+            return
+        raise HttpProblem("no-quorum", "the network has not decided it yet: try again later", 10)
 
     def pending_release(self, assignment: bytes) -> trio.Event | None:
         """The event of a skip or release of this assignment, as long as it is not decided."""

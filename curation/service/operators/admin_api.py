@@ -11,15 +11,14 @@ import trio
 from curation.estimation.annotator_agreement import value_count
 from curation.estimation.reputation import WEIGHT_ONE
 from curation.ledger.curation_state import Annotator, CurationState, ProjectPhase
-from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
-from curation.service.operators.operator_log import Operators, wait_for_decision
+from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl, Operators, wait_for_decision
+from curation.service.annotators.statement_batcher import StatementBatcher
 from features.services import ServiceContext
 from ledger.members import MembersState
-from protocol.api import DiskView, ModuleView, TrainRequest
+from protocol.api import DiskView, TrainRequest
 from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.calls import HttpProblem, Json
 
 DISK_CACHE_SECONDS: Final = 60.0  # the data directory is measured that often at most: it has thousands of files
 REPUTATION_PROJECTS_MAX: Final = 64  # from which a reputation is shown, open ones first
@@ -27,16 +26,10 @@ LOCAL: Final = "local"
 
 
 class AdminApi:
-    def __init__(self, desk: ServiceContext, doors: AccessControl, operators: Operators, waiting: Callable[[], int]) -> None:
-        """`waiting`: statements of annotators that wait for a decision."""
-        self._desk, self._doors, self._operators, self._waiting = desk, doors, operators, waiting
+    def __init__(self, desk: ServiceContext, doors: AccessControl, operators: Operators, gatherer: StatementBatcher) -> None:
+        self._desk, self._doors, self._operators, self._gatherer = desk, doors, operators, gatherer
         self._measuring = trio.Lock()
         self._measured: tuple[float, DiskView] | None = None
-
-    @property
-    def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
 
     async def operator_sign_in(self, token: str, before: str) -> Json:
         try:
@@ -64,11 +57,14 @@ class AdminApi:
             "problem": why_unhealthy(status),
             "memory_bytes": int(stats.memory_mb * 1_048_576),
             "disk": dataclasses.asdict(await self._disk()),
-            "queues": {"statements_waiting": self._waiting(), "transactions_pending": stats.transactions_pending},
+            "queues": {"statements_waiting": self._gatherer.waiting_count, "transactions_pending": stats.transactions_pending},
             "versions": {
                 "program": status.version,
                 "wire": WIRE_VERSION,
-                "modules": [_module_versions(row) for row in modules],
+                "modules": [
+                    {"module": row.module, "active_version": row.active_version, "known_versions": list(row.known_versions)}
+                    for row in modules
+                ],
             },
         }
 
@@ -87,7 +83,8 @@ class AdminApi:
     # People --------------------------------------------------------------------------------------------------------------
 
     async def list_annotators(self, operator: str, search: str, offset: int, limit: int) -> Json:
-        return await trio.to_thread.run_sync(self._people, self._state, search.casefold(), offset, limit)
+        state = self._desk.state.module_state(CurationState)
+        return await trio.to_thread.run_sync(self._people, state, search.casefold(), offset, limit)
 
     def _people(self, state: CurationState, search: str, offset: int, limit: int) -> Json:
         rows = [
@@ -134,7 +131,7 @@ class AdminApi:
         return await self._let(operator, annotator, "allow", self._doors.allow_annotator)
 
     async def _let(self, operator: str, annotator: bytes, action: str, do: Callable[[bytes], None]) -> Json:
-        row = self._state.annotators.get_record(annotator)
+        row = self._desk.state.module_state(CurationState).annotators.get_record(annotator)
         if row is None:
             raise HttpProblem("not-found", "no annotator has this key")
         async with self._operators.log_action(operator, action, f"{row.name} {annotator.hex()[:8]}"):
@@ -160,7 +157,3 @@ def _right(counts: int, classes: int) -> Iterator[int]:
     """Places of a table, or of one for each option, where the vote is as the label."""
     for first in range(0, counts, classes**2):
         yield from range(first, first + classes**2, classes + 1)
-
-
-def _module_versions(row: ModuleView) -> Json:
-    return {"module": row.module, "active_version": row.active_version, "known_versions": list(row.known_versions)}

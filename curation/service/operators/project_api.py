@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 import trio
 
 from curation.import_export.task_import import InvalidTasks, ParsedTasks, TaskWithGold, parse_tasks, read_tasks
 from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, TextFormat
-from curation.service.operators.import_queue import TASKS_MAX, ImportQueue
-from curation.service.operators.operator_log import Operators, wait_for_decision
-from curation.service.projects.import_records import already_imported_note
-from curation.service.projects.project_author import ProjectAuthor, require_equal_item_counts
-from curation.tasks.answer_parser import AnswerSchema
-from curation.tasks.answers import QuestionKind, options_problem
+from curation.service.access_control import DECISION_WAIT_SECONDS, Operators, wait_for_decision
+from curation.service.project_author import ProjectAuthor, already_imported_note, require_equal_item_counts
+from curation.service.project_tasks import require_project
+from curation.tasks.answers import AnswerSchema, QuestionKind, options_problem
 from features.services import ServiceContext
 from features.text_tables import pluralize
 from ledger.members import MembersState
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS
-from web.problem_details import HttpProblem
-from web.replies import Json
+from storage.foreign_text import ENDINGS
+from web.calls import HttpProblem, Json
 
+TASKS_MAX: Final = 100_000  # of one file: it is in memory until all is decided
 FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
 PREVIEW_TASKS_MAX: Final = 5  # tasks of a file that is checked
 ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
+
+
+class ImportQueue:
+    """Files of tasks on their way onto the log: one at a time, page after page, also when whoever sent the file has left."""
+
+    def __init__(self, desk: ServiceContext, operators: Operators) -> None:
+        self._desk, self._operators = desk, operators
+        self._nursery: trio.Nursery | None = None
+        self._is_busy = False
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            await trio.sleep_forever()
+
+    async def import_tasks(self, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> bool:
+        """Whether all is decided; if not, it goes on. Raises `HttpProblem`, also while another file is on its way."""
+        if self._is_busy or self._nursery is None:
+            async with self._operators.log_action(operator, "import", about):
+                raise HttpProblem("too-many", "another file is being imported: wait until its tasks are there", 10)
+        self._is_busy, done, problems = True, trio.Event(), list[HttpProblem]()
+        self._nursery.start_soon(self._add, operator, project, tasks, about, done, problems)
+        with trio.move_on_after(DECISION_WAIT_SECONDS):
+            await done.wait()
+        if problems:
+            raise problems[0]
+        return done.is_set()
+
+    async def _add(
+        self,
+        operator: str,
+        project: bytes,
+        tasks: list[TaskWithGold],
+        about: str,
+        done: trio.Event,
+        problems: list[HttpProblem],
+    ) -> None:
+        try:
+            async with self._operators.log_action(operator, "import", about):
+                try:
+                    await ProjectAuthor(self._desk).add_tasks(project, tasks)
+                except UserError as error:
+                    raise HttpProblem("refused", str(error)) from None
+        except HttpProblem as problem:
+            problems.append(problem)
+            self._desk.log_event(f"the import of {about} ended early: {problem.detail}")
+        finally:
+            self._is_busy = False
+            done.set()
 
 
 class ProjectApi:
@@ -38,7 +84,6 @@ class ProjectApi:
         return {"projects": [self._view(bytes.fromhex(row.project)) for row in self._founding.project_views()]}
 
     async def show_project(self, operator: str, project: bytes) -> Json:
-        self._row(project)
         return self._view(project)
 
     async def create_project(
@@ -145,9 +190,12 @@ class ProjectApi:
             {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
             for task, gold in given[:PREVIEW_TASKS_MAX]
         ]
-        count = 0 if problems else len(given)
-        items = len(given[0].task.items) if given else 0
-        found = {"count": count, "items": items, "preview": shown, "problems": problems}
+        found = {
+            "count": 0 if problems else len(given),
+            "items": len(given[0].task.items) if given else 0,
+            "preview": shown,
+            "problems": problems,
+        }
         return found | ({"already": before} if before else {}) | _notes(notes)
 
     async def redact_task(self, operator: str, project: bytes, task: int, reason: str) -> Json:
@@ -174,17 +222,18 @@ class ProjectApi:
         return self._view(project)
 
     def _row(self, project: bytes) -> Project:
-        found: Project | None = self._desk.state.module_state(CurationState).projects.get_record(project)
-        if found is None:
-            raise HttpProblem("not-found", "no such project")
-        return found
+        return require_project(self._desk.state.module_state(CurationState), project)
 
     def _view(self, project: bytes) -> Json:
         row = self._row(project)
         asked, members = row.spec, self._desk.state.module_state(MembersState)
-        more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
-        is_mine = members.current_key(row.author) == self._desk.me
-        return dataclasses.asdict(self._founding.project_view(project)) | more | {"is_mine": is_mine}
+        return asdict(self._founding.project_view(project)) | {
+            "options": list(asked.options),
+            "many": asked.many,
+            "items": asked.items,
+            "price": asked.price,
+            "is_mine": members.current_key(row.author) == self._desk.me,
+        }
 
 
 def _notes(notes: Sequence[str]) -> Json:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -21,14 +20,13 @@ from curation.ledger.curation_state import (
     TaskRow,
     TaskStage,
 )
-from curation.service.operators.operator_log import Operators, wait_for_decision
-from curation.service.projects.project_author import ProjectAuthor
-from curation.service.projects.task_export import project_pages, read_task_page, task_votes
+from curation.ledger.transaction_types import ReviewTask
+from curation.service.access_control import Operators, wait_for_decision
+from curation.service.project_tasks import project_pages, read_task_page, require_project, task_votes
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.calls import HttpProblem, Json
 
 SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
 PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it
@@ -52,28 +50,13 @@ REVIEW_ORDER: Final = list(ReviewState)
 Cursor = tuple[int, int]  # place in NEEDS, number of a task
 
 
-@dataclass(frozen=True)
-class _ReviewFilter:
-    needs: list[ReviewState]
-    search: str  # in the text, folded
-    label: int | None
-    annotator: str  # a name, folded, or the beginning of a key
-
-
 class ReviewApi:
     def __init__(self, desk: ServiceContext, operators: Operators) -> None:
         self._desk, self._operators = desk, operators
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
-
-    def _row(self, project: bytes) -> Project:
-        found = self._state.projects.get_record(project)
-        if found is None:
-            raise HttpProblem("not-found", "no such project")
-        return found
+        return self._desk.state.module_state(CurationState)
 
     async def list_review_tasks(
         self,
@@ -86,26 +69,28 @@ class ReviewApi:
         after: Cursor | tuple[()],
         limit: int,
     ) -> Json:
+        look = _ReviewScan(self._state, project, require_project(self._state, project), self._desk)
+
+        def fits(shown: Json) -> bool:
+            return look.fits(shown, search.casefold(), int(label) if label else None, annotator.casefold())
+
         needs = [ReviewState(state)] if state else REVIEW_ORDER
-        wanted = _ReviewFilter(needs, search.casefold(), int(label) if label else None, annotator.casefold())
-        look = _ReviewScan(self._state, project, self._row(project), self._desk)
-        found, following = await trio.to_thread.run_sync(look.found, wanted, after or (0, 0), limit)
+        found, following = await trio.to_thread.run_sync(look.found, needs, fits, after or (0, 0), limit)
         return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
 
     async def decide_task(self, operator: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
         row = self._state.tasks.get_record(task)
-        asked = self._row(project).spec
+        asked = require_project(self._state, project).spec
         if row is None or row.project != project:
             raise HttpProblem("not-found", "nobody had such a task of this project")
-        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
-        if problem:
+        if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
             raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
         async with self._operators.log_action(operator, "decide", f"task {row.number} of {asked.name!r}: {list(answer)}"):
-            await wait_for_decision(ProjectAuthor(self._desk).decide_task(task, answer))
+            await wait_for_decision(self._desk.submit_transaction("curation/review-task", ReviewTask(task, answer)))
         return {"task": task.hex(), "label": list(answer)}
 
     async def confusion_matrices(self, operator: str, project: bytes) -> Json:
-        return await trio.to_thread.run_sync(_confusions, self._state, project, self._row(project))
+        return await trio.to_thread.run_sync(_confusions, self._state, project, require_project(self._state, project))
 
 
 class _ReviewScan:
@@ -116,21 +101,23 @@ class _ReviewScan:
         self._waiting = reviews_left(state, key, desk.time_ms)
         self._page: tuple[TaskPageRow, TaskPageBlob | None] | None = None
 
-    def found(self, wanted: _ReviewFilter, after: Cursor, limit: int) -> tuple[list[Json], Cursor | None]:
+    def found(
+        self, needs: Sequence[ReviewState], fits: Callable[[Json], bool], after: Cursor, limit: int
+    ) -> tuple[list[Json], Cursor | None]:
         """At most so many tasks, and where to go on; None: there are no more."""
         found: list[Json] = []
         looked = 0
         place, first = after
         for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - it goes on where the cursor is
-            if REVIEW_ORDER[place] in wanted.needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
+            if REVIEW_ORDER[place] in needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
                 for page, number, row in self._rows(first):
                     if len(found) == limit or looked == SCANNED_TASKS_MAX:
                         return found, (place, number)
                     looked += 1
-                    cast = _cast(self._state, number, self._key, row)
+                    cast = [vote for vote in task_votes(self._state, task_id(self._key, number), row) if vote] if row else []
                     if self._need(row, cast) is REVIEW_ORDER[place]:
                         shown = self._shown(page, number, row, cast)
-                        if self._fits(wanted, shown):
+                        if fits(shown):
                             found.append(shown)
             first = 0
         return found, None
@@ -179,25 +166,24 @@ class _ReviewScan:
 
     def _vote(self, vote: Assignment) -> Json:
         person: Annotator | None = self._state.annotators.get_record(vote.annotator)
-        answer = None if vote.answer is None else list(vote.answer)
-        name = person.name if person else ""
-        said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
+        said = {
+            "annotator": vote.annotator.hex(),
+            "name": person.name if person else "",
+            "state": vote.state.value,
+            "answer": None if vote.answer is None else list(vote.answer),
+        }
         return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
-    def _fits(self, wanted: _ReviewFilter, shown: Json) -> bool:
+    def fits(self, shown: Json, search: str, label: int | None, annotator: str) -> bool:
+        """`search` and `annotator` are folded. The annotator is a name, or the beginning of a key."""
         texts = (shown["text"] or "", *shown["items"])
-        if wanted.search and not any(wanted.search in text.casefold() for text in texts):
+        if search and not any(search in text.casefold() for text in texts):
             return False
         said = [shown["label"]] if shown["label"] is not None else [vote["answer"] or [] for vote in shown["votes"]]
-        if wanted.label is not None and not any(wanted.label in answer for answer in said):
+        if label is not None and not any(label in answer for answer in said):
             return False
         people = ((vote["name"].casefold(), vote["annotator"]) for vote in shown["votes"])
-        who = wanted.annotator
-        return not who or any(who == name or key.startswith(who) for name, key in people)
-
-
-def _cast(state: CurationState, number: int, project: bytes, row: TaskRow | None) -> list[Assignment]:
-    return [vote for vote in task_votes(state, task_id(project, number), row) if vote is not None] if row else []
+        return not annotator or any(annotator == name or key.startswith(annotator) for name, key in people)
 
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:

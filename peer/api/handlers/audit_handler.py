@@ -21,8 +21,7 @@ from ledger.audits.audit_state import (
 )
 from ledger.ledger_state import LedgerState
 from peer.api.running_peer import RunningPeer
-from peer.runtime.audits.audit_messages import describe_audit_entry, finding_label
-from peer.runtime.audits.auditor import CHALLENGE_MARGIN
+from peer.runtime.auditor import CHALLENGE_MARGIN, describe_audit_entry, finding_label
 from protocol.api import AuditRecordView, AuditRpc, AuditsView, AuditView, SuspensionView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
@@ -60,7 +59,9 @@ class AuditRpcHandler(AuditRpc):
             entry = self._reported(due)
         if entry is None:
             lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"
-            why = lost if self._is_in_model(due) else undone
+            job = self.peer.state.jobs.jobs.get(due.job)
+            is_in_model = job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
+            why = lost if is_in_model else undone
             raise UserError(f"{why}: `audits` shows what was found")
         if entry.result is AuditResult.LAPSED:
             raise UserError(describe_audit_entry(entry, self.peer.driver.state))
@@ -98,8 +99,7 @@ class AuditRpcHandler(AuditRpc):
             for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started_height, due.round), reverse=True):
                 if (due.job, due.proposal_key) in left | awaited.keys() or self._reported(due) is not None:
                     return due
-                volunteers = map(state.members.current_key, jobs[due.job].rounds[due.round].volunteers)
-                if due.job in busy and me not in volunteers:
+                if due.job in busy and me not in map(state.members.current_key, jobs[due.job].rounds[due.round].volunteers):
                     break
             else:
                 raise UserError(self._why_not(trainer, round))
@@ -129,10 +129,6 @@ class AuditRpcHandler(AuditRpc):
             for due in audit_duties(self.peer.me, self.peer.driver.state)
             if not due.is_dispute
         }
-
-    def _is_in_model(self, due: AuditDuty) -> bool:
-        job = self.peer.driver.state.jobs.jobs.get(due.job)
-        return job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
 
     def _reported(self, due: AuditDuty) -> AuditLogEntry | None:
         """This peer's last report on that proposal; None where the log has none, or has lost it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -22,8 +22,7 @@ from ledger.jobs import (
 )
 from ledger.ledger_state import LedgerState, decode_body
 from ledger.model_anchors import format_undone_rounds
-from peer.api.machine_time import describe_machine_time
-from peer.api.member_limits import limited_reexecutors, suspended_trainers
+from peer.api.handlers.local_peer_handler import limited_reexecutors, suspended_trainers
 from peer.api.running_peer import RunningPeer
 from protocol import codec
 from protocol.api import JobRpc, JobView, RoundView, RoundVotesView, TrainRequest
@@ -33,19 +32,22 @@ from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
 from rounds.round_state import OpenRoundState, is_round_settled
+from rounds.vouch_set import vouches_needed
 from storage.ledger_store import StoredRound
 from training.api.job_builder import LOCAL_DATA, build_example_job, build_job_spec
+from training.api.job_notes import preparation_notes
 from training.data.text_files import TextFileReport
 from training.data.text_files import printable_path as shown_path
 from training.job_disk_space import job_disk_space
-from training.job_spec import JobSpec
-from training.preparation_notes import preparation_notes
+from training.job_spec import AuditMode, JobSpec
 from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 
 ROUNDS_SHOWN_MAX = 10_000
 JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
 VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
+
+BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class JobRpcHandler(JobRpc):
         views = []
         for item in stored:
             during, after = (measured[item.job].get(number, {}) for number in (item.round, item.round + 1))
+            job = self.peer.state.jobs.jobs.get(item.job)
+            undone = job.undone_rounds if job is not None else ()
+            spec = JobSpec.decode(job.spec) if job is not None else None
+            accepted = sum(verdict == Verdict.ACCEPT.label for verdict in item.verdicts.values())
             views.append(
                 RoundView(
                     job=item.job.hex(),
@@ -77,7 +83,7 @@ class JobRpcHandler(JobRpc):
                     verdicts={peer_id(trainer): verdict for trainer, verdict in item.verdicts.items()},
                     ballots=tuple(peer_id(voter) for voter in item.ballots),
                     stepped=item.stepped,
-                    plain_mean=item.stepped and self._is_plain_mean(item),
+                    plain_mean=item.stepped and spec is not None and is_plain_mean(accepted, spec.rule, spec.byzantine_max),
                     model_root=item.model_root.hex(),
                     held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
                     training_nats=during.get("training_nats"),
@@ -85,16 +91,15 @@ class JobRpcHandler(JobRpc):
                     decision_ms=during.get("decision_ms"),
                     training_loss=during.get("training_loss"),
                     vouchers={peer_id(trainer): tuple(map(peer_id, voters)) for trainer, voters in item.vouchers.items()},
-                    undone=self._is_undone(item),
+                    undone=any(of.first <= item.round <= of.last and item.height <= of.height for of in undone),
                 )
             )
         return tuple(views)
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
-        store = self.peer.driver.store
-        stored = await trio.to_thread.run_sync(store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
+        stored = await trio.to_thread.run_sync(self.peer.driver.store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
         closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
-        return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
+        return (*filter(None, closed), *map(self._open_votes, self.peer.driver.node.rounds.books.values()))
 
     def _closed_votes(self, item: StoredRound) -> RoundVotesView | None:
         """From the block that closed the round; None where this peer has not that block."""
@@ -150,17 +155,6 @@ class JobRpcHandler(JobRpc):
                 said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), verdict_label(judged.verdict, own))
         return said
 
-    def _is_undone(self, stored: StoredRound) -> bool:
-        job = self.peer.driver.state.jobs.jobs.get(stored.job)
-        return job is not None and any(
-            of.first <= stored.round <= of.last and stored.height <= of.height for of in job.undone_rounds
-        )
-
-    def _is_plain_mean(self, closed: StoredRound) -> bool:
-        job = self.peer.driver.state.jobs.jobs.get(closed.job)
-        accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
-        return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.byzantine_max)
-
     async def start_job(self, request: TrainRequest) -> str:
         self.peer.require_member()
         findings = TextFileReport()
@@ -193,8 +187,7 @@ class JobRpcHandler(JobRpc):
         key = resolve_job(job, live, "jobs that run or wait")
         await self.peer.submitter.submit("job/stop", StopJob(key))
         jobs = self.peer.driver.state.jobs
-        line = {waiting.job: waiting for waiting in jobs.queue}
-        after = line.get(key) or jobs.jobs.get(key)
+        after = {waiting.job: waiting for waiting in jobs.queue}.get(key) or jobs.jobs.get(key)
         if after is None:
             return f"job {live[key].name!r} waits no more"
         if isinstance(after, Job) and after.phase is JobPhase.FINISHED:
@@ -222,13 +215,10 @@ def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
     return [(signed.signer, codec.decode_message(signed.body, (Vouch,))) for signed in vouches]
 
 
-def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
-    return {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
-
-
 def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(job.spec)
-    is_over = job.phase is JobPhase.FINISHED
+    own = spec.resolved_objective.reason_labels
+    is_over, reports = job.phase is JobPhase.FINISHED, [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
     return JobView(
         job=key.hex(),
         name=job.name,
@@ -241,11 +231,12 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
         data=_data(spec),
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={
-            peer_id(trainer): _shown(reasons, spec.resolved_objective.reason_labels) for trainer, reasons in job.rejected.items()
+            peer_id(trainer): {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
+            for trainer, reasons in job.rejected.items()
         },
         started_height=job.started_height,
         suspended_until={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
-        audits_open=_open_audits(audits),
+        audits_open=sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes),
         data_origin=_origin(spec, state),
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
@@ -308,6 +299,30 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
     return told
 
 
-def _open_audits(audits: JobAudits) -> int:
-    reports = [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
-    return sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes)
+def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
+    """For people: the share of own steps, and the network's samples beside those of one machine in the same time.
+
+    Empty if one machine trains alone, or without a worker.
+    """
+    trainers = len(job.trainers)
+    if trainers < 2 or not spec.resolved_objective.needs_worker:
+        return ""
+    replays = replays_per_round(key, job, spec)
+    gain = trainers / (1 + replays)
+    spent = f"a machine spends {1 / (1 + replays):.0%} of its computing on its own steps"
+    spent += f" and {replays / (1 + replays):.0%} on re-execution ({replays:.2g} updates a round)" if replays else ""
+    if gain <= 1:
+        return f"{spent}: in the same time, {trainers} machines train on no more samples than one machine alone"
+    more = f"{gain:.1f} times the samples of one, less their waiting"
+    return f"{spent}: in the same time, {trainers} machines train on {more}; {BENCHMARK_REFERENCE}"
+
+
+def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
+    """Updates that a machine with a worker re-executes in a round on average over the job, while nobody lies."""
+    terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
+    vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
+    if spec.audit is not AuditMode.SAMPLED:
+        return vouched if spec.audit is AuditMode.FULL else 0.0
+    drawn = spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.reexecutors))
+    closing = spec.final_full_audit_rounds / spec.rounds
+    return drawn * (1 - closing) + vouched * closing

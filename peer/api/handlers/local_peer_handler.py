@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING
 import trio
 
 from consensus.voter_set import VoterSet
+from features.lazy_import import import_object
 from features.peer_names import PeerNames
 from ledger.audits.audit_state import JobAudits
-from ledger.jobs import JobsState
+from ledger.jobs import MISSED_VOUCHES_MAX, WRONG_VOUCH_ROUNDS, WRONG_VOUCHES_MAX, Job, JobsState, VouchRecord
 from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
 from peer import VERSION, features
 from peer.api.alerts import AlertInputs, find_alerts
-from peer.api.member_limits import limited_reexecutors, suspended_trainers
-from peer.api.process_memory import child_processes, process_memory_mb
 from peer.api.running_peer import RunningPeer
-from peer.runtime.audits.audit_messages import suspension_reason
+from peer.runtime.auditor import suspension_reason
 from peer.runtime.membership.membership import NOT_DECIDED
-from peer.runtime.telemetry.health import heights_behind, peer_state, why_stalled
-from peer.runtime.telemetry.node_observer import fork_text, why_halted, why_waiting
+from peer.runtime.telemetry.health import fork_text, heights_behind, peer_state, why_halted, why_stalled, why_waiting
+from peer.settings.process_resources import child_processes, process_memory_mb
 from protocol.api import (
     AlertView,
     DeviceView,
@@ -42,8 +41,10 @@ from protocol.api import (
     StatusView,
 )
 from protocol.identity import peer_id
-from training.api.training_failures import find_stalled_jobs
-from transport.network import DialInfo, Priority
+from protocol.units import display_round_number
+from training.api.job_notes import find_stalled_jobs
+from transport.discovery.address_book import AddressEntry
+from transport.network import Priority
 
 if TYPE_CHECKING:
     from peer.worker.supervisor import WorkerSupervisor
@@ -63,7 +64,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
             peer=peer_id(driver.signer.public),
-            name=self._name(),
+            name=self.peer.config.name or (member.name if member else ""),  # as its operator, or else the network, calls it
             network=self.peer.genesis.network,
             chain_id=driver.chain_id.hex(),
             role=self.peer.config.role,
@@ -117,11 +118,6 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             at = None if last is None else last.decode().time_ms / 1_000
         return None if at is None else max(0.0, driver.now() - at)
 
-    def _name(self) -> str:
-        """The name that the operator gave this peer; without one, the name that the network knows."""
-        member = self.peer.driver.state.members.members.get(self.peer.me)
-        return self.peer.config.name or (member.name if member else "")
-
     async def stats(self) -> StatsView:
         from peer.api.handlers.audit_handler import audit_record_view
 
@@ -143,8 +139,8 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.audit_bytes_sent),
             bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.audit_bytes_received),
             refused=refused,
-            evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
-            transactions_pending=len(driver.ledger.mempool),
+            evidence=tuple(peer_id(pair.first.signer) for pair in evidence),
+            transactions_pending=len(driver.node.ledger.mempool),
             worker=_worker_state(self.peer.worker),
             memory_mb=sum(map(process_memory_mb, processes)),
             expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
@@ -159,13 +155,14 @@ class LocalPeerRpcHandler(LocalPeerRpc):
     async def alerts(self) -> tuple[AlertView, ...]:
         state, folder = self.peer.driver.state, self.peer.config.data_directory
         members = state.members.members
+        finders = [import_object(feature.failures) for feature in features.FEATURES if feature.failures]
         look = AlertInputs(
             status=await self.status(),
             worker=_worker_state(self.peer.worker),
             free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
             expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
             suspended=_suspended(state),
-            failed=tuple(text for find in features.failure_sources() for text in find(state, state.height)),
+            failed=tuple(text for find in finders for text in find(state, state.height)),
             without_progress=tuple(find_stalled_jobs(state, state.height)),
             unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.live_peers()}],
         )
@@ -226,9 +223,10 @@ def _worker_state(worker: WorkerSupervisor | None) -> str:
     return (f"{worker.description.engine}, {worker.description.threads} threads" if worker.description else "starting") + restarts
 
 
-def _dial(dial: DialInfo, names: PeerNames) -> DialView:
-    peer = peer_id(dial.peer) if dial.peer is not None else ""
-    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, names.replace_ids(str(dial)))
+def _dial(entry: AddressEntry, names: PeerNames) -> DialView:
+    now, peer = trio.current_time(), peer_id(entry.peer) if entry.peer is not None else ""
+    text = names.replace_ids(entry.describe_failure(now))
+    return DialView(entry.address, peer, entry.reason, entry.failures, max(0.0, entry.next_at - now), text)
 
 
 def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str, int]:
@@ -241,3 +239,27 @@ def _percentile(seconds: Sequence[float], percent: int) -> float | None:
         return None
     ordered = sorted(seconds)
     return 1_000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
+    """By member, the first round in which it trains again."""
+    after_audits = {trainer: until for trainer, until in audits.suspended.items() if until > job.round}
+    before_votes = job.suspended_trainers
+    both = sorted(after_audits.keys() | before_votes.keys())
+    return {key: max(after_audits.get(key, 0), before_votes.get(key, 0)) for key in both}
+
+
+def limited_reexecutors(job: Job) -> dict[str, str]:
+    """The re-executors that are not asked in the open round, or are asked last: until when, and why."""
+    limits = {peer_id(key): _limit(record, job.round) for key, record in sorted(job.vouch_records.items())}
+    return {peer: text for peer, text in limits.items() if text}
+
+
+def _limit(record: VouchRecord, round: int) -> str:
+    if record.suspended_until > round:
+        why = f"it vouched falsely in {WRONG_VOUCHES_MAX} of {WRONG_VOUCH_ROUNDS} rounds"
+        return f"is not asked to re-execute until round {display_round_number(record.suspended_until)}: {why}"
+    if record.assigned_last_until > round:
+        why = f"it gave no vouch in {MISSED_VOUCHES_MAX} closings in a row"
+        return f"is asked last to re-execute until round {display_round_number(record.assigned_last_until)}: {why}"
+    return ""

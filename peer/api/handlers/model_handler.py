@@ -13,12 +13,12 @@ import trio
 from peer.api.running_peer import RunningPeer
 from peer.export import model_export
 from peer.export.model_provenance import choose_model, model_from_state
-from peer.export.run_export import export_run, missing_payloads, state_to_export
-from peer.roles import text_samples
+from peer.export.run_export import export_run, missing_payloads, require_new_folder, state_to_export
+from peer.roles import trainer
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
-from training import text_stream, worker_protocol
+from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
 
 EXPORT_FETCH_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
@@ -61,7 +61,7 @@ class ModelRpcHandler(ModelRpc):
                 yield TextPieceView("", newer_round=newer, round=number)
             if kind.moderates_output(spec):
                 yield TextPieceView("", is_checked=True)
-            async with aclosing(text_stream.stream_text(partial(computing.ask_worker, opened), request)) as made:
+            async with aclosing(worker_protocol.stream_text(partial(computing.ask_worker, opened), request)) as made:
                 async for done in made:
                     if done.text or done.is_withheld:
                         yield TextPieceView(done.text, is_withheld=done.is_withheld)
@@ -70,7 +70,7 @@ class ModelRpcHandler(ModelRpc):
         computing = self.peer.driver.round_executor.participant.worker_client
         if computing is None:
             return ()
-        kept = await trio.to_thread.run_sync(text_samples.saved_samples, computing.text_folder)
+        kept = await trio.to_thread.run_sync(trainer.saved_samples, computing.text_folder)
         return tuple(SampleView(job, round, text) for job, round, text in kept)
 
     async def export_run(self, path: str) -> RunExportView:
@@ -92,7 +92,7 @@ class ModelRpcHandler(ModelRpc):
         return await trio.to_thread.run_sync(self._take, Path(path), job, format)
 
     def _take(self, folder: Path, job: str, format: str) -> ModelFilesView:
-        model_export.require_new_folder(folder)
+        require_new_folder(folder)
         driver = self.peer.driver
         read = partial(fetch_job_blob, self.peer)
         return model_export.write_model_files(

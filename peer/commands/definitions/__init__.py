@@ -5,39 +5,24 @@ from __future__ import annotations
 from features.commands import Command, commands_in
 from features.lazy_import import import_object
 from peer.commands.definitions import (
-    audit_commands,
-    generation_commands,
-    invitation_commands,
     job_commands,
     member_commands,
     model_commands,
     network_commands,
-    prompt_commands,
-    row_proof_commands,
     status_commands,
 )
 from peer.features import FEATURES
 
 # in the order in which the help lists them
-COMMAND_MODULES = (
-    status_commands,
-    job_commands,
-    audit_commands,
-    member_commands,
-    invitation_commands,
-    generation_commands,
-    model_commands,
-    row_proof_commands,
-    network_commands,
-)
+COMMAND_MODULES = (status_commands, job_commands, member_commands, model_commands, network_commands)
 
 
 def all_commands() -> dict[str, Command]:
     """All words, by name; last those that are about the prompt itself."""
     found: dict[str, Command] = {}
     of_features = (import_object(feature.commands) for feature in FEATURES if feature.commands)
-    for topic in (*COMMAND_MODULES, *of_features, prompt_commands):
+    for topic in (*COMMAND_MODULES, *of_features):
         for word in commands_in(topic):
             assert word.name not in found, f"two declarations of the command {word.name!r}"
             found[word.name] = word
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1].only_at_prompt))

@@ -1,16 +1,31 @@
-"""Commands about jobs and their rounds."""
+"""Commands about jobs, their rounds, and audits of them; and the fields of a job, as a person says them."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import AsyncGenerator
+import sys
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 
-from features.command_arguments import LAST_COUNT, SKIP_BAD, TRUNCATE, Argument, parse_integer_in, parse_set_options
+from features.command_arguments import (
+    LAST_COUNT,
+    SKIP_BAD,
+    TRUNCATE,
+    Argument,
+    member_argument,
+    parse_integer_in,
+    parse_set_options,
+)
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
-from peer.commands.job_fields import PRESET, SET, build_train_request, setting_warnings
-from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
+from peer.runtime.telemetry.risk_warnings import (
+    NO_AUDITS_WITHOUT_TOLERANCE_RISK,
+    SAMPLED_AUDITS_RISK,
+    SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK,
+)
+from protocol.api import AuditsView, EventView, JobView, PeerApi, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
 from protocol.units import display_round_number, format_bytes
 
@@ -34,6 +49,44 @@ EXAMPLES = Argument(
 )
 ACCEPT_RISK = Argument("--accept-risk", action="store_true", help="start it also where sampled audits find liars late")
 VOCABULARY = Argument("--vocabulary", type=parse_integer_in(256), default=0, metavar="N", help="more than 257: train a BPE")
+
+ROUND = Argument(
+    "round",
+    nargs="?",
+    type=parse_integer_in(1),
+    metavar="ROUND",
+    help="which of its proposals (default: the newest that can be re-executed)",
+)
+
+# Of `training.job_spec`, which is imported only where they are used: name -> what for.
+PRESETS = {
+    "local": "one bit of every element after ten steps of one's own; for most links, from 30 rounds on (default)",
+    "per-step": "four bits of every gradient; most progress a sample, for fast links, from 300 rounds on",
+}
+PRESET = Argument(
+    "--preset",
+    choices=tuple(PRESETS),
+    metavar="NAME",
+    help="settings that go together. " + ". ".join(f"{name}: {about}" for name, about in PRESETS.items()),
+)
+SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
+
+DERIVED_FIELDS_OF_PRESETS = ("warmup_rounds", "rule")  # the first from how many rounds there are, the second from who re-executes
+# Fields of a job that `train` or `peer demo` have an argument for.
+ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
+
+# A field, the field that decides whether it counts, and with which of its values.
+USED_ONLY_WITH = (
+    ("outer_rate", "outer", ("nesterov", "sgd", "sign")),
+    ("outer_momentum", "outer", ("nesterov", "sign")),
+    ("audit_rate", "audit", ("sampled",)),
+    ("auditors", "audit", ("sampled",)),
+    ("audit_window", "audit", ("sampled",)),
+    ("uplink_mbit_min", "audit", ("sampled",)),
+    ("final_full_audit_rounds", "audit", ("sampled",)),
+)
+
+RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
 
 
 @command(
@@ -142,11 +195,9 @@ async def rollback(asked: CommandContext[PeerApi]) -> None:
     asked.show(await asked.wait_for_decision(asked.api.request_rollback(asked.options.job, asked.options.round)))
 
 
-async def _show_jobs(asked: CommandContext[PeerApi], jobs: tuple[JobView, ...]) -> None:
-    asked.show(view_tables.jobs(jobs, await asked.load_names()) if jobs else "no job yet; start one with `train --rounds 80`")
-
-
-@listing_command("what is and was trained", _show_jobs)
+@listing_command(
+    "what is and was trained", view_tables.show_named_table(view_tables.jobs, "no job yet; start one with `train --rounds 80`")
+)
 async def jobs(asked: CommandContext[PeerApi]) -> tuple[JobView, ...]:
     return await asked.api.jobs()
 
@@ -158,25 +209,21 @@ async def jobs(asked: CommandContext[PeerApi]) -> tuple[JobView, ...]:
     ),
 )
 async def watch(asked: CommandContext[PeerApi]) -> int:
-    from peer.commands.job_monitor import is_terminal, watch_job
+    from peer.commands.job_monitor import watch_job
 
     job = await watch_job(
-        asked.api, asked.options.job, await asked.load_names(), asked.show, is_terminal() and not asked.is_at_prompt
+        asked.api, asked.options.job, await asked.load_names(), asked.show, sys.stdout.isatty() and not asked.is_at_prompt
     )
     return int(job.rounds_in_model < job.rounds)
 
 
-async def _show_rounds(asked: CommandContext[PeerApi], rounds: tuple[RoundView, ...]) -> None:
-    asked.show(view_tables.rounds(rounds, await asked.load_names()) if rounds else "no round is closed yet")
-
-
-@listing_command("the last closed rounds: verdicts, loss, time", _show_rounds, LAST_COUNT)
+@listing_command(
+    "the last closed rounds: verdicts, loss, time",
+    view_tables.show_named_table(view_tables.rounds, "no round is closed yet"),
+    LAST_COUNT,
+)
 async def rounds(asked: CommandContext[PeerApi]) -> tuple[RoundView, ...]:
     return await asked.api.rounds(asked.options.last)
-
-
-async def _show_votes(asked: CommandContext[PeerApi], found: tuple[RoundVotesView, ...]) -> None:
-    asked.show(view_tables.votes(found, await asked.load_names()) if found else "no round is open or closed yet")
 
 
 LAST_ROUNDS = Argument(
@@ -184,6 +231,133 @@ LAST_ROUNDS = Argument(
 )
 
 
-@listing_command("who votes what on whom: open rounds, and the last closed ones", _show_votes, LAST_ROUNDS)
+@listing_command(
+    "who votes what on whom: open rounds, and the last closed ones",
+    view_tables.show_named_table(view_tables.votes, "no round is open or closed yet"),
+    LAST_ROUNDS,
+)
 async def votes(asked: CommandContext[PeerApi]) -> tuple[RoundVotesView, ...]:
     return await asked.api.votes(asked.options.last)
+
+
+async def _show_audits(asked: CommandContext[PeerApi], view: AuditsView) -> None:
+    if view.records:
+        known = await asked.load_names()
+        asked.show(view_tables.audits(view.results, known))
+        asked.show(view_tables.audit_records(view.records, known))
+        if view.suspensions:
+            asked.show(view_tables.suspensions(view.suspensions, known))
+    else:
+        asked.show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
+    if any(job.audit == "full" for job in await asked.api.jobs()):
+        asked.show(
+            "audit=full: `rounds` has the verdicts, whose ballots were counted, and who vouches for each accepted update: "
+            "these voters signed that they re-executed it before the vote"
+        )
+
+
+@listing_command("sampled audits: who, by whom, what came out, and everybody's standing", _show_audits, LAST_COUNT)
+async def audits(asked: CommandContext[PeerApi]) -> AuditsView:
+    return await asked.api.audits(asked.options.last)
+
+
+@command(
+    "re-execute the accepted proposals of a round, and report on them: challenge TRAINER [ROUND]",
+    member_argument("trainer", "TRAINER"),
+    ROUND,
+)
+async def challenge(asked: CommandContext[PeerApi]) -> None:
+    asked.show(
+        await asked.wait_for_decision(
+            asked.api.challenge_trainer(asked.options.trainer, None if (number := asked.options.round) is None else number - 1)
+        )
+    )
+
+
+def build_train_request(options: argparse.Namespace) -> TrainRequest:
+    said = job_overrides(options)
+    overrides = preset_overrides(options.preset, said) | said
+    if options.data == "":
+        raise UserError("--data '' names no text: give a file or folder, or leave --data out for the built-in text")
+    data = options.data or ""
+    if data not in ("", "local"):
+        data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
+    examples = str(Path(options.examples).expanduser().absolute()) if options.examples else ""
+    said_of_text = options.name, data, options.rounds, options.vocabulary, overrides
+    if (options.skip_bad or options.truncate) and not examples:
+        raise UserError("--skip-bad and --truncate are about a file with responses: train --from JOB FILE.jsonl")
+    if options.column and data in ("", "local"):
+        raise UserError(f"--column {options.column} is about a file or folder: name it by --data PATH")
+    of_file = options.skip_bad, options.truncate, options.column
+    return TrainRequest(*said_of_text, options.base, examples, _folder(options.base), options.accept_risk, *of_file)
+
+
+def _folder(base: str) -> str:
+    """What is typed with a slash is a path; any other text may also be the name of a folder that is here."""
+    path = Path(base).expanduser().absolute()
+    return str(path) if "/" in base or (base and path.is_dir()) else ""
+
+
+def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:
+    """A preset's fields as a person would type them, but for those that follow from other fields
+    (`training.job_spec.complete_fields`).
+
+    Beside `memory=estimates` that are bits, momentum and rates as well: those of the preset were not measured with it.
+    """
+    from training.job_spec import PRESETS, fields_set_by_estimates
+
+    fields = PRESETS[preset] if preset else {}
+    follow: tuple[str, ...] = DERIVED_FIELDS_OF_PRESETS
+    if said.get("memory") == "estimates":
+        follow += fields_set_by_estimates({**fields, **said})
+    return {name: str(value) for name, value in fields.items() if name not in follow}
+
+
+def job_overrides(options: argparse.Namespace) -> dict[str, str]:
+    """The values that `--set` gives, by field. Raises `UserError`, too, where another argument contradicts."""
+    said = parse_set_options(options.set)
+    for argument, name in ARGUMENTS.items():
+        value = getattr(options, argument, None)
+        if value and said.get(name, str(value)) != str(value):
+            raise UserError(f"both --{argument} {value} and --set {name}={said[name]}: say one")
+    return said
+
+
+def aggregation_rule(overrides: Mapping[str, str]) -> str:
+    """The rule that a job with these fields has."""
+    from training.job_spec import JobSpec, complete_fields
+
+    named = {name: overrides[name] for name in ("outer", "audit", "memory", "rule") if name in overrides}
+    return str(JobSpec(name="rule", **complete_fields(named)).rule)
+
+
+def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
+    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset;
+    `audit` is the job's audit mode.
+    """
+    overrides, local = {"outer": "nesterov", **request.overrides, "audit": audit}, request.data == "local"
+    for name, other, users in USED_ONLY_WITH:
+        value = overrides[other]
+        if name in said and value not in users:
+            yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
+    rule = aggregation_rule(overrides)
+    if "byzantine_max" in said and rule not in RULES_WITH_BYZANTINE_MAX:
+        yield (
+            f"byzantine_max={said['byzantine_max']} does nothing with rule={rule}: it counts with "
+            f"{' or '.join(RULES_WITH_BYZANTINE_MAX)}"
+        )
+    if local:
+        yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
+    elif audit == "sampled":
+        yield SAMPLED_AUDITS_RISK
+        if overrides.get("byzantine_max") == "0":
+            yield SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK
+    if audit == "off" and overrides.get("byzantine_max", "0") == "0":  # any other is refused
+        yield NO_AUDITS_WITHOUT_TOLERANCE_RISK
+    if overrides.get("outer") != "adamw":
+        return
+    if overrides.get("bits") == "1" and overrides.get("memory") != "estimates":
+        yield (
+            "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
+            "take bits=4 (the default with adamw), or outer=nesterov"
+        )

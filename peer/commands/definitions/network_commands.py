@@ -18,11 +18,7 @@ async def reach(asked: CommandContext[PeerApi]) -> LivenessMatrix:
     return await asked.api.voter_liveness()
 
 
-async def _show_features(asked: CommandContext[PeerApi], modules: tuple[ModuleView, ...]) -> None:
-    asked.show(view_tables.features(modules))
-
-
-@listing_command("what this program brings along, and what the network runs", _show_features)
+@listing_command("what this program brings along, and what the network runs", view_tables.show_table(view_tables.features))
 async def features(asked: CommandContext[PeerApi]) -> tuple[ModuleView, ...]:
     return await asked.api.modules()
 
@@ -38,11 +34,7 @@ async def upgrade(asked: CommandContext[PeerApi]) -> None:
     asked.show(await asked.wait_for_decision(asked.api.request_upgrade(options.module, options.version, options.at)))
 
 
-async def _show_limits(asked: CommandContext[PeerApi], limits: tuple[LimitView, ...]) -> None:
-    asked.show(view_tables.limits(limits))
-
-
-@listing_command("what the voters of this network allow at most", _show_limits)
+@listing_command("what the voters of this network allow at most", view_tables.show_table(view_tables.limits))
 async def limits(asked: CommandContext[PeerApi]) -> tuple[LimitView, ...]:
     return await asked.api.limits()
 

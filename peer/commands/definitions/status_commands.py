@@ -1,10 +1,15 @@
-"""Commands about this peer itself."""
+"""Commands about this peer itself, and about the prompt.
+
+On the command line `peer help` lists the commands, and there is nothing to quit.
+"""
 
 from __future__ import annotations
 
 from features.command_arguments import LAST_COUNT, Argument, parse_integer_in
-from features.commands import CommandContext, listing_command
+from features.commands import CommandContext, command, listing_command
+from features.text_tables import KeyValueTable
 from peer.commands import view_tables
+from peer.commands.command_line_parser import help_text
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
 # The exit status of `peer status`; 2 is an error, such as that no peer runs there.
@@ -20,20 +25,16 @@ EXIT_STATUS = {
 }
 
 
-async def _show_stats(asked: CommandContext[PeerApi], stats: StatsView) -> None:
-    asked.show(view_tables.stats(stats))
-
-
-@listing_command("decisions, traffic, refusals, memory", _show_stats)
+@listing_command("decisions, traffic, refusals, memory", view_tables.show_table(view_tables.stats))
 async def stats(asked: CommandContext[PeerApi]) -> StatsView:
     return await asked.api.stats()
 
 
-async def _show_status(asked: CommandContext[PeerApi], status: StatusView) -> None:
-    asked.show(view_tables.status(status))
-
-
-@listing_command("who and where this peer is", _show_status, exit_status=lambda view: EXIT_STATUS[PeerState(view.state)])
+@listing_command(
+    "who and where this peer is",
+    view_tables.show_table(view_tables.status),
+    exit_status=lambda view: EXIT_STATUS[PeerState(view.state)],
+)
 async def status(asked: CommandContext[PeerApi]) -> StatusView:
     return await asked.api.status()
 
@@ -49,17 +50,11 @@ async def log(asked: CommandContext[PeerApi]) -> tuple[EventView, ...]:
     return await asked.api.events(-asked.options.last, 0.0)
 
 
-async def _show_alerts(asked: CommandContext[PeerApi], alerts: tuple[AlertView, ...]) -> None:
-    asked.show(view_tables.alerts(alerts, await asked.load_names()) if alerts else "nothing to worry about")
-
-
-@listing_command("what its operator should know, the gravest first", _show_alerts)
+@listing_command(
+    "what its operator should know, the gravest first", view_tables.show_named_table(view_tables.alerts, "nothing to worry about")
+)
 async def alerts(asked: CommandContext[PeerApi]) -> tuple[AlertView, ...]:
     return await asked.api.alerts()
-
-
-async def _show_block(asked: CommandContext[PeerApi], block: BlockView) -> None:
-    asked.show(view_tables.block(block, await asked.load_names()))
 
 
 HEIGHT = Argument(
@@ -67,16 +62,12 @@ HEIGHT = Argument(
 )
 
 
-@listing_command("a decided block: header, certificate, voters", _show_block, HEIGHT)
+@listing_command("a decided block: header, certificate, voters", view_tables.show_named_table(view_tables.block), HEIGHT)
 async def block(asked: CommandContext[PeerApi]) -> BlockView:
     return await asked.api.block(asked.options.height)
 
 
-async def _show_disk(asked: CommandContext[PeerApi], disk: DiskView) -> None:
-    asked.show(view_tables.disk(disk))
-
-
-@listing_command("how much of the disk is used and free", _show_disk)
+@listing_command("how much of the disk is used and free", view_tables.show_table(view_tables.disk))
 async def disk(asked: CommandContext[PeerApi]) -> DiskView:
     return await asked.api.disk_usage()
 
@@ -92,3 +83,18 @@ async def _show_engines(asked: CommandContext[PeerApi], engines: tuple[EngineVie
 @listing_command("what this peer computes with: engine, devices, memory, versions", _show_engines)
 async def engines(asked: CommandContext[PeerApi]) -> tuple[EngineView, ...]:
     return await asked.api.engines()
+
+
+@command(
+    "this list, or one command: help COMMAND",
+    Argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list"),
+    only_at_prompt=True,
+)
+async def help(asked: CommandContext[PeerApi]) -> None:
+    words, topic = asked.commands, asked.options.topic
+    asked.show(help_text(words, topic) if topic else KeyValueTable({name: word.about for name, word in words.items()}))
+
+
+@command("stop the peer; in an attached console: leave it running", only_at_prompt=True)
+async def quit(asked: CommandContext[PeerApi]) -> None:
+    """Done by the reader of the lines, which knows what quitting means here."""

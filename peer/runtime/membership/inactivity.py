@@ -13,7 +13,7 @@ of a voter that has seen all that silence itself. At each look:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import trio
@@ -28,7 +28,7 @@ from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 from protocol.limits import MEMBERS_MAX
 from storage import durable_files
-from transport.network import Network
+from transport.connections.connection_manager import ConnectionManager
 
 OBSERVE_SECONDS = 30  # twice the silence after which a peer counts as not heard, unless settings say otherwise
 SAVE_OBSERVATIONS = 120  # an hour is lost at most when a peer ends
@@ -41,7 +41,7 @@ class InactivityTracker:
 
     def __init__(
         self,
-        network: Network,
+        network: ConnectionManager,
         applied: CurrentState,
         signers: Callable[[], Collection[bytes]],
         author: TransactionSubmitter,
@@ -62,7 +62,8 @@ class InactivityTracker:
         self.load_saved()
         while True:
             subject = self.observe_members()
-            if self._is_unsaved():
+            # Silence may be forgotten for an hour, its end never.
+            if self._unsaved >= SAVE_OBSERVATIONS or self._saved.keys() - self._silent.keys():
                 await trio.to_thread.run_sync(self.save)
             if subject is not None and not self._author.has_pending:
                 await self._submit_retirement(subject)
@@ -72,10 +73,6 @@ class InactivityTracker:
         """What was seen before a restart."""
         self._silent = load_silences(self._file, lambda text: self._tell(text, self._network.me))
         self._saved = dict(self._silent)
-
-    def _is_unsaved(self) -> bool:
-        """Silence may be forgotten for an hour, its end never."""
-        return self._unsaved >= SAVE_OBSERVATIONS or bool(self._saved.keys() - self._silent.keys())
 
     def save(self) -> None:
         self._saved, self._unsaved = dict(self._silent), 0
@@ -88,7 +85,9 @@ class InactivityTracker:
         voters = VoterSet(members.voters)
         hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
-        heard = {me, *self._network.live_peers(), *self._signers(), *self._have_said(members)}
+        before, self._nonces = self._nonces, {key: member.nonce for key, member in members.members.items()}
+        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}  # something of theirs was
+        heard = {me, *self._network.live_peers(), *self._signers(), *decided}
         silent = {
             key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
         }
@@ -98,11 +97,6 @@ class InactivityTracker:
         }
         self._unsaved += counts
         return self._member_to_retire(members) if counts else None
-
-    def _have_said(self, members: MembersState) -> Set[bytes]:
-        """Members of which something was decided since the look before."""
-        before, self._nonces = self._nonces, {key: member.nonce for key, member in members.members.items()}
-        return {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}
 
     def _member_to_retire(self, members: MembersState) -> bytes | None:
         """The one about which most voters wish, then the smallest key: so that the voters come to agree."""

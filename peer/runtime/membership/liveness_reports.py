@@ -15,20 +15,21 @@ from protocol.api import LivenessMatrix
 from protocol.identity import peer_id, short_id
 from protocol.limits import VOTERS_MAX
 from protocol.messages import LivenessReport
-from transport.network import LinkInfo, Network
+from transport.connections.connection_manager import ConnectionManager
+from transport.connections.peer_link import PeerLink
 
 REPORT_SECONDS = 1.0  # between looks, and so between two reports over one link
 NAMED_MAX = 12  # of one side of a partition
 GAPS_MAX = 4  # voters whose gaps are told in one line; `peer reach` has all
 
-Links = Mapping[bytes, LinkInfo]
+Links = Mapping[bytes, PeerLink]
 
 
 class LivenessMonitor:
     """`run` it beside the driver."""
 
     def __init__(
-        self, network: Network, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
+        self, network: ConnectionManager, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
     ) -> None:
         """`tell` hears, with the key it is about, when a voter falls silent and when it is heard again."""
         self._network, self._applied, self._tell = network, applied, tell
@@ -56,26 +57,26 @@ class LivenessMonitor:
             )
 
     def _take_in(self) -> tuple[VoterSet, Links]:
-        now, voters, links = trio.current_time(), VoterSet(self._applied.current.members.voters), self._links()
-        self._heard_at |= {peer: now - link.silent_seconds for peer, link in links.items()}
+        now, voters, links = (
+            trio.current_time(),
+            VoterSet(self._applied.current.members.voters),
+            {link.peer: link for link in self._network.links()},
+        )
+        self._heard_at |= {peer: now - link.failure_detector.silent_seconds(now) for peer, link in links.items()}
         self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in voters}
         deaf = {(who, peer) for who, heard in self._reports(voters, links).items() for peer in voters.members - heard}
         self._deaf_since = {pair: self._deaf_since.get(pair, now) for pair in deaf}
         return voters, links
 
-    def _links(self) -> Links:
-        return {link.peer: link for link in self._network.links()}
-
     def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
         """Voters that are not suspected here. A link that has just ended may be made again: silence is what counts."""
         after = trio.current_time() - self._network.keepalive.suspect_seconds
         recent = {peer for peer, at in self._heard_at.items() if peer not in links and at > after}
-        linked = {peer for peer, link in links.items() if not link.suspected}
-        return voters.members & (linked | recent | {self._network.me})
+        return voters.members & (self._network.live_peers() | recent | {self._network.me})
 
     def _reports(self, voters: VoterSet, links: Links) -> dict[bytes, frozenset[bytes]]:
         """Whom other voters say that they hear, as far as these are heard themselves."""
-        found = {peer: link.liveness_report for peer, link in links.items() if peer in voters and not link.suspected}
+        found = {peer: links[peer].liveness_report for peer in self._network.live_peers() if peer in voters}
         return {
             peer: decode_heard(voters, said.heard_voters) for peer, said in found.items() if said and said.voters == voters.hash
         }
@@ -123,8 +124,7 @@ class LivenessMonitor:
 
 
 def encode_heard(voters: VoterSet, heard: frozenset[bytes]) -> bytes:
-    number = sum(1 << place for place, key in enumerate(voters.keys) if key in heard)
-    return number.to_bytes(-(-len(voters) // 8), "little")
+    return sum(1 << place for place, key in enumerate(voters.keys) if key in heard).to_bytes(-(-len(voters) // 8), "little")
 
 
 @functools.lru_cache(maxsize=2 * VOTERS_MAX)  # each report is looked at every second

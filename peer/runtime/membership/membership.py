@@ -1,31 +1,43 @@
-"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy."""
+"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy.
+
+Its operator learns what other voters wish for. Other peers are classed by the applied state and by invitations that they show.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
 
+from ledger.ledger_state import CurrentState, LedgerState
 from ledger.members import (
     ADMIT_KIND,
     ApproveVoter,
+    Invitation,
     RegisterRoles,
     RenameMember,
     RotateKey,
     StandAsVoter,
     lowers_tolerance,
     rotation_preimage,
+    token_preimage,
 )
+from ledger.network_governance import PARAMETERS_LIMIT, NetworkState
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.invitation import InvitationString, make_admission
-from protocol.errors import UserError
-from protocol.identity import short_id
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Verifier, open_signed, short_id
+from protocol.messages import GuestInvitation
+from transport.peer_policy import PeerClass, PeerPolicy
 
 JOIN_RETRY_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
 NOT_DECIDED = "its admission is not decided yet"
+
+GUESTS_MAX = 64  # at once; the first of them is a stranger again
 
 
 @dataclass
@@ -54,17 +66,39 @@ class Membership:
                 self.driver.observer.report_membership_problem(str(error))
             self._tell_candidates()
             self._tell_retirements()
-            with trio.move_on_after(float("inf") if self._is_member else JOIN_RETRY_SECONDS):
+            is_member = self.driver.signer.public in self.driver.state.members.members
+            with trio.move_on_after(float("inf") if is_member else JOIN_RETRY_SECONDS):
                 await applied.wait()
 
-    @property
-    def _is_member(self) -> bool:
-        return self.driver.signer.public in self.driver.state.members.members
+    async def report_upgrades(self) -> None:
+        """After every block, tells people how the network moves on: what voters wish for, what is decided, what has begun."""
+        before = self.driver.state.module_state(NetworkState)
+        while True:
+            applied, now = self.driver.block_applied, self.driver.state.module_state(NetworkState)
+            if now is not before:
+                self._report_changes(before, now)
+            before = now
+            await applied.wait()
 
-    @property
-    def _is_to_vote(self) -> bool:
-        members = self.driver.state.members
-        return any(members.current_key(key) == self.driver.signer.public for key in members.upcoming)
+    def _report_changes(self, before: NetworkState, now: NetworkState) -> None:
+        me, add = self.driver.signer.public, self.driver.events.add
+        is_voter = me in self.driver.state.members.voters
+        for wish in dict.fromkeys(now.upgrade_votes.values()):
+            if is_voter and wish not in before.upgrade_votes.values() and now.upgrade_votes.get(me) != wish:
+                command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
+                add("network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: {command} says so, too")
+        for upgrade in now.due_upgrades:
+            if upgrade not in before.due_upgrades:
+                add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
+        for limit in dict.fromkeys(now.limit_votes.values()):
+            if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
+                wanted = f"{limit.name} {limit.most}"
+                add("network", f"a voter wants the limit {wanted}: `peer limit {wanted}` says so, too")
+        if now.parameters_max != before.parameters_max:
+            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS_LIMIT} at most from now on")
+        for running in now.modules:
+            if running not in before.modules:
+                add("network", f"the network runs {running.name} {running.version} now")
 
     def _tell_candidates(self) -> None:
         """The operator of a voter learns of candidates that it may approve."""
@@ -72,8 +106,11 @@ class Membership:
         standing = frozenset(members.candidates)
         for candidate in sorted(standing - self._told):
             if me in members.voters:
-                text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
-                self.driver.events.add("member", text, peer=candidate)
+                self.driver.events.add(
+                    "member",
+                    f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it",
+                    peer=candidate,
+                )
         self._told = standing
 
     def _tell_retirements(self) -> None:
@@ -87,8 +124,9 @@ class Membership:
                     " --lower-tolerance" if lowers_tolerance(members, subject) else ""
                 )
                 instead = f", instead of your wish about {short_id(mine.subject)}" if mine else ""
-                text = f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}"
-                self.driver.events.add("member", text, peer=subject)
+                self.driver.events.add(
+                    "member", f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}", peer=subject
+                )
         self._told_wanted = wanted
         retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
         for key, height in sorted(retired.items()):
@@ -99,6 +137,7 @@ class Membership:
     async def _do_next_step(self) -> None:
         state, me = self.driver.state, self.driver.signer.public
         member = state.members.members.get(me)
+        is_to_vote = any(state.members.current_key(key) == me for key in state.members.upcoming)
         if state.members.is_expelled(me):
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
         if self.former_submitter is not None and self.former_submitter.signer.public in state.members.members:
@@ -110,7 +149,7 @@ class Membership:
         elif self.name and member.name != self.name and not self._has_said_name:
             await self.submitter.submit("member/rename", RenameMember(self.name))
             self._has_said_name = True
-        elif self.wants_to_vote and not self._is_to_vote and me not in state.members.candidates and state.certified_roots:
+        elif self.wants_to_vote and not is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)
             await self.submitter.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
             self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
@@ -121,8 +160,7 @@ class Membership:
         """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
         me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
         if members.is_current_key(old):
-            signature = me.sign(rotation_preimage(self.driver.chain_id, old))
-            await former.submit("member/rotate", RotateKey(me.public, signature))
+            await former.submit("member/rotate", RotateKey(me.public, me.sign(rotation_preimage(self.driver.chain_id, old))))
         elif members.current_key(old) == me.public:
             self.former_submitter = None
             self.forget_former()
@@ -156,3 +194,68 @@ class Membership:
                 await self.submitter.submit("member/approve", ApproveVoter(candidate))
                 self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
                 return
+
+
+class PeerClassifier(PeerPolicy):
+    def __init__(
+        self,
+        me: bytes,
+        chain_id: bytes,
+        verifier: Verifier,
+        applied: CurrentState,
+        invitation: InvitationString | None = None,
+    ) -> None:
+        """`invitation`: with which this peer asks to be admitted."""
+        self._invitation = invitation
+        self._me, self._chain_id, self._verifier, self._applied = me, chain_id, verifier, applied
+        self._seen: LedgerState | None = None
+        self._voters = frozenset[bytes]()
+        self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()  # token -> guest, and what it showed
+
+    def classify(self, peer: bytes) -> PeerClass:
+        state = self._applied.current
+        members = state.members
+        if state is not self._seen:
+            self._look(state)
+        if not members.is_current_key(self._me):
+            return PeerClass.MEMBER  # a newcomer's state may know none of those that help it, and nobody waits for its vote
+        if members.is_current_key(peer):
+            return PeerClass.VOTER if peer in self._voters else PeerClass.MEMBER
+        return PeerClass.GUEST if any(guest == peer for guest, _ in self._guests.values()) else PeerClass.STRANGER
+
+    def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
+        """An invitation makes one guest: the last that showed it. One that admits nobody makes none.
+
+        Raises `RemoteProtocolError` for what no honest peer shows.
+        """
+        members = self._applied.current.members
+        inviter = shown.invitation.signer
+        if inviter not in members.voters or not members.is_current_key(inviter):
+            return
+        invitation = open_signed(shown.invitation, self._chain_id, self._verifier, (Invitation,))
+        if not self._verifier.verify(invitation.token, token_preimage(self._chain_id, peer), shown.token_signature):
+            raise RemoteProtocolError("bad-signature", "invitation token")
+        self._guests[invitation.token] = peer, invitation
+        self._look(self._applied.current)
+
+    def _look(self, state: LedgerState) -> None:
+        """Forgets guests whose invitation was used, or admits nobody any more."""
+        self._seen, self._voters = state, frozenset((*state.members.voters, *state.members.upcoming))
+        revoked = {token for tokens in state.members.revoked_tokens.values() for token in tokens}
+        for token, (_, invitation) in list(self._guests.items()):
+            if token in state.members.used_tokens or token in revoked or invitation.expires < state.time_ms:
+                del self._guests[token]
+        while len(self._guests) > GUESTS_MAX:
+            self._guests.popitem(last=False)
+
+    def is_member(self, peer: bytes) -> bool:
+        return self._applied.current.members.is_current_key(peer)
+
+    def has_gone(self, peer: bytes) -> bool:
+        return self._applied.current.members.is_departed_key(peer)
+
+    def own_invitation(self) -> GuestInvitation | None:
+        if self._invitation is None or self._me in self._applied.current.members.members:
+            return None
+        shown = make_admission(self._invitation, self._me, "")
+        return GuestInvitation(shown.invitation, shown.token_signature)

@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
-from consensus.effects import DecidedBlock, StepEffects, StoredBlock
+from consensus.effects import StepEffects, StoredBlock
 from consensus.evidence import Evidence
 from consensus.pbft.replica import Replica
-from consensus.voter_set import VoterSet
+from features.feature import EventLine
+from features.lazy_import import import_object
+from features.peer_names import NAMED_MARK, SHORT_ID_LENGTH, PeerNames
 from ledger.core.deterministic_failures import ModuleFailure
-from ledger.jobs import ClosedRound, Job
+from ledger.jobs import NO_PROGRESS_ROUNDS, ClosedRound, Job, JobPhase
 from ledger.ledger_state import LedgerState
-from ledger.members import Member, RotateKey
+from ledger.members import MembersState, RotateKey
+from ledger.model_anchors import format_undone_rounds
+from peer.features import FEATURES
 from peer.node.future_messages import RoundKey, RoundMessage
-from peer.node.node import Node, RoundEnded
-from peer.runtime.telemetry.block_events import admission_event, block_events, member_names
+from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import (
+    COMPARE_PEERS,
+    StragglerDetector,
+    duplicate_identity_text,
+    fork_text,
+    vote_lockout_text,
+)
 from peer.runtime.telemetry.risk_warnings import (
     NO_AUDITS_WITHOUT_TOLERANCE_RISK,
     SAMPLED_AUDITS_RISK,
     SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK,
 )
-from peer.runtime.telemetry.straggler import StragglerDetector
 from protocol import codec
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
@@ -30,11 +39,12 @@ from protocol.units import display_round_number
 from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.job_spec import AuditMode, JobSpec
 
-COMPARE_PEERS = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
-COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
 REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
 FAILURES_REPORTED_MAX = 64  # remembered, so that each is told once
 DECISION_TIMES_KEPT = 10_000  # for percentiles
+
+# What gives the event lines of each feature, loaded before a block comes: an import needs a descriptor.
+FEATURE_EVENT_SOURCES = tuple(import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
 
 
 class NodeObserver:
@@ -49,14 +59,10 @@ class NodeObserver:
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
-        self._refusal: str | None = None
-        self._dispute: str | None = None
-        self._disputed = ""
+        self._conditions: dict[str, str | bool | None] = {}  # cause by topic, after the last turn
         self.failure = ""  # the last one
         self._failures: dict[str, None] = {}  # those that were told
         self._silent_below = 0
-        self._is_copied = False
-        self._unknown = ""
         self._muted: Set[RoundKey] = frozenset()
         self._signers: set[bytes] = set()
         self._before = state  # the last one that was applied
@@ -69,24 +75,21 @@ class NodeObserver:
             if isinstance(record, StoredBlock):
                 self._first_seen.setdefault(record.height, self._now())
         for decided in turn.decided_blocks:
-            self._decided(decided)
-
-    def _decided(self, decided: DecidedBlock) -> None:
-        self.first_decision_at = self.first_decision_at or self._now()
-        self._awaits_since = None
-        self.decisions += 1
-        signers = sorted(decided.certificate.signatures)
-        self._signers.update(signers)
-        text = f"height {decided.height} decided by {len(signers)} signatures"
-        seen = self._first_seen.pop(decided.height, None)
-        fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
-        self.events.add_detail("decided", text, **fields)
-        # A decision without votes here was made while this peer was away: its block says when.
-        self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
-        if seen is not None:
-            self._decided_in[decided.height] = self._now() - seen
-            self.decision_seconds.append(self._now() - seen)
-        self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+            self.first_decision_at = self.first_decision_at or self._now()
+            self._awaits_since = None
+            self.decisions += 1
+            signers = sorted(decided.certificate.signatures)
+            self._signers.update(signers)
+            text = f"height {decided.height} decided by {len(signers)} signatures"
+            seen = self._first_seen.pop(decided.height, None)
+            fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
+            self.events.add_detail("decided", text, **fields)
+            # A decision without votes here was made while this peer was away: its block says when.
+            self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
+            if seen is not None:
+                self._decided_in[decided.height] = self._now() - seen
+                self.decision_seconds.append(self._now() - seen)
+            self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
 
     def take_signers(self) -> Set[bytes]:
         """The keys whose signatures stand under what was decided since the last call."""
@@ -106,27 +109,33 @@ class NodeObserver:
         return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
 
     def report_evidence(self, evidence: Evidence) -> None:
-        text = f"{short_id(evidence.signer)} signed two things that exclude each other"
-        self.events.add("evidence", text, peer=evidence.signer)
+        self.events.add(
+            "evidence", f"{short_id(evidence.signer)} signed two things that exclude each other", peer=evidence.signer
+        )
 
-    def report_refusal(self, height: int, refusal: str | None) -> None:
-        if refusal is not None and refusal != self._refusal:
-            self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
-        self._refusal = refusal
+    def report_conditions(self, replica: Replica, unsupported: str) -> None:
+        """Warns of what lasts when it begins, and again when its cause changes.
 
-    def report_state_root_split(self, dispute: str | None) -> None:
-        if dispute is not None and dispute != self._dispute:
-            self.events.add("warning", f"{dispute}; {COMPARE_PEERS}")
-        self._dispute = dispute
-
-    def report_fork(self, disputed: str) -> None:
-        if disputed and disputed != self._disputed:
-            self.events.add("warning", disputed)
-        self._disputed = disputed
+        `unsupported`: an upgrade that is due, long before it acts.
+        """
+        copied, fork, split = replica.duplicate_identity_reason, fork_text(replica), replica.state_root_split
+        refusal = replica.block_refusal
+        conditions = {
+            "refusal": (refusal, f"not preparing the block proposed for height {replica.height}: {refusal}"),
+            "split": (split, f"{split}; {COMPARE_PEERS}"),
+            "fork": (fork, fork),
+            "copy": (copied is not None, f"HALTED: {duplicate_identity_text(copied or '')}"),
+            "upgrade": (unsupported, unsupported),
+        }
+        for topic, (cause, text) in conditions.items():
+            if cause and cause != self._conditions.get(topic):
+                self.events.add("warning", text)
+            self._conditions[topic] = cause
 
     def report_expulsion(self, evidence: Evidence) -> None:
-        text = f"{short_id(evidence.signer)} was expelled: it signed {_what(evidence)}"
-        self.events.add("member", text, peer=evidence.signer)
+        first, second = (str(codec.unpack(of.body, len(of.body))[0]) for of in (evidence.first, evidence.second))
+        what = f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"
+        self.events.add("member", f"{short_id(evidence.signer)} was expelled: it signed {what}", peer=evidence.signer)
 
     def report_rotation(self, old: bytes, new: bytes) -> None:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
@@ -146,17 +155,6 @@ class NodeObserver:
             self._silent_below = below
             self.events.add("warning", vote_lockout_text(below))
 
-    def report_duplicate_identity(self, what: str | None) -> None:
-        if what is not None and not self._is_copied:
-            self.events.add("warning", f"HALTED: {duplicate_identity_text(what)}")
-        self._is_copied = what is not None
-
-    def report_unknown_upgrade(self, what: str) -> None:
-        """Tells the operator of an upgrade that is due, long before it acts."""
-        if what and what != self._unknown:
-            self.events.add("warning", what)
-        self._unknown = what
-
     def report_muted_rounds(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
             text = (
@@ -172,8 +170,9 @@ class NodeObserver:
 
     def report_round_message(self, signer: bytes, message: RoundMessage) -> None:
         fields = {"peer": signer, "job": message.job, "round": message.round}
-        text = f"round {display_round_number(message.round)}: {short_id(signer)} {self._words(message)}"
-        self.events.add_detail(message.TAG, text, **fields)
+        self.events.add_detail(
+            message.TAG, f"round {display_round_number(message.round)}: {short_id(signer)} {self._words(message)}", **fields
+        )
 
     def _words(self, message: RoundMessage) -> str:
         match message:
@@ -252,13 +251,17 @@ class NodeObserver:
 
     def record_applied_block(self, state: LedgerState) -> None:
         self._learn_names(state)
-        text = f"height {state.height} applied, state root {state.state_root.hex()[:16]}"
-        self.events.add_detail("applied", text, height=state.height, root=state.state_root)
+        self.events.add_detail(
+            "applied",
+            f"height {state.height} applied, state root {state.state_root.hex()[:16]}",
+            height=state.height,
+            root=state.state_root,
+        )
         if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
             for item in block_events(self._before, state):
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
-                elif not _is_test(state.jobs.jobs[item.about]):  # that one tells its phases itself
+                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:  # a test tells its phases
                     self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
@@ -276,10 +279,6 @@ class NodeObserver:
             self.events.names = member_names(state.members)
 
 
-def _is_test(job: Job) -> bool:
-    return not JobSpec.decode(job.spec).resolved_objective.needs_worker
-
-
 def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
     """(old key, new key) of those among a decided block's transactions that replace one."""
     for signed in transactions:
@@ -288,57 +287,66 @@ def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes
             yield signed.signer, codec.decode(RotateKey, transaction.content).new_key
 
 
-def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
-    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
-    if member is not None and member.expelled is not None:
-        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
-    if replica.divergence is not None:
-        return f"HALTED: {replica.divergence}; the certified state is being restored"
-    if replica.duplicate_identity_reason is not None:
-        return f"HALTED: {duplicate_identity_text(replica.duplicate_identity_reason)}"
-    if replica.is_outdated:
-        return f"HALTED: {unknown}"
-    if replica.state_root_split is not None:
-        return f"HALTED: {replica.state_root_split}; {COMPARE_PEERS}"
-    if replica.height < replica.no_votes_below:
-        return vote_lockout_text(replica.no_votes_below)
-    return f"not a member: {membership_problem}" if member is None and membership_problem else ""
-
-
-def fork_text(replica: Replica) -> str:
-    """Why people must look at the network although this peer works; empty if they need not."""
-    return f"DISPUTED: {replica.fork_proof}; {COMPARE_BLOCKS}" if replica.fork_proof is not None else ""
-
-
-def why_waiting(node: Node, links: Set[bytes]) -> str:
-    """The voters for which a peer that could sign waits; empty if for none."""
-    voters = VoterSet(node.state.members.voters)
-    here = len((links | {node.me}) & set(voters.keys))
-    if node.replica.is_voter and here < voters.quorum:
-        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
-    is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
-    if is_working and not node.may_sign_round_messages:
-        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
-    return ""
-
-
-def duplicate_identity_text(what: str) -> str:
-    return (
-        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
-        "more. Stop one of the two for good, then start the other again"
-    )
-
-
-def vote_lockout_text(below: int) -> str:
-    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
-
-
 def _refused(trainer: bytes, reason: str) -> str:
     name = short_id(trainer)
     return f"{reason} {name}" if reason in (Verdict.UNJUDGED.label, DIVERGING) else f"rejected {name} ({reason})"
 
 
-def _what(evidence: Evidence) -> str:
-    """Two messages that exclude each other, in words."""
-    first, second = (str(codec.unpack(signed.body, len(signed.body))[0]) for signed in (evidence.first, evidence.second))
-    return f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"
+def block_events(before: LedgerState, after: LedgerState) -> Iterator[EventLine]:
+    """Between the states of two heights, one after the other."""
+    assert after.height == before.height + 1
+    yield from _of_members(before.members, after.members)
+    for key, job in after.jobs.jobs.items():
+        yield from _of_job(key, before.jobs.jobs.get(key), job)
+    for of_feature in FEATURE_EVENT_SOURCES:
+        yield from of_feature(before, after)
+
+
+def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine]:
+    replaced = {member.successor for member in after.members.values()}  # a new key is no new member
+    for key, member in after.members.items():
+        known = before.members.get(key)
+        if known is None and key not in replaced and (item := admission_event(key, before, after)) is not None:
+            yield item
+        elif known is not None and known.name != member.name:
+            # A founder whom the genesis does not name is called as its id begins.
+            was = f", and was {known.name} before" if known.name != short_id(key) else ""
+            yield EventLine("member", f"{short_id(key)} {NAMED_MARK} {member.name}{was}", key)
+    voted, vote = (set(map(after.current_key, voters)) for voters in (before.voters, after.voters))
+    for key in sorted(vote - voted):
+        yield EventLine("member", f"{short_id(key)} votes now, as one of {len(after.voters)}", key)
+    for key in sorted(voted - vote):
+        yield EventLine("member", f"{short_id(key)} votes no more; {len(after.voters)} voters are left", key)
+
+
+def admission_event(key: bytes, before: MembersState, after: MembersState) -> EventLine | None:
+    """If somebody's invitation has made this key a member meanwhile."""
+    member = after.members.get(key)
+    if member is None or member.invited_by is None or key in before.members:
+        return None
+    return EventLine("member", f"{short_id(key)} was admitted as a member, invited by {short_id(member.invited_by)}", key)
+
+
+def member_names(members: MembersState) -> PeerNames:
+    present = {peer_id(key): member.name for key, member in members.members.items() if members.is_current_key(key)}
+    return PeerNames(present, {peer_id(key): member.name for key, member in members.members.items()})
+
+
+def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[EventLine]:
+    if before is None:
+        yield EventLine("job", f"job {after.name} of {short_id(after.author)} begins: {after.rounds} rounds", key)
+    if before is not None and (before.phase, after.phase) == (JobPhase.RUNNING, JobPhase.PAUSED):
+        yield EventLine("job", f"job {after.name} is paused after {after.rounds_in_model} rounds", key)
+    if before is not None and (before.phase, after.phase) == (JobPhase.PAUSED, JobPhase.RUNNING):
+        yield EventLine("job", f"job {after.name} goes on with round {display_round_number(after.round)}", key)
+    if after.phase is JobPhase.FINISHED and (before is None or before.phase is not JobPhase.FINISHED):
+        ended = "ended early, after" if after.rounds_in_model < after.rounds else "is finished after"
+        why = f": its last {NO_PROGRESS_ROUNDS} accepted nothing" * after.made_no_progress
+        yield EventLine("job", f"job {after.name} {ended} {after.rounds_in_model} rounds{why}", key)
+    asked = before.rollback_requests if before is not None else {}
+    for voter, number in after.rollback_requests.items():
+        if asked.get(voter) != number:
+            text = f"{short_id(voter)} asks that job {after.name} goes back to @{number}"
+            yield EventLine("job", f"{text}; whoever agrees says `rollback {key.hex()[:SHORT_ID_LENGTH]} {number}`", key)
+    for undone in after.undone_rounds[-1:] if before is not None and after.undone_rounds != before.undone_rounds else ():
+        yield EventLine("job", f"job {after.name}: {format_undone_rounds(undone)}", key)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.tables import (
-    MemoryBucketStore,
     RangeProof,
     Table,
     TableAssembly,
@@ -31,6 +30,7 @@ from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 from tests.ledger.tables import records
+from tests.ledger.tables.memory_store import MemoryBucketStore
 from tests.ledger.tables.records import Note
 
 KEYS = [f"key {number}".encode() for number in range(60)]
@@ -38,6 +38,10 @@ Changes = dict[bytes, Note | None]
 CHANGES = st.dictionaries(st.sampled_from(KEYS), st.none() | st.builds(Note, st.integers(0, 3)), max_size=30)
 HISTORIES = st.lists(CHANGES, max_size=12)
 Rows = dict[bytes, Note]
+
+
+def verify_row(root: bytes, key: bytes, value: Note | None, proof: KeyProof) -> bool:
+    return verify_key(root, key, None if value is None else codec.encode(value), proof)
 
 
 def table_of(rows: Rows) -> Table[Note]:
@@ -150,7 +154,7 @@ def test_few_rows_of_many_have_the_root_that_they_have_alone(left: int) -> None:
     assert len(whole) == 300  # it is a tree now
     at_once = whole.with_rows(dict.fromkeys(gone))
     for key in gone:
-        one_by_one = one_by_one.without_row(key)
+        one_by_one = one_by_one.with_rows({key: None})
         assert one_by_one.root.hash
     assert at_once.root == one_by_one.root == table_of(few).root
     assert at_once.root.hash == reference(few)
@@ -232,14 +236,14 @@ def test_a_table_of_an_earlier_height_is_read_while_later_ones_are_stored() -> N
         store.save_table(table)
     assert dict(snapshot.items()) == rows
     assert snapshot.root == snapshot_root
-    assert all(snapshot.verify_row(snapshot_root.hash, key, value, snapshot.prove_key(key)) for key, value in rows.items())
+    assert all(verify_row(snapshot_root.hash, key, value, snapshot.prove_key(key)) for key, value in rows.items())
 
 
 def test_a_stored_table_holds_no_rows_in_memory() -> None:
     store = MemoryBucketStore()
     table = table_of(many(500))
     for step in range(5):
-        table = table.with_row(b"%d" % step, Note(step))
+        table = table.with_rows({b"%d" % step: Note(step)})
         store.save_table(table)
         assert all(isinstance(place, int) for *_, place in buckets_of(table))
 
@@ -300,7 +304,7 @@ def test_what_was_read_is_kept_decoded_but_not_without_bound() -> None:
     store, rows = MemoryBucketStore(), {b"%d" % number: Note(number) for number in range(DECODED_RECORDS_MAX + 100)}
     store.save_table(table_of(rows))
     table = store.load_table(Note)
-    assert table.get_record(b"1") is table.get_record(b"1") is table.with_row(b"2", Note(0)).get_record(b"1")
+    assert table.get_record(b"1") is table.get_record(b"1") is table.with_rows({b"2": Note(0)}).get_record(b"1")
     for key in rows:
         table.get_record(key)
     assert len(table._now[3]) <= DECODED_RECORDS_MAX
@@ -315,9 +319,9 @@ def test_every_row_and_its_absence_is_proven(changes: Changes, key: bytes) -> No
     table = Table(Note).with_rows(changes)
     root, value, proof = table.root.hash, changes.get(key), table.prove_key(key)
     assert codec.decode(KeyProof, codec.encode(proof)) == proof
-    assert table.verify_row(root, key, value, proof)
+    assert verify_row(root, key, value, proof)
     for lie in (None, Note(7), Note(0, "x")):
-        assert table.verify_row(root, key, lie, proof) == (lie == value)
+        assert verify_row(root, key, lie, proof) == (lie == value)
 
 
 def test_a_proof_shows_no_other_key_value_or_root() -> None:
@@ -327,16 +331,16 @@ def test_a_proof_shows_no_other_key_value_or_root() -> None:
     shown = {key: table.prove_key(key) for key in (*rows, *absent)}
     assert {shown[key].other is None for key in absent} == {True, False}
     for key, other in zip(rows, [*list(rows)[1:], next(iter(rows))], strict=True):
-        assert table.verify_row(root, key, rows[key], shown[key])
-        assert not table.verify_row(root, other, rows[other], shown[key])
-        assert not table.verify_row(root, other, rows[key], shown[key])
-        assert not table.verify_row(root, other, None, shown[key])
-        assert not table.verify_row(root, key, None, shown[key])
-        assert not table.verify_row(bytes(32), key, rows[key], shown[key])
+        assert verify_row(root, key, rows[key], shown[key])
+        assert not verify_row(root, other, rows[other], shown[key])
+        assert not verify_row(root, other, rows[key], shown[key])
+        assert not verify_row(root, other, None, shown[key])
+        assert not verify_row(root, key, None, shown[key])
+        assert not verify_row(bytes(32), key, rows[key], shown[key])
     for key in absent:
-        assert table.verify_row(root, key, None, shown[key])
-        assert not table.verify_row(root, key, Note(0), shown[key])
-        assert not any(table.verify_row(root, other, None, shown[key]) for other in list(rows)[:50])
+        assert verify_row(root, key, None, shown[key])
+        assert not verify_row(root, key, Note(0), shown[key])
+        assert not any(verify_row(root, other, None, shown[key]) for other in list(rows)[:50])
 
 
 def test_a_row_that_was_deleted_is_not_proven_any_more() -> None:
@@ -344,10 +348,10 @@ def test_a_row_that_was_deleted_is_not_proven_any_more() -> None:
     table = table_of(rows)
     for key in list(rows)[:100]:
         proof = table.prove_key(key)
-        after = table.without_row(key)
-        assert not after.verify_row(after.root.hash, key, rows[key], proof)
-        assert not after.verify_row(after.root.hash, key, rows[key], after.prove_key(key))
-        assert after.verify_row(after.root.hash, key, None, after.prove_key(key))
+        after = table.with_rows({key: None})
+        assert not verify_row(after.root.hash, key, rows[key], proof)
+        assert not verify_row(after.root.hash, key, rows[key], after.prove_key(key))
+        assert verify_row(after.root.hash, key, None, after.prove_key(key))
         assert after.prove_key(key) == table_of({other: value for other, value in rows.items() if other != key}).prove_key(key)
 
 
@@ -357,10 +361,10 @@ def test_a_proof_that_says_more_than_it_must_is_refused() -> None:
     root, key = table.root.hash, max(rows, key=lambda key: table.prove_key(key).siblings.count(None))
     proof = table.prove_key(key)
     leaf = OtherLeaf(records.sha256(key), records.sha256(codec.encode(rows[key])))
-    assert not table.verify_row(root, key, rows[key], replace(proof, other=leaf))
-    assert not table.verify_row(root, key, None, replace(proof, other=leaf))
+    assert not verify_row(root, key, rows[key], replace(proof, other=leaf))
+    assert not verify_row(root, key, None, replace(proof, other=leaf))
     zeros = tuple(beside or bytes(32) for beside in proof.siblings)
-    assert zeros != proof.siblings and not table.verify_row(root, key, rows[key], replace(proof, siblings=zeros))
+    assert zeros != proof.siblings and not verify_row(root, key, rows[key], replace(proof, siblings=zeros))
 
 
 def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
@@ -368,7 +372,7 @@ def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
     rows = {key: Note(number) for number, key in enumerate(alike)}
     table = table_of(rows)
     assert table.root.hash == reference(rows)
-    assert all(table.verify_row(table.root.hash, key, value, table.prove_key(key)) for key, value in rows.items())
+    assert all(verify_row(table.root.hash, key, value, table.prove_key(key)) for key, value in rows.items())
     assert max(len(table.prove_key(key).siblings) for key in rows) > 16
 
 
@@ -426,7 +430,7 @@ def test_a_part_with_other_rows_is_refused() -> None:
         with pytest.raises(RemoteProtocolError, match="bad-part"):
             verify_range(root, of, part)
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        verify_range(table.without_row(first[0]).root.hash, "01", part)
+        verify_range(table.with_rows({first[0]: None}).root.hash, "01", part)
 
 
 def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
@@ -479,7 +483,7 @@ def test_records_whose_bytes_have_no_bound_or_no_one_order_are_no_rows(kind: typ
 
 def test_the_largest_row_fits() -> None:
     row = Largest(bytes(ROW_BYTES_MAX - 30), (True, -(2**63) + 1))
-    table = Table(Largest).with_row(b"k", row)
+    table = Table(Largest).with_rows({b"k": row})
     assert table.root.rows == 1
     assert table.get_record(b"k") == row
 
@@ -487,7 +491,7 @@ def test_the_largest_row_fits() -> None:
 @pytest.mark.parametrize("key", [b"", bytes(ROW_KEY_BYTES_MAX + 1)])
 def test_keys_have_a_length(key: bytes) -> None:
     with pytest.raises(AssertionError):
-        Table(Note).with_row(key, Note(1))
+        Table(Note).with_rows({key: Note(1)})
     with pytest.raises(RemoteProtocolError):
         codec.decode(RangeProof, codec.encode(RangeProof((), None, ((key, b"\x00"),))))
 
@@ -585,7 +589,7 @@ def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(l
 
     version = table._now[1]
     assert version is not None
-    version._superseded = Overtaken(commits)
+    version.superseded = Overtaken(commits)
     assert dict(table.items()) == {b"key": Note(0)}
 
 

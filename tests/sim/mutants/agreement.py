@@ -10,21 +10,17 @@ from consensus import voter_set
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.effects import DecidedBlock, OwnStatement
 from consensus.evidence import AGREEMENT_STATEMENT_TYPES
-from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
-from consensus.pbft import block_sync, chain, message_handlers, pacemaker, replica_rules
-from consensus.pbft.chain import Chain
+from consensus.pbft import block_sync, chain, message_handlers, pacemaker, replica
+from consensus.pbft.chain import Chain, LeaderSchedule, make_leader_schedule, update_failed_leaders
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from consensus.pbft.own_votes import OwnVotes
-from consensus.pbft.replica_rules import ReplicaRules
+from consensus.pbft.replica import Replica
 from consensus.pbft.replica_state import ReplicaState
-from consensus.pbft.replica_timers import ReplicaTimers
-from consensus.pbft.responder import ReplicaResponder
 from consensus.pbft.vote_set import HeightVoteSet
-from consensus.quorum import faults_tolerated, quorum
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
+from consensus.voter_set import VoterSet, faults_tolerated, quorum, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import open_signed, sign_message, signing_preimage
+from protocol.identity import CachingVerifier, open_signed, sign_message, signing_preimage
 from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario, Splits
@@ -110,9 +106,9 @@ def _too_few_counted(planter: Planter) -> None:
 
 
 def _quorum_of_the_connected(planter: Planter) -> None:
-    real = ReplicaRules._open_height
+    real = Replica._open_height
 
-    def open_height(self: ReplicaRules) -> None:
+    def open_height(self: Replica) -> None:
         real(self)
         if self._book is not None and self._lost:
             gone = len(self._lost)
@@ -122,7 +118,7 @@ def _quorum_of_the_connected(planter: Planter) -> None:
 
             self._book.voters = Fewer(self._book.voters.keys)
 
-    planter.replace(ReplicaRules, "_open_height", open_height)
+    planter.replace(Replica, "_open_height", open_height)
 
 
 # What is signed ------------------------------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ def _cache_without_bytes(planter: Planter) -> None:
 
 
 def _no_carry_over(planter: Planter) -> None:
-    propose, justify = ReplicaRules._block_to_propose, ReplicaMessageHandlers._justify
+    propose, justify = Replica._block_to_propose, ReplicaMessageHandlers._justify
 
     def careless(self: ReplicaMessageHandlers, book: HeightVoteSet, proposed: Any, message: Any) -> None:
         try:
@@ -202,12 +198,12 @@ def _no_carry_over(planter: Planter) -> None:
                 raise
 
     planter.replace(ReplicaMessageHandlers, "_justify", careless)
-    planter.replace(ReplicaRules, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
+    planter.replace(Replica, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
 
 
 def _first_certificate(planter: Planter) -> None:
     first: dict[Any, Any] = {}
-    adopt, certify, propose = HeightVoteSet.adopt_prepare_certificate, HeightVoteSet.timeout_certificate, ReplicaRules._propose
+    adopt, certify, propose = HeightVoteSet.adopt_prepare_certificate, HeightVoteSet.timeout_certificate, Replica._propose
 
     def of(book: HeightVoteSet) -> Any:
         return first.get((id(book), book.height))
@@ -220,7 +216,7 @@ def _first_certificate(planter: Planter) -> None:
         made = certify(self, view)
         return dataclasses.replace(made, high=of(self)[0]) if made is not None and of(self) else made
 
-    def propose_first(self: ReplicaRules, book: HeightVoteSet) -> bool:
+    def propose_first(self: Replica, book: HeightVoteSet) -> bool:
         kept = (book.highest_prepare_certificate, book.high_vote)
         if self.view and of(book):
             book.highest_prepare_certificate, book.high_vote = of(book)
@@ -231,7 +227,7 @@ def _first_certificate(planter: Planter) -> None:
 
     planter.replace(HeightVoteSet, "adopt_prepare_certificate", remember)
     planter.replace(HeightVoteSet, "timeout_certificate", with_first)
-    planter.replace(ReplicaRules, "_propose", propose_first)
+    planter.replace(Replica, "_propose", propose_first)
     planter.everywhere(voter_set.covers_timeout, lambda *_: True)
 
 
@@ -241,26 +237,25 @@ def _prepares_after_timeout(planter: Planter) -> None:
 
 
 def _proposes_after_timeout(planter: Planter) -> None:
-    real = ReplicaRules._propose
+    real = Replica._propose
 
-    def propose_late(self: ReplicaRules, book: HeightVoteSet) -> bool:
+    def propose_late(self: Replica, book: HeightVoteSet) -> bool:
         if self._own.highest_timed_out_view(book.height) < self.view:
             return False
         with mock.patch.object(self, "_may_judge", lambda of: self._may_sign(of) and self._chain.is_applied):
             return real(self, book)
 
-    planter.replace(ReplicaRules, "_propose", propose_late)
+    planter.replace(Replica, "_propose", propose_late)
 
 
 def _cast_anything(self: OwnVotes, message: Any) -> OwnStatement:
     slot = (message.TAG, message.height, message.view)
     signed = self._signed[slot] = sign_message(self._signer, self._chain_id, message)
-    self._note_timeout(*slot)
     return OwnStatement(slot, signed)
 
 
 def _commits_after_timeout(planter: Planter) -> None:
-    def commit(self: ReplicaRules, book: HeightVoteSet) -> bool:
+    def commit(self: Replica, book: HeightVoteSet) -> bool:
         high = book.high_vote
         if high is None or not self._is_prepared(book) or not self._may_sign(book):
             return False
@@ -270,11 +265,11 @@ def _commits_after_timeout(planter: Planter) -> None:
         return True
 
     planter.replace(OwnVotes, "sign_statement", _cast_anything)
-    planter.replace(ReplicaRules, "_commit", commit)
+    planter.replace(Replica, "_commit", commit)
 
 
 def _commits_unprepared(planter: Planter) -> None:
-    def commit(self: ReplicaRules, book: HeightVoteSet) -> bool:
+    def commit(self: Replica, book: HeightVoteSet) -> bool:
         prepared = self._own.get_vote(Prepare.TAG, book.height, self.view)
         if prepared is None or not self._may_sign(book) or self._own.get_vote(Commit.TAG, book.height, self.view):
             return False
@@ -282,7 +277,7 @@ def _commits_unprepared(planter: Planter) -> None:
         self._vote(book, Commit(book.voters.hash, book.height, self.view, block))
         return True
 
-    planter.replace(ReplicaRules, "_commit", commit)
+    planter.replace(Replica, "_commit", commit)
 
 
 def _bare_timeouts(planter: Planter) -> None:
@@ -337,48 +332,48 @@ def _failures_never_end(planter: Planter) -> None:
 
 
 def _no_repeats(planter: Planter) -> None:
-    planter.replace(ReplicaResponder, "_repeat_to", lambda *_: None)
+    planter.replace(ReplicaMessageHandlers, "_repeat_to", lambda *_: None)
 
 
 def _no_join(planter: Planter) -> None:
-    planter.replace(ReplicaRules, "_join_timeouts", lambda *_: False)
+    planter.replace(Replica, "_join_timeouts", lambda *_: False)
 
 
 def _no_follow(planter: Planter) -> None:
-    planter.replace(ReplicaRules, "_follow", lambda *_: False)
+    planter.replace(Replica, "_follow", lambda *_: False)
 
 
 def _old_commits_ignored(planter: Planter) -> None:
-    real = ReplicaRules._decide
+    real = Replica._decide
 
-    def decide(self: ReplicaRules, book: HeightVoteSet) -> bool:
+    def decide(self: Replica, book: HeightVoteSet) -> bool:
         return book.commit_vote is not None and book.commit_vote.view == self.view and real(self, book)
 
-    planter.replace(ReplicaRules, "_decide", decide)
+    planter.replace(Replica, "_decide", decide)
 
 
 def _timer_without_work(planter: Planter) -> None:
-    planter.replace(ReplicaTimers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book))
+    planter.replace(Replica, "awaits_decision", property(lambda self: self._book is not None and self._may_sign(self._book)))
 
 
 def _others_words_are_work(planter: Planter) -> None:
-    def is_working(self: ReplicaTimers) -> bool:
+    def is_working(self: Replica) -> bool:
         book = self._book
         if book is None or not self._may_sign(book) or not self._chain.is_applied:
             return False
         return bool(book.proposals) or book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
 
-    planter.replace(ReplicaTimers, "_is_working", is_working)
+    planter.replace(Replica, "awaits_decision", property(is_working))
 
 
 def _refused_is_repeated(planter: Planter) -> None:
-    real = ReplicaTimers._may_be_missed
+    real = Replica._may_be_missed
 
-    def may_be_missed(self: ReplicaTimers) -> bool:
+    def may_be_missed(self: Replica) -> bool:
         book = self._book
         return real(self) or (book is not None and self._takes_part(book) and bool(book.proposals))
 
-    planter.replace(ReplicaTimers, "_may_be_missed", may_be_missed)
+    planter.replace(Replica, "_may_be_missed", may_be_missed)
 
 
 # Blocks and decisions ------------------------------------------------------------------------------------------------
@@ -393,8 +388,8 @@ def _short_body_unchecked(planter: Planter) -> None:
         made = decode_block(encode_block(_block_of(header, body)))
         return encode_block(made)
 
-    planter.replace(replica_rules, "assemble_block", assemble)
-    planter.replace(replica_rules, "make_decided_block", _unasserted)
+    planter.replace(replica, "assemble_block", assemble)
+    planter.replace(replica, "make_decided_block", _unasserted)
 
 
 def _block_of(header: Any, body: bytes) -> Any:
@@ -419,7 +414,7 @@ def _decision_unchecked(check_certificate: bool) -> Any:
             self._book.adopt_commit_certificate(message.certificate, vote)
 
         planter.replace(ReplicaMessageHandlers, "_on_decision", on_decision)
-        planter.replace(replica_rules, "make_decided_block", _unasserted)
+        planter.replace(replica, "make_decided_block", _unasserted)
 
     return plant
 
@@ -441,8 +436,8 @@ def _vouched_for_by_one(planter: Planter) -> None:
 
 
 def _no_answers(planter: Planter) -> None:
-    planter.replace(ReplicaResponder, "_answer", lambda *_: None)
-    planter.replace(ReplicaRules, "_tell_observers", lambda *_: None)
+    planter.replace(ReplicaMessageHandlers, "_answer", lambda *_: None)
+    planter.replace(Replica, "_tell_observers", lambda *_: None)
 
 
 def _unbounded_future(planter: Planter) -> None:

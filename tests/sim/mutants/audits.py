@@ -9,8 +9,8 @@ from ledger import jobs
 from ledger.audits import assignments, disputes, loss_commitments, loss_openings
 from ledger.audits.audit_state import AuditFinding, AuditLogEntry, AuditResult, Dispute
 from ledger.audits.audit_tables import AuditTables
+from ledger.audits.disputes import suspend_trainer
 from ledger.audits.loss_commitments import LossComparisons
-from ledger.audits.suspensions import suspend_trainer
 from ledger.audits.transitions import AuditEvent
 from ledger.jobs import AuditTerms, Job, JobRolledBack, RollbackDue
 from ledger.ledger_state import LedgerRules, LedgerState

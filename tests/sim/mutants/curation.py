@@ -10,13 +10,18 @@ import curation.ledger.curation_module
 import curation.ledger.project_close
 import curation.ledger.redaction
 from consensus.voter_set import VoterSet
-from curation.annotator_statements import AnnotationStatement, EnrolStatement
 from curation.estimation import reputation
 from curation.ledger.curation_module import CurationModule
 from curation.ledger.curation_state import AssignmentState, ProjectPhase, TaskStage
 from curation.ledger.project_close import ProjectEstimate, ProjectVotes
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, ReleaseAssignment
+from curation.ledger.transaction_types import (
+    AnnotationStatement,
+    AnswerCommitment,
+    AnswerOpening,
+    EnrolStatement,
+    ReleaseAssignment,
+)
 from curation.tasks.task_pages import assignment_id, task_id
 from ledger.core.module import BlockContext, EmbeddedStatement
 from ledger.members import MembersState

@@ -18,40 +18,36 @@ import web.feature
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from ledger.audits import disputes, loss_openings
 from ledger.jobs import JobsModule
-from peer.doctor import data_directory_checks
+from peer.doctor import doctor
 from peer.node.node import Node
 from peer.roles import voter
 from peer.runtime.driver import Driver
 from peer.runtime.membership.inactivity import InactivityTracker
 from peer.runtime.membership.liveness_reports import LivenessMonitor
-from peer.runtime.sync.block_server import BlockServer
+from peer.runtime.work_queues import run_charged
 from rounds import round_state, vouch_set
-from rounds.vouch_set import VouchSet
-from rounds.vouch_state import VouchState
+from rounds.vouch_set import VouchSet, VouchState
+from scenarios.emulation.link_profiles import TcpFlow
 from training.job_spec import JobSpec
 from training.replay import proposal_replay
 from training.replicated import error_feedback
 from training.replicated.codec import payload, quantization_cells
 from training.replicated.replicated_model import ReplicatedModel
-from transport.blobs.upload_queue import UploadQueue
+from transport.blobs.blob_server import UploadQueue
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.inbound_queue import InboundQueue
-from transport.connections.upload_shaper import UploadShaper
+from transport.connections.peer_link import UploadShaper, choose_link_to_evict
 from transport.discovery.address_book import AddressBook
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import Reachability
-from transport.emulation.link_profiles import TcpFlow
-from transport.quotas.connection_eviction import choose_link_to_evict
 from transport.quotas.cpu_quota import CpuQuota, HandshakeQueue
 from transport.relay.circuit_relay import CircuitQueue, CircuitRelay, StartTimeFairQueue
-from transport.relay.circuit_session import CircuitSession
+from transport.relay.circuit_session import CircuitSession, RelayWatchdog
 from transport.relay.relay_client import RelayClient
-from transport.relay.relay_watchdog import RelayWatchdog
 from transport.wire.framing import Outbox
 from transport.wire.link_measurements import LinkMeter
-from transport.wire.noise import CipherState
-from transport.wire.noise_session import NoiseSession
+from transport.wire.noise_session import CipherState, NoiseSession
 
 NETWORK = "tests/transport/test_"
 ABSENCE = "tests/peer/test_absence.py::test_"
@@ -169,8 +165,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "circuit-of-others",
         "a third peer speaks in a circuit",
-        CircuitRelay._find,
-        " and peer in circuit.ends",
+        CircuitRelay.on_message,
+        " or peer not in circuit.ends",
         "",
         f"{NETWORK}relay.py::test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it",
     ),
@@ -185,8 +181,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "relay-without-window",
         "a relay holds whatever a circuit sends",
-        CircuitRelay.on_data,
-        "lane.waiting + lane.owed_credit + len(message.data) > WINDOW_BYTES[message.priority]",
+        CircuitRelay.on_message,
+        "lane.waiting + lane.owed_credit + len(data) > WINDOW_BYTES[priority]",
         "False",
         f"{NETWORK}relay.py::test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory",
     ),
@@ -218,7 +214,7 @@ LINES: tuple[ChangedLine, ...] = (
         "votes-fill-relay",
         "whoever marks all as votes takes all of a relay",
         CircuitRelay._next,
-        "turns.first.spend(lane.first_record_bytes)",
+        "turns.first.spend(len(lane.queue[0]))",
         "pass",
         f"{NETWORK}relay.py::test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_share_of_bulk",
     ),
@@ -405,8 +401,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "blocks-for-nothing",
         "what is read for askers is charged to nobody",
-        BlockServer.run,
-        "self._network.charge_cpu(request.to, seconds)",
+        run_charged,
+        "network.charge_cpu(peer, seconds)",
         "pass",
         "tests/peer/test_answering.py::test_who_asks_for_much_is_answered_at_its_own_pace_and_holds_up_nobody",
     ),
@@ -545,7 +541,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "doctor-blind-to-keys",
         "others of the machine can read the key, and the doctor is silent",
-        data_directory_checks.check_key,
+        doctor.check_key,
         "if mode & 0o077:",
         "if mode & 0o007:",
         "tests/peer/test_doctor.py::test_an_open_key_is_named_with_its_mode",

@@ -7,7 +7,7 @@ from typing import Any
 
 import ledger.members
 from consensus.evidence import Evidence
-from consensus.pbft.rollback_check import RollbackCheck
+from consensus.pbft.own_votes import RollbackCheck
 from consensus.pbft.vote_set import HeightVoteSet
 from consensus.voter_set import VoterSet
 from ledger.blocks.application import LedgerApplication

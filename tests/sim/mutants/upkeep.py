@@ -16,10 +16,10 @@ import peer.node.node
 from consensus.effects import RestartState, StepEffects, merge_effects
 from consensus.evidence import Evidence
 from consensus.pbft.chain import Chain
+from consensus.pbft.own_votes import RollbackCheck
 from consensus.pbft.replica_state import ReplicaState
-from consensus.pbft.rollback_check import RollbackCheck
 from consensus.pbft.vote_set import HeightVoteSet
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits.audit_state import AuditsState
 from ledger.audits.state_machine import AuditsModule
 from ledger.blocks.application import LedgerApplication
@@ -77,8 +77,10 @@ def _certificate_not_durable(planter: Planter) -> None:
 def _round_votes_not_durable(planter: Planter) -> None:
     real = OpenRounds._sign_message
 
-    def say(self: OpenRounds, book: Any, message: Any, now: float) -> Any:
-        return dataclasses.replace(real(self, book, message, now), records=[])
+    def say(self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
+        before = len(effects.records)
+        real(self, book, message, now, effects)
+        del effects.records[before:]
 
     planter.replace(OpenRounds, "_sign_message", say)
 
@@ -86,9 +88,10 @@ def _round_votes_not_durable(planter: Planter) -> None:
 def _accepted_not_durable(planter: Planter) -> None:
     real = OpenRounds._sign_message
 
-    def say(self: OpenRounds, book: Any, message: Any, now: float) -> Any:
-        said = real(self, book, message, now)
-        return dataclasses.replace(said, records=[dataclasses.replace(record, accepted=()) for record in said.records])
+    def say(self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
+        before = len(effects.records)
+        real(self, book, message, now, effects)
+        effects.records[before:] = [dataclasses.replace(record, accepted=()) for record in effects.records[before:]]
 
     planter.replace(OpenRounds, "_sign_message", say)
 
@@ -141,7 +144,7 @@ def _spoken_forgotten(planter: Planter) -> None:
     planter.replace(Disk, "accepted_in", lambda *_: ())
 
 
-# That `OpenRounds.mute_round` does nothing shows nowhere here. After a rollback it is a second lock on the same door: what others
+# That `OpenRounds.muted` stays empty shows nowhere here. After a rollback it is a second lock on the same door: what others
 # name is
 # put into the book as said, and nothing is said twice that is there; what nobody names is not known to be forgotten. It is
 # needed for what the book refuses, a ballot on a model that was wrong here and was restored while the round is still open: a

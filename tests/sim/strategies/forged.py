@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from consensus import leader_schedule
 from consensus.block import block_digest, decode_block, encode_block, encode_header, make_header
 from consensus.effects import StepEffects
 from consensus.evidence import Evidence
-from ledger.blocks.compact_blocks import WholeBody
+from consensus.pbft.chain import make_leader_schedule
+from ledger.blocks.application import WholeBody
 from ledger.ledger_state import EMPTY_BODY, BlockBody, decode_body, module_digest
 from ledger.tables import RangeProof
 from protocol import codec, merkle
@@ -417,7 +417,7 @@ class TurnThief(Strategy):
         chain.build_block = lambda body, proposer, now_ms: self._choose(chain, real(body, proposer, now_ms))
 
     def _choose(self, chain: Any, data: bytes) -> bytes:
-        block, voters = decode_block(data), chain.voters(chain.height)
+        block, voters = decode_block(data), chain.voters.get(chain.height)
         certificate = block.parent_certificate
         for _ in range(CHOICES if certificate else 0):
             assert certificate is not None
@@ -426,7 +426,7 @@ class TurnThief(Strategy):
             hidden = self.liar.random.sample(honest, self.liar.random.randint(0, len(signatures) - voters.quorum))
             shown = Certificate(certificate.vote, {key: of for key, of in signatures.items() if key not in hidden})
             chosen: Any = chain._envelope(block.proposer, block.time_ms, shown, block.body)
-            if leader_schedule.make_leader_schedule(block.height + 1, voters, chosen).leader_of_view(0) in self.liar.colluders:
+            if make_leader_schedule(block.height + 1, voters, chosen).leader_of_view(0) in self.liar.colluders:
                 return encode_block(chosen)
         return data
 

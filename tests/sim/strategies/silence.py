@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from consensus.effects import StepEffects
-from consensus.quorum import quorum
-from ledger.blocks.compact_blocks import CompactBody
+from consensus.voter_set import quorum
+from ledger.blocks.application import CompactBody
 from protocol import codec
 from protocol.messages import (
     Ballot,

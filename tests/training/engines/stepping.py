@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from training.engines.pytorch.engine import TorchEngine, _state_of
+from training.engines.pytorch.engine import TorchEngine, no_subnormal_numbers
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array
 
 
@@ -16,7 +16,8 @@ def inner_step(
 ) -> tuple[Float32Array, InnerState]:
     """Copies of the parameters and the inner state after this step."""
     engine.load_parameters(parameters)
-    optimizer = engine._inner_optimizer(inner)
-    engine._inner_step(optimizer, step, inner_rate(engine.spec, step.round), None, on_step)
-    after = _state_of(optimizer)
-    return engine.read_parameters().copy(), InnerState(after.steps, after.moments.copy())
+    optimizer = engine.make_optimizer(inner)
+    with no_subnormal_numbers():
+        engine.accumulate_gradient(engine.draw_batch(*step.place, engine.spec.batch), on_step)
+        optimizer.step(inner_rate(engine.spec, step.round))
+    return engine.read_parameters().copy(), InnerState(optimizer.steps, optimizer.moments.numpy().copy())

@@ -20,8 +20,8 @@ from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import ESTIMATES, AuditMode, FeedbackMemory, JobSpec, complete_fields
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
-from training.replicated import codec, error_feedback, feedback_buffer
-from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated import codec, error_feedback
+from training.replicated.codec.payload import HEADER_BYTES
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -70,8 +70,7 @@ class World:
 
     def update(self, parameters: Float32Array, *place: Any, **_: object) -> tuple[Float32Array, Sequence[float]]:
         job, round, trainer, inner, _on_state = place
-        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
-        return delta, metrics.losses
+        return self.engine.local_steps(parameters, job, round, trainer, inner=inner)
 
     def elsewhere(self, *arguments: Any, **more: Any) -> tuple[Float32Array, Sequence[float]]:
         delta, losses = self.update(*arguments, **more)
@@ -107,7 +106,7 @@ class World:
 
     def e(self) -> Float32Array:
         payload = None if self.spec.has_estimates else Path(self.path("payload", 1)).read_bytes()
-        return self.model.feedback_of(TRAINER, feedback_buffer.read_buffer(Path(self.path("m", 1)), self.spec), payload)
+        return self.model.feedback_of(TRAINER, error_feedback.read_buffer(Path(self.path("m", 1)), self.spec), payload)
 
     def m(self, e: Float32Array) -> Float32Array:
         """The true update, added to any `e`."""
@@ -117,11 +116,11 @@ class World:
     def commit(self, blob: bytes) -> None:
         """A buffer, with the payload that follows from it."""
         Path(self.path("m")).write_bytes(blob)
-        said = feedback_buffer.read_buffer(Path(self.path("m")), self.spec).dequantize()
+        said = error_feedback.read_buffer(Path(self.path("m")), self.spec).dequantize()
         Path(self.path("payload")).write_bytes(self.model.encode_payload(TRAINER, said))
 
     def levels(self, m: Float32Array) -> bytes:
-        buffer = feedback_buffer.make_buffer(m, self.model.header(TRAINER), self.spec)
+        buffer = error_feedback.make_buffer(m, self.model.header(TRAINER), self.spec)
         assert buffer is not None
         return buffer.encode()
 
@@ -140,7 +139,7 @@ def test_honest_rounds_pass_on_another_machine_and_go_on_from_each_other(world: 
     assert max(audited.relative_error for audited in world.audits) < world.spec.replay_tolerance / 10
     assert world.went_on == [False] + [True] * LAST
     assert world.model.records[TRAINER].halvings == NORMS_BEFORE[LAST]
-    assert Path(world.path("m", 1)).stat().st_size == feedback_buffer.buffer_bytes(world.spec) < 1.05 * world.model.layout.size
+    assert Path(world.path("m", 1)).stat().st_size == error_feedback.buffer_bytes(world.spec) < 1.05 * world.model.layout.size
 
 
 @pytest.mark.parametrize("factor", [-1.0, 0.5, 0.9, 1.25])
@@ -185,7 +184,7 @@ def test_one_forged_byte_of_a_buffer_is_found(world: World, how: str) -> None:
 def test_a_payload_that_does_not_follow_from_the_buffer_is_far_off(world: World, of: str) -> None:
     m, header, layout = world.m(world.e()), world.model.header(TRAINER), world.model.layout
     world.commit(world.levels(m))
-    said = feedback_buffer.read_buffer(Path(world.path("m")), world.spec).dequantize()
+    said = error_feedback.read_buffer(Path(world.path("m")), world.spec).dequantize()
     if of == "nothing that is held" and not world.spec.has_estimates:
         pytest.skip("nobody holds anything of it")
     wrong = {

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from peer import features
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
-from rlhf.pytorch import reward_model
+from rlhf.pytorch import supervised_objectives
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.waiting import run_process
 from training.data.token_sequences import TokenizedText
@@ -27,7 +27,7 @@ from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.layers import KVCache, repeat_kv_heads
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import ModelSpec
 
 META = torch.device("meta")
@@ -66,7 +66,7 @@ def test_the_score_of_a_reward_model_is_where_it_is() -> None:
     features.register_features()
     model = GPT(REWARD, META)
     x_BS, last_B = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((2, 16), (2,)))
-    assert reward_model.text_scores(model, x_BS, last_B).device == META
+    assert supervised_objectives.text_scores(model, x_BS, last_B).device == META
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

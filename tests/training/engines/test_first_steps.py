@@ -20,8 +20,7 @@ from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState, inner_error, l2_distance, relative_error
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array
+from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))

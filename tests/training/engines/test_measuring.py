@@ -12,7 +12,7 @@ from protocol.errors import UserError
 from tests.training.folders import shapes, tensors, written
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import load_tokenizer
-from training.engines.pytorch.losses import held_out_bits
+from training.engines.pytorch.implementations import held_out_bits
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.model_evaluation import evaluate_model
 from training.formats.huggingface_model import open_huggingface_model

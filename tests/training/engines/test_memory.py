@@ -16,8 +16,7 @@ from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engine_resources import EngineResources
 from training.engines.pytorch.device import CPU
-from training.engines.pytorch.engine import TorchEngine
-from training.engines.pytorch.memory_estimate import FLOAT_BYTES, KEPT, MB, sequence_bytes, sequences_that_fit
+from training.engines.pytorch.engine import FLOAT_BYTES, KEPT, MB, TorchEngine, sequence_bytes, sequences_that_fit
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import layout_of

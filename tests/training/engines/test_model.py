@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from training.engines.pytorch.layers import ROWS, rotary_tables
 from training.engines.pytorch.model import GPT, _CrossEntropy
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import layout_of
+from training.replicated.tensor_layout import initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48))

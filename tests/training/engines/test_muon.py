@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.engines.pytorch.adamw import AdamW, AdamWSettings
-from training.engines.pytorch.muon import ADAMW_RMS, Muon, orthogonalize
+from training.engines.pytorch.inner_optimizers import ADAMW_RMS, AdamW, Muon, orthogonalize
 from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replay.inner_state import adamw_tensors, hidden_matrices, inner_size, moment_slots
 from training.replicated.tensor_layout import layout_of
@@ -16,7 +15,7 @@ SPEC = JobSpec(
     name="t", data=bytes(32), model=ModelSpec(width=32, layers=1, heads=4, kv_heads=2, hidden=48), inner=InnerOptimizerKind.MUON
 )
 LAYOUT = layout_of(SPEC)
-SETTINGS = AdamWSettings(0.9, 0.99, 0.1, 1e9)
+SETTINGS = replace(SPEC, beta1=0.9, beta2=0.99, weight_decay=0.1, gradient_clip=1e9)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -55,7 +54,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
     """The reference: momentum, Nesterov, orthogonalisation, scale and decay of each matrix; an AdamW for each of the others."""
     parameters = noise(LAYOUT.size) * 0.1
     expected, gradients = parameters.clone(), torch.zeros(LAYOUT.size)
-    optimizer = Muon(parameters, gradients, SETTINGS, LAYOUT)
+    optimizer = Muon(parameters, gradients, SETTINGS)
     momentum = torch.zeros(LAYOUT.size)
     walkers = {}
     for tensor in adamw_tensors(LAYOUT):
@@ -81,7 +80,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
 
 def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
     parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
-    Muon(parameters, gradients, AdamWSettings(0.9, 0.99, 0, 1e9), LAYOUT).step(1.0)
+    Muon(parameters, gradients, replace(SPEC, beta1=0.9, beta2=0.99, weight_decay=0, gradient_clip=1e9)).step(1.0)
     for tensor in hidden_matrices(LAYOUT):
         rms = float(parameters[tensor.elements].square().mean().sqrt())
         assert rms == pytest.approx(ADAMW_RMS, rel=0.35), tensor.name
@@ -90,6 +89,6 @@ def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
 def test_gradients_are_clipped_before_anything_else() -> None:
     parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
     norm = float(gradients.norm())
-    optimizer = Muon(parameters, gradients, AdamWSettings(0.0, 0.99, 0, 1.0), LAYOUT)
+    optimizer = Muon(parameters, gradients, replace(SPEC, beta1=0.0, beta2=0.99, weight_decay=0, gradient_clip=1.0))
     assert optimizer.step(0.1) == pytest.approx(norm)
     assert float(optimizer.moments[: LAYOUT.size].norm()) == pytest.approx(1.0, rel=1e-5), "without momentum: the gradient itself"

@@ -53,8 +53,7 @@ class Round:
 
     def update(self, parameters: Float32Array, *place: Any, **_: object) -> tuple[Float32Array, Sequence[float]]:
         job, round, trainer, inner, _on_state = place
-        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
-        return delta, metrics.losses
+        return self.engine.local_steps(parameters, job, round, trainer, inner=inner)
 
     def propose(self, update: proposal_replay.ComputeUpdate) -> worker_protocol.ProposeReply:
         request = worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, str(self.folder / "m"))

@@ -26,10 +26,10 @@ from training import worker_protocol
 from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch import muon
+from training.engines.pytorch import inner_optimizers
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import InnerOptimizerKind, InnerStatePolicy, JobSpec
 from training.objectives.objective import InnerStep
 from training.replay import inner_state, proposal_replay
@@ -45,9 +45,8 @@ from training.replay.inner_state import (
     moment_slots,
     update_directions,
 )
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
@@ -92,8 +91,7 @@ class World:
         on_state: OnState,
         **_: object,
     ) -> tuple[Float32Array, Sequence[float]]:
-        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
-        return delta, metrics.losses
+        return self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
 
     def propose(self, round: int, update: proposal_replay.ComputeUpdate | None = None) -> worker_protocol.ProposeReply:
         previous = [str(self.folder / f"{name}{round - 1}") if round else None for name in ("m", "payload", "inner")]
@@ -364,5 +362,5 @@ def test_what_auditors_compare_of_muon_is_what_muon_does() -> None:
     for shape in ((16, 48), (48, 16)):
         matrix = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
         np.testing.assert_allclose(
-            inner_state._orthogonal(matrix), muon.orthogonalize(torch.from_numpy(matrix)).numpy(), atol=1e-5
+            inner_state._orthogonal(matrix), inner_optimizers.orthogonalize(torch.from_numpy(matrix)).numpy(), atol=1e-5
         )

@@ -23,7 +23,7 @@ from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.objectives.objective import InnerStep
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState
-from training.replicated import codec, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec
@@ -52,9 +52,8 @@ class World:
 
     def update(self, parameters: Float32Array, *place: Any, **_: object) -> tuple[Float32Array, Sequence[float]]:
         job, round, trainer, inner, _on_state = place
-        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
-        self.losses = metrics.losses
-        return delta, metrics.losses
+        delta, self.losses = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
+        return delta, self.losses
 
     def propose(self, round: int, update: proposal_replay.ComputeUpdate | None = None) -> worker_protocol.ProposeReply:
         before = (self.path("m", round - 1), self.path("payload", round - 1)) if round else (None, None)
@@ -78,12 +77,12 @@ class World:
     def commit(self, m: Float32Array, round: int = 1) -> None:
         """As if the trainer had come to this m; everything that follows from it is right."""
         model = self.model(round)
-        buffer = feedback_buffer.make_buffer(m, model.header(TRAINER), SPEC)
+        buffer = error_feedback.make_buffer(m, model.header(TRAINER), SPEC)
         Path(self.path("m", round)).write_bytes(buffer.encode())
         Path(self.path("payload", round)).write_bytes(model.encode_payload(TRAINER, buffer.dequantize()))
 
     def m(self, round: int = 1) -> Float32Array:
-        return feedback_buffer.read_buffer(Path(self.path("m", round)), SPEC).dequantize()
+        return error_feedback.read_buffer(Path(self.path("m", round)), SPEC).dequantize()
 
 
 @pytest.fixture(scope="module")

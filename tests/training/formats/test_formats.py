@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from safetensors import numpy as safetensors
 
 from protocol.errors import UserError
-from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
-from training.formats import gguf, safetensors_writer
-from training.formats.tokenizer_json import load_vocabulary, tokenizer_json
+from training.data.tokenizer import BpeTokenizer, ByteTokenizer, load_vocabulary, tokenizer_json, train_bpe
+from training.formats import checkpoint, gguf
 from training.transformer import ModelSpec, tensor_shapes
 
 BLOB = train_bpe(["the cat sat on the mat, don't they?  Grüße, 世界! 🙂\n".encode() * 9], 280)
@@ -34,8 +33,8 @@ def values_of(model: ModelSpec, seed: int = 0) -> list[tuple[str, Any]]:
 
 def test_the_bytes_are_those_of_the_library() -> None:
     tensors, stream = values_of(MODEL), io.BytesIO()
-    safetensors_writer.write_safetensors(stream, tensors)
-    assert stream.getvalue() == safetensors.save(dict(tensors), safetensors_writer.METADATA)
+    checkpoint.write_safetensors(stream, tensors)
+    assert stream.getvalue() == safetensors.save(dict(tensors), checkpoint.WRITTEN_METADATA)
 
 
 # Tokenizers ----------------------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
 from protocol.messages import Proposal
 from training import random_stream
-from training.job_spec import JobSpec
-from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
+from training.job_spec import AggregationRule, JobSpec
+from training.replicated import aggregate, codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
@@ -47,12 +48,12 @@ def update(m: Float32Array, layout: TensorLayout, number: int = 0, bits: int = 1
 
 def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.QuantizedUpdate:
     """The buffer of `m`."""
-    return codec.quantize_vector(header(bits=momentum_estimates.ESTIMATE_BITS), m, layout)
+    return codec.quantize_vector(header(bits=error_feedback.ESTIMATE_BITS), m, layout)
 
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:
     """An honest proposal that continues the trainer's record."""
-    buffer = feedback_buffer.make_buffer(m, model.header(key), model.spec)
+    buffer = error_feedback.make_buffer(m, model.header(key), model.spec)
     payload = model.encode_payload(key, m if buffer is None else buffer.dequantize())
     record, committed = model.records.get(key), None if buffer is None else error_feedback.buffer_digest(buffer)
     digests = hashlib.sha256(payload).digest(), len(payload), committed, record.buffer if record else None
@@ -62,3 +63,10 @@ def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedPro
 def round_of(model: ReplicatedModel, trainers: int) -> list[AcceptedProposal]:
     keys = [trainer(number) for number in range(trainers)]
     return [proposed(model, key, buffer(model.layout, model.round, key)) for key in keys]
+
+
+def aggregate_updates(
+    updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, rule: AggregationRule, liars: int
+) -> Float32Array:
+    """The whole aggregate as one vector."""
+    return np.concatenate([*aggregate.plan_aggregation(updates, rule, liars).iter_aggregate(layout.blocks)])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
 from protocol.limits import TRAINERS_MAX
-from tests.training.replicated.support import RAGGED, buffer, update
+from tests.training.replicated.support import RAGGED, aggregate_updates, buffer, update
 from training import random_stream
 from training.job_spec import BITS, AggregationRule
 from training.replicated import aggregate, codec
-from training.replicated.aggregate import robust_rules, selection_network
+from training.replicated.aggregate import aggregation_plan, robust_rules
 from training.replicated.tensor_layout import BLOCK, CHUNK, Float32Array, layout_from_shapes
 
 ARC = AggregationRule.ARC_NNM_TRIM
@@ -117,7 +117,7 @@ def test_it_does_so_whatever_payloads_say(rule: AggregationRule, bits: int) -> N
 
 
 def require_close(rule: AggregationRule, items: list[codec.QuantizedUpdate], liars: int) -> None:
-    exact, rough = aggregate.aggregate_updates(items, RAGGED, rule, liars), reference(rule, ordered(items), liars)
+    exact, rough = aggregate_updates(items, RAGGED, rule, liars), reference(rule, ordered(items), liars)
     assert np.abs(exact - rough).max() < 2e-5 * np.abs(rough).max()
 
 
@@ -125,22 +125,20 @@ def require_close(rule: AggregationRule, items: list[codec.QuantizedUpdate], lia
 def test_equal_updates_are_their_own_aggregate(rule: AggregationRule) -> None:
     m = buffer(RAGGED, "equal")
     items = [update(m, RAGGED, number) for number in range(5)]
-    assert np.allclose(aggregate.aggregate_updates(items, RAGGED, rule, 2), items[0].dequantize(), rtol=1e-6, atol=0)
+    assert np.allclose(aggregate_updates(items, RAGGED, rule, 2), items[0].dequantize(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("rule", AggregationRule)
 def test_silence_of_all_is_silence(rule: AggregationRule) -> None:
     items = [update(np.zeros(RAGGED.size, dtype=np.float32), RAGGED, number) for number in range(4)]
-    assert not aggregate.aggregate_updates(items, RAGGED, rule, 1).any()
+    assert not aggregate_updates(items, RAGGED, rule, 1).any()
 
 
 @every_width
 @pytest.mark.parametrize("rule", AggregationRule)
 def test_no_rule_depends_on_the_order_whatever_payloads_say(rule: AggregationRule, bits: int) -> None:
     items = updates(5, "orders", bits=bits)
-    results = {
-        aggregate.aggregate_updates(order, RAGGED, rule, 2).tobytes() for order in (items, items[::-1], items[2:] + items[:2])
-    }
+    results = {aggregate_updates(order, RAGGED, rule, 2).tobytes() for order in (items, items[::-1], items[2:] + items[:2])}
     assert len(results) == 1
 
 
@@ -151,9 +149,9 @@ def test_who_alone_says_something_of_a_coordinate_does_not_own_it() -> None:
     for number, row in enumerate(rows):
         row[8 * number : 8 * number + 4] = 1.0
     items = [update(row, layout, number, 8) for number, row in enumerate(rows)]
-    assert aggregate.aggregate_updates(items, layout, AggregationRule.MEAN, 1)[:32].max() == pytest.approx(0.25, rel=0.05)
+    assert aggregate_updates(items, layout, AggregationRule.MEAN, 1)[:32].max() == pytest.approx(0.25, rel=0.05)
     for rule in (AggregationRule.MEDIAN, AggregationRule.TRIMMED_MEAN):
-        assert not aggregate.aggregate_updates(items, layout, rule, 1).any()
+        assert not aggregate_updates(items, layout, rule, 1).any()
 
 
 @pytest.mark.parametrize("count", range(3, 14))
@@ -161,14 +159,14 @@ def test_the_middle_ranks_are_those_that_sorting_finds(count: int) -> None:
     """By the zero-one principle (Knuth 5.3.4): a network is right if it is right for all rows of zeros and ones."""
     bits = np.arange(1 << count) >> np.arange(count)[:, None] & 1
     for f in range(1, (count - 1) // 2 + 1):
-        kept = selection_network.select_middle([row.astype(np.int32) for row in bits], f)
+        kept = aggregation_plan.select_middle([row.astype(np.int32) for row in bits], f)
         assert np.array_equal(sum(kept), np.sort(bits, axis=0)[f : count - f].sum(axis=0))
 
 
 @pytest.mark.parametrize(("count", "f"), [(40, 13), (200, 66), (200, 99)])
 def test_they_are_so_for_many_rows(count: int, f: int) -> None:
     rows = np.frombuffer(random_stream.random_bytes(count * 500, "ranks"), dtype=np.int8).reshape(count, 500).astype(np.int32)
-    kept = selection_network.select_middle([row.copy() for row in rows], f)
+    kept = aggregation_plan.select_middle([row.copy() for row in rows], f)
     assert np.array_equal(sum(kept), np.sort(rows, axis=0)[f : count - f].sum(axis=0))
 
 
@@ -178,13 +176,13 @@ def test_the_most_trainers_that_a_round_may_have_overflow_nothing(rule: Aggregat
     layout = layout_from_shapes([("tensor", (3,))])
     items = [update(np.full(3, 3.0, dtype=np.float32), layout, number, 8) for number in range(TRAINERS_MAX)]
     # 15 bits of a scale
-    assert aggregate.aggregate_updates(items, layout, rule, liars) == pytest.approx(items[0].dequantize(), rel=2e-5)
+    assert aggregate_updates(items, layout, rule, liars) == pytest.approx(items[0].dequantize(), rel=2e-5)
 
 
 def test_two_or_fewer_are_averaged() -> None:
     for count in (1, 2):
         items = updates(count, "few")
-        assert np.array_equal(aggregate.aggregate_updates(items, RAGGED, ARC, 1), dense(items).mean(axis=0).astype(np.float32))
+        assert np.array_equal(aggregate_updates(items, RAGGED, ARC, 1), dense(items).mean(axis=0).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -202,21 +200,21 @@ def test_nothing_and_two_updates_of_one_trainer_are_our_own_mistake() -> None:
 
 def test_the_order_of_the_updates_does_not_matter() -> None:
     items = updates(4, "order")
-    results = {aggregate.aggregate_updates(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
+    results = {aggregate_updates(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
     assert len(results) == 1
 
 
 def test_copies_do_not_make_the_result_depend_on_the_order() -> None:
     m = buffer(RAGGED, "copied")
     items = [update(m, RAGGED, number) for number in range(3)] + [update(-m, RAGGED, 3)]
-    results = {aggregate.aggregate_updates(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
+    results = {aggregate_updates(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
     assert len(results) == 1
 
 
 def test_equal_distances_do_not_make_the_result_depend_on_the_order() -> None:
     layout = layout_from_shapes([("tensor", (3,))])
     items = [update(np.array(row, dtype=np.float32), layout, i) for i, row in enumerate(([-1, 1, 1], [1, -1, 1], [1, 1, -1]))]
-    results = {aggregate.aggregate_updates(list(order), layout, ARC, 1).tobytes() for order in itertools.permutations(items)}
+    results = {aggregate_updates(list(order), layout, ARC, 1).tobytes() for order in itertools.permutations(items)}
     assert len(results) == 1
 
 
@@ -246,14 +244,14 @@ def test_clipping_bounds_the_largest_by_the_next_norm() -> None:
 
 def test_clipping_to_silence_is_silence() -> None:
     silent = [update(np.zeros(RAGGED.size, dtype=np.float32), RAGGED, number) for number in range(3)]
-    assert not aggregate.aggregate_updates([*silent, *updates(4)[3:]], RAGGED, ARC, 1).any()
+    assert not aggregate_updates([*silent, *updates(4)[3:]], RAGGED, ARC, 1).any()
 
 
 @pytest.mark.parametrize("factor", [1e-20, 1e-9, 1e9])
 def test_scales_far_apart_neither_overflow_nor_stop_the_others(factor: float) -> None:
     honest = updates(3, "apart")
     loud = update(buffer(RAGGED, "apart liar") * np.float32(factor), RAGGED, 3)
-    result = aggregate.aggregate_updates([*honest, loud], RAGGED, ARC, 1)
+    result = aggregate_updates([*honest, loud], RAGGED, ARC, 1)
     assert np.all(np.isfinite(result))
     assert np.linalg.norm(result) <= np.linalg.norm(dense(honest), axis=1).max()
 
@@ -268,7 +266,7 @@ toy_sets = st.integers(3, 6).flatmap(
 def test_any_updates_aggregate_alike_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
     items = [update(np.array(row, dtype=np.float32), TOY, number) for number, row in enumerate(rows)]
     shuffled = data.draw(st.permutations(items))
-    assert np.array_equal(aggregate.aggregate_updates(items, TOY, ARC, 1), aggregate.aggregate_updates(shuffled, TOY, ARC, 1))
+    assert np.array_equal(aggregate_updates(items, TOY, ARC, 1), aggregate_updates(shuffled, TOY, ARC, 1))
 
 
 # Attacks: three honest trainers and one liar -------------------------------------------------------------------------
@@ -294,7 +292,7 @@ def honest_updates(common: float) -> list[codec.QuantizedUpdate]:
 
 
 def attacked(honest: list[codec.QuantizedUpdate], lie: Matrix) -> Float32Array:
-    return aggregate.aggregate_updates([*honest, update(lie.astype(np.float32), RAGGED, 3)], RAGGED, ARC, 1)
+    return aggregate_updates([*honest, update(lie.astype(np.float32), RAGGED, 3)], RAGGED, ARC, 1)
 
 
 def diameter(honest: Matrix) -> float:
@@ -325,7 +323,7 @@ def test_one_liar_of_four_moves_the_aggregate_no_farther_than_the_honest_are_apa
 def test_no_lie_exceeds_the_proven_bound(rows: list[list[int]], scale: float) -> None:
     liar = np.array(rows[3], dtype=np.float32) * np.float32(scale)
     honest = [update(np.array(row, dtype=np.float32), TOY, number) for number, row in enumerate(rows[:3])]
-    result = aggregate.aggregate_updates([*honest, update(liar, TOY, 3)], TOY, ARC, 1)
+    result = aggregate_updates([*honest, update(liar, TOY, 3)], TOY, ARC, 1)
     slack = 1e-4 * np.linalg.norm(dense(honest), axis=1).max()
     assert np.linalg.norm(result - dense(honest).mean(axis=0)) <= bound(dense(honest)) + slack
 
@@ -335,7 +333,7 @@ def test_a_plain_mean_does_not_survive_what_this_rule_survives(name: str) -> Non
     """The negative control: the same attacks are real."""
     honest = honest_updates(5.0)
     lie = update(lies(dense(honest))[name].astype(np.float32), RAGGED, 3)
-    mean = aggregate.aggregate_updates([*honest, lie], RAGGED, ARC, 0)
+    mean = aggregate_updates([*honest, lie], RAGGED, ARC, 0)
     assert np.linalg.norm(mean - dense(honest).mean(axis=0)) > bound(dense(honest))
 
 
@@ -345,7 +343,7 @@ def test_a_loud_liar_cannot_turn_the_step_around() -> None:
     for name, lie in lies(dense(honest)).items():
         assert float(attacked(honest, lie) @ truth) > 0, name
     loud = update((-10 * truth).astype(np.float32), RAGGED, 3)
-    assert float(aggregate.aggregate_updates([*honest, loud], RAGGED, ARC, 0) @ truth) < 0
+    assert float(aggregate_updates([*honest, loud], RAGGED, ARC, 0) @ truth) < 0
 
 
 def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block() -> None:
@@ -355,7 +353,7 @@ def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block() -> None:
         updates = [update(buffer(layout, "memory", number), layout, number) for number in range(count)]
         tracemalloc.start()
         try:
-            aggregate.aggregate_updates(updates, layout, AggregationRule.ARC_NNM_TRIM, count // 3)
+            aggregate_updates(updates, layout, AggregationRule.ARC_NNM_TRIM, count // 3)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
 from training.job_spec import AuditMode, FeedbackMemory, JobSpec
-from training.replicated import codec, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.codec import quantization_cells
-from training.replicated.momentum_estimates import ESTIMATE_BITS
+from training.replicated.error_feedback import ESTIMATE_BITS
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
 
@@ -122,28 +122,28 @@ def test_a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones(
 )
 def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(tmp_path: Path, change: dict[str, Any]) -> None:
     spec = replace(JobSpec(name="job", data=bytes(32)), **change).validated()
-    model = feedback_buffer.layout_of(spec)
+    model = error_feedback.layout_of(spec)
     m = np.random.default_rng(3).standard_normal(model.size, dtype=np.float32)
-    made = feedback_buffer.make_buffer(m, HEADER, spec)
+    made = error_feedback.make_buffer(m, HEADER, spec)
     assert made is not None
     (tmp_path / "m").write_bytes(made.encode())
-    assert (tmp_path / "m").stat().st_size == feedback_buffer.buffer_bytes(spec) < 1.01 * model.size
-    again, told = feedback_buffer.read_buffer(tmp_path / "m", spec), feedback_buffer.make_buffer(made.dequantize(), HEADER, spec)
+    assert (tmp_path / "m").stat().st_size == error_feedback.buffer_bytes(spec) < 1.01 * model.size
+    again, told = error_feedback.read_buffer(tmp_path / "m", spec), error_feedback.make_buffer(made.dequantize(), HEADER, spec)
     assert told is not None and told.encode() == made.encode(), "what levels say is said by the same ones"
     assert np.array_equal(again.dequantize(), made.dequantize()) and again.encode() == made.encode()
     assert float(np.linalg.norm(made.dequantize() - m)) < 0.02 * float(np.linalg.norm(m))
     of_four_bits = codec.encode_payload(replace(HEADER, bits=4), m, model)
-    for wrong in (made.encode()[:-1], of_four_bits, m.tobytes(), bytes(feedback_buffer.buffer_bytes(spec))):
+    for wrong in (made.encode()[:-1], of_four_bits, m.tobytes(), bytes(error_feedback.buffer_bytes(spec))):
         (tmp_path / "m").write_bytes(wrong)
         with pytest.raises(RemoteProtocolError):
-            feedback_buffer.read_buffer(tmp_path / "m", spec)
+            error_feedback.read_buffer(tmp_path / "m", spec)
 
 
 def test_a_job_that_carries_nothing_over_has_no_buffer() -> None:
     spec = JobSpec(name="job", data=bytes(32), feedback_decay=0.0).validated()
     assert (
-        feedback_buffer.buffer_bytes(spec),
-        feedback_buffer.make_buffer(np.ones(feedback_buffer.layout_of(spec).size, np.float32), HEADER, spec),
+        error_feedback.buffer_bytes(spec),
+        error_feedback.make_buffer(np.ones(error_feedback.layout_of(spec).size, np.float32), HEADER, spec),
     ) == (0, None)
 
 
@@ -152,5 +152,5 @@ def test_buffers_and_payloads_have_fewer_bytes_than_parameters(bits: int, decay:
     """Tensors of few elements have the most scales."""
     for model in (ModelSpec(), ModelSpec(width=8, heads=2, kv_heads=1, hidden=1, layers=64)):
         spec = JobSpec(name="job", data=bytes(32), model=model, bits=bits, feedback_decay=decay).validated()
-        payload = codec.payload_bytes(feedback_buffer.layout_of(spec), bits)
-        assert model.parameters < max(feedback_buffer.buffer_bytes(spec), payload) <= spec.object_bytes_max
+        payload = codec.payload_bytes(error_feedback.layout_of(spec), bits)
+        assert model.parameters < max(error_feedback.buffer_bytes(spec), payload) <= spec.object_bytes_max

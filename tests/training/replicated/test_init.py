@@ -9,9 +9,8 @@ import pytest
 from tests.training.replicated.support import SMALL
 from training import random_stream
 from training.job_spec import JobSpec
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import layout_of
+from training.objectives.registry import ScratchObjective
+from training.replicated.tensor_layout import initial_parameters, layout_of
 
 DEFAULT = JobSpec(name="default", data=bytes(32))
 SCRATCH = JobSpec(name="test", objective="scratch")

@@ -12,13 +12,13 @@ import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.verdicts import Verdict
-from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
+from tests.training.replicated.support import JOB, ODD, SMALL, aggregate_updates, buffer, committed, proposed, round_of, trainer
 from training.job_spec import BITS, InnerStatePolicy, JobSpec, OuterOptimizerKind
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, feedback_buffer, model_files, outer_optimizer
-from training.replicated.model_state import NORM_ROUNDS
-from training.replicated.parameter_init import initial_parameters
+from training.objectives.registry import ScratchObjective
+from training.replicated import codec, error_feedback, model_files, outer_optimizer
+from training.replicated.model_directory import NORM_ROUNDS
 from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import initial_parameters
 
 NOTHING = None, None
 
@@ -188,7 +188,7 @@ def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_fro
 
 def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: ReplicatedModel) -> None:
     updates = [codec.read_payload(item.payload, first.layout) for item in round_of(first, 3)]
-    gradient = aggregate.aggregate_updates(updates, first.layout, SMALL.rule, SMALL.byzantine_max)
+    gradient = aggregate_updates(updates, first.layout, SMALL.rule, SMALL.byzantine_max)
     parameters, momentum = np.array(first.parameters), np.array(first.vectors["momentum"])
     outer_optimizer.make_outer_optimizer(SMALL, 0, ()).step(parameters, [momentum], gradient, True)
     assert np.array_equal(second.parameters, parameters) and np.array_equal(second.vectors["momentum"], momentum)
@@ -330,7 +330,7 @@ def test_training_converges_with_a_liar_and_error_feedback() -> None:
             e = error_feedback.next_feedback(model.records.get(key), *sent.get(key, NOTHING), model.layout)
             m = error_feedback.accumulate_feedback(e, -delta if key == trainer(3) else delta, 0.95)
             items.append(proposed(model, key, m))
-            sent[key] = feedback_buffer.make_buffer(m, model.header(key), model.spec), items[-1].payload
+            sent[key] = error_feedback.make_buffer(m, model.header(key), model.spec), items[-1].payload
         assert {verdict(model, item) for item in items[:3]} == {Verdict.ACCEPT}
         model = model.apply_round(items, {})
     assert np.linalg.norm(model.parameters - target) < 0.15 * start

@@ -1,4 +1,4 @@
-"""The model of a job whose voters hold estimates: `training.replicated.momentum_estimates`."""
+"""The model of a job whose voters hold estimates: `training.replicated.error_feedback`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
-from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
+from tests.training.replicated.support import JOB, SMALL, aggregate_updates, buffer, proposed, round_of, trainer
 from training import job_spec as specification
 from training.job_spec import AuditMode, FeedbackMemory
 from training.model_store import JobModelStore
-from training.replicated import aggregate, codec, momentum_estimates, outer_optimizer
+from training.replicated import codec, error_feedback, outer_optimizer
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -72,16 +72,14 @@ def test_a_round_moves_the_estimates_by_what_was_said_and_aggregates_them_all(fi
     after = second.apply_round(items, {})
     held = []
     for number, item in enumerate(items):
-        moved = momentum_estimates.update_estimate(
-            second.estimate(trainer(number)), codec.read_payload(item.payload, second.layout)
-        )
+        moved = error_feedback.update_estimate(second.estimate(trainer(number)), codec.read_payload(item.payload, second.layout))
         assert bytes(after.estimates[trainer(number)]) == moved.encode()
         held.append(moved)
     absent = second.estimate(trainer(4))
     assert absent is not None and bytes(after.estimates[trainer(4)]) == absent.encode(), "it stays as it was"
-    gradient = aggregate.aggregate_updates([*held, absent], second.layout, SPEC.rule, SPEC.byzantine_max)
+    gradient = aggregate_updates([*held, absent], second.layout, SPEC.rule, SPEC.byzantine_max)
     assert np.array_equal(after.parameters, stepped(second, gradient))
-    without = aggregate.aggregate_updates(held, second.layout, SPEC.rule, SPEC.byzantine_max)
+    without = aggregate_updates(held, second.layout, SPEC.rule, SPEC.byzantine_max)
     assert not np.array_equal(after.parameters, stepped(second, without))
 
 
@@ -137,7 +135,7 @@ def test_the_root_covers_every_byte_of_an_estimate(third: ReplicatedModel, tmp_p
     third.save(tmp_path / "model")
     file = tmp_path / "model" / "estimates.payloads"
     right = file.read_bytes()
-    assert len(right) == 5 * momentum_estimates.estimate_bytes(third.layout)
+    assert len(right) == 5 * error_feedback.estimate_bytes(third.layout)
     for at in (0, len(right) // 2, len(right) - 1):
         file.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
         damaged = ReplicatedModel.open(tmp_path / "model")

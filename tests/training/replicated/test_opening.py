@@ -11,7 +11,7 @@ from protocol.errors import UserError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
 from training.job_spec import OPENING_BITS, AuditMode, FeedbackMemory, JobSpec
-from training.replicated import codec, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 
 OPENING = 2
@@ -57,7 +57,7 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
     left = []
     for opening in (OPENING, 0):
         model = after(replace(spec, compression_warmup_rounds=opening), OPENING - 1)
-        levels = feedback_buffer.make_buffer(buffer(model.layout, "m"), model.header(key), model.spec)
+        levels = error_feedback.make_buffer(buffer(model.layout, "m"), model.header(key), model.spec)
         assert levels is not None
         m = levels.dequantize()
         item = proposed(model, key, m)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.training.replicated.support import RAGGED, SMALL, buffer
-from training.job_spec import JobSpec, OuterOptimizerKind
+from training.job_spec import OUTER_SLOTS, JobSpec, OuterOptimizerKind
 from training.replicated import outer_optimizer
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array
 
 P, V, G = (buffer(RAGGED, name) for name in ("parameters", "momentum", "gradient"))
@@ -95,7 +95,7 @@ def test_what_a_job_names_is_what_moves_it(kind: OuterOptimizerKind) -> None:
     )
     slots = {"nesterov": ("momentum",), "sgd": (), "sign": ("momentum",), "adamw": ("first", "second")}
     named = {"nesterov": "OuterNesterov", "sgd": "OuterSgd", "sign": "OuterSignum", "adamw": "OuterAdamW"}
-    assert type(optimizer).__name__ == named[kind.value] and outer_optimizer.optimizer_slots(spec) == slots[kind.value]
+    assert type(optimizer).__name__ == named[kind.value] and OUTER_SLOTS[spec.outer] == slots[kind.value]
 
 
 # Exact multiples of 2^-123, large and tiny, as gradients and as what has decayed for many rounds.
@@ -112,7 +112,7 @@ def test_nothing_ever_becomes_subnormal_or_depends_on_what_a_flush_to_zero_would
     gradients = [
         np.where(np.abs(g) < outer_optimizer.FLUSH_BELOW, one(0), g) for g in (TINY, np.zeros_like(TINY), -np.roll(TINY, 7))
     ]
-    plain = [np.zeros(len(TINY), dtype=np.float32) for _ in range(1 + len(outer_optimizer.optimizer_slots(spec)))]
+    plain = [np.zeros(len(TINY), dtype=np.float32) for _ in range(1 + len(OUTER_SLOTS[spec.outer]))]
     flushed = [vector.view(Flushing) for vector in plain]
     powers = outer_optimizer.initial_beta_powers(spec)
     for number in range(60):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from training.job_spec import INNER_RATE_MIN, JobSpec
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 
 JOB = JobSpec(name="j", data=bytes(32), inner_rate=1.0, inner_rate_floor=0.25)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ from protocol.errors import StorageError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
 from training.job_spec import ESTIMATES
-from training.replicated import codec, model_directory, momentum_estimates
-from training.replicated.aggregate.gram import HALF, gram_matrix, sum_halves
-from training.replicated.codec.quantization_levels import TOP
-from training.replicated.parallel_map import ParallelMap, Part, Result, serial_map
+from training.replicated import codec, error_feedback, model_directory
+from training.replicated.aggregate.level_matrix import HALF, gram_matrix, sum_halves
+from training.replicated.codec.quantization import TOP
+from training.replicated.parallel_map import ParallelMap, Part, Result, default_thread_count, serial_map, thread_map
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import BLOCK, CHUNK, THREAD_BLOCKS, layout_from_shapes, layout_of
-from training.thread_map import default_thread_count, thread_map
+from training.replicated.tensor_layout import BLOCK, CHUNK, THREAD_BLOCKS, initial_block, layout_from_shapes, layout_of
 from training.transformer import PARAMETERS_MAX
 
 # Many small tensors behind one of several blocks: three stretches, and runs of blocks that end inside of them.
@@ -59,7 +59,7 @@ def test_any_number_of_threads_in_any_order_makes_the_same_models(settings: str,
     rounds = round_of(first, 4), round_of(second, 4)
     third = second.apply_round(rounds[1], {})
     for number, each in enumerate(WAYS.values()):
-        models = [ReplicatedModel.create_initial(tmp_path / f"{number}-0", JOB, spec, each=each)]
+        models = [ReplicatedModel.create_from_values(tmp_path / f"{number}-0", JOB, spec, partial(initial_block, spec), each)]
         for at, accepted in enumerate(rounds, 1):
             models.append(models[-1].apply_round_into(tmp_path / f"{number}-{at}", accepted, {}, each=each))
         assert [model.root for model in models] == [first.root, second.root, third.root]
@@ -130,7 +130,7 @@ def test_estimates_that_are_too_large_for_memory_have_the_same_bits(tmp_path: Pa
     accepted = round_of(second, 4)
     third = second.apply_round(accepted, {})
     second.save(tmp_path / "2")
-    monkeypatch.setattr(momentum_estimates, "WHOLE_MAX", 0)
+    monkeypatch.setattr(error_feedback, "WHOLE_MAX", 0)
     monkeypatch.setattr(model_directory, "MAPPED_BYTES_MIN", 0)
     rooms, room = list[Path](), model_directory.scratch_array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -15,15 +16,56 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.engine import EngineBackend
+from training.engines.engine import EngineBackend, OnProgress
 from training.engines.pytorch import device
-from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
-from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, start_torch_threads
+from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, no_subnormal_numbers, start_torch_threads
 from training.job_spec import JobSpec
+from training.objectives.objective import Declaration, RejectionReason
+from training.replay.proposal_replay import Declarer
 from training.replicated.tensor_layout import Float32Array
 from training.worker_protocol import WorkerInfo
 
 PARALLEL: Final = "training.engines.pytorch.parallel_engine"
+
+
+class TorchDeclaringEngine(TorchEngine):
+    """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model, too, are safe from subnormal numbers."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        declarer = objective_functions(NAME, self.spec.objective).declarer
+        assert declarer is not None, self.spec.objective
+        self._declarer: Declarer = declarer(self)
+
+    @no_subnormal_numbers()
+    def make_declaration(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
+    ) -> Declaration:
+        return self._declarer.make_declaration(parameters, job, round, trainer, folder, on_step)
+
+    @no_subnormal_numbers()
+    def why_declaration_refused(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
+    ) -> RejectionReason | None:
+        return self._declarer.why_declaration_refused(parameters, job, round, trainer, declaration, on_step)
+
+    @no_subnormal_numbers()
+    def derive_step_data(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
+    ) -> Declaration:
+        return self._declarer.derive_step_data(parameters, job, round, trainer, declaration, on_step)
 
 
 class TorchBackend:
@@ -41,7 +83,7 @@ class TorchBackend:
         if resources.parallel is ParallelMode.OFF:
             device.configure_device(self._device)
             return
-        self._crew = import_object(f"{PARALLEL}:start_rank_processes")(resources, command)
+        self._crew = import_object(f"{PARALLEL}:RankProcesses")(resources, [sys.executable, *command[1:]])
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         start_torch_threads(resources.threads or None)
@@ -57,10 +99,7 @@ class TorchBackend:
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> TorchEngine:
         if self._crew is not None:
-            engine: TorchEngine = import_object(f"{PARALLEL}:ParallelEngine")(
-                spec, tokens, tokenizer, first, self._crew, self._resources
-            )
-            return engine
+            return import_object(f"{PARALLEL}:ParallelEngine")(spec, tokens, tokenizer, first, self._crew, self._resources)
         kind = TorchEngine if objective_functions(NAME, spec.objective).declarer is None else TorchDeclaringEngine
         return kind(spec, tokens, tokenizer, first, self._device, self._resources)
 

@@ -34,15 +34,11 @@ def cuda_devices() -> list[torch.device]:
 def select_device(name: str) -> torch.device:
     """The device that a setting names. `UserError` for one that is not here."""
     here = cuda_devices()
-    if name in (AUTO, "cuda"):
-        if here or name == AUTO:
-            return here[0] if here else CPU
-    elif name == "cpu":
+    if name == "cpu" or (name == AUTO and not here):
         return CPU
-    else:
-        for device in here:
-            if str(device) == name:
-                return device
+    for device in here:
+        if name in (AUTO, "cuda", str(device)):
+            return device
     there_are = ", ".join(["cpu", *(f"{device} ({torch.cuda.get_device_name(device)})" for device in here)])
     why = "" if torch.version.cuda else f"; torch {torch.__version__} is built without CUDA"
     raise UserError(f"device {name!r} is not here: there is {there_are}{why}")
@@ -163,5 +159,4 @@ def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements:
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Of a tensor on a processor a view."""
-    array: npt.NDArray[Any] = np.asarray(tensor.detach().cpu().numpy())
-    return array
+    return np.asarray(tensor.detach().cpu().numpy())

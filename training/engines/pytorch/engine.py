@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +21,29 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
-from training.engine_implementations import objective_functions
-from training.engine_resources import EngineResources
+from training.engine_implementations import layer_implementation, objective_functions
+from training.engine_resources import EngineResources, ParallelMode
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch import sampling
-from training.engines.pytorch.adamw import AdamW, AdamWSettings, clip_gradients
 from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
-from training.engines.pytorch.memory_estimate import sequences_that_fit
+from training.engines.pytorch.inner_optimizers import AdamW, Muon, clip_gradients, make_inner_optimizer, weight_decay_mask
+from training.engines.pytorch.layers import TorchBlock
 from training.engines.pytorch.model import GPT, NAME
-from training.engines.pytorch.muon import Muon
-from training.job_spec import InnerOptimizerKind, JobSpec, Precision
+from training.job_spec import JobSpec, Precision
 from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array, layout_of
+from training.transformer import ModelSpec
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
-
-
-@dataclass(frozen=True, slots=True)
-class LocalStepMetrics:
-    losses: tuple[float, ...]  # mean training loss of each inner step, of text in nats per token
-    gradient_norm: float  # mean over the round's steps, before clipping
-
-    @property
-    def loss(self) -> float:
-        return _mean(self.losses)
+FLOAT_BYTES = 4
+MB = 1_000_000
+# float32 numbers for each parameter: itself, its gradient, whether it decays, and two moments
+KEPT = 5
+OF_VOCABULARY = 3  # logits, their logarithms, and their gradient
 
 
 @contextmanager
@@ -89,7 +83,11 @@ class TorchEngine:
         self.spec = spec
         self.tokens = tokens
         self.tokenizer = tokenizer
-        self.micro_batch = self._fitting(min(spec.micro_batch, spec.batch), resources)  # halved when memory runs out
+        self.micro_batch, most = min(spec.micro_batch, spec.batch), sequences_that_fit(spec, resources)
+        if most is not None and most < self.micro_batch:
+            what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
+            log.warning(what, spec.name, most, self.micro_batch, resources.memory_mb_max)
+            self.micro_batch = most  # halved when memory runs out
         self.first_parameters = first
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
@@ -107,20 +105,8 @@ class TorchEngine:
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
         self._loaded: Float32Array | None = None  # what the model has, while it makes text
 
-    def _fitting(self, micro_batch: int, resources: EngineResources) -> int:
-        most = sequences_that_fit(self.spec, resources)
-        if most is None or most >= micro_batch:
-            return micro_batch
-        what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
-        log.warning(what, self.spec.name, most, micro_batch, resources.memory_mb_max)
-        return most
-
-    @property
-    def parameters(self) -> int:
-        return layout_of(self.spec).size
-
     def load_parameters(self, parameters: Float32Array) -> None:
-        assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
+        assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
         self.model.load_parameters(parameters)
         self._loaded = None  # who asked for it may change them
 
@@ -147,50 +133,35 @@ class TorchEngine:
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, LocalStepMetrics]:
-        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
+    ) -> tuple[Float32Array, Sequence[float]]:
+        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state; and the mean loss of each step.
 
-        It is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
+        Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
         """
         self.load_parameters(parameters)
         if self.spec.sends_gradients:
-            return self._clipped_gradient(InnerStep(job, round, trainer, 0), declaration, on_step)
-        optimizer, metrics, rate = self._inner_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
+            with no_subnormal_numbers():
+                drawn = self.draw_batch(job, round, trainer, 0, self.spec.batch, declaration)
+                loss = self.accumulate_gradient(drawn, on_step, declaration)
+                return self._clipped_gradient(), (loss,)
+        optimizer, losses, rate = self.make_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
         for step in range(self.spec.local_steps):
-            metrics.append(self._inner_step(optimizer, InnerStep(job, round, trainer, step), rate, declaration, on_step))
+            with no_subnormal_numbers():
+                drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
+                losses.append(self.accumulate_gradient(drawn, on_step, declaration))
+                optimizer.step(rate)
             if on_state is not None:
-                on_state(self.read_parameters(), _state_of(optimizer))
-        losses = tuple(m.loss for m in metrics)
-        return self._moved_from(parameters), LocalStepMetrics(losses, _mean([m.gradient_norm for m in metrics]))
+                on_state(self.read_parameters(), InnerState(optimizer.steps, to_numpy(optimizer.moments)))
+        return self._moved_from(parameters), losses
 
-    def _clipped_gradient(
-        self, step: InnerStep, declaration: Declaration | None, on_step: OnProgress
-    ) -> tuple[Float32Array, LocalStepMetrics]:
-        with no_subnormal_numbers():
-            loss = self.accumulate_gradient(self.draw_batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            norm, gradient = self._clipped()
-        return gradient, LocalStepMetrics((loss,), norm)
+    def _clipped_gradient(self) -> Float32Array:
+        clip_gradients(self.model.gradients, self.spec.gradient_clip)
+        return to_numpy(self.model.gradients).copy()
 
-    def _clipped(self) -> tuple[float, Float32Array]:
-        """The gradient, and its norm before it was clipped."""
-        norm = clip_gradients(self.model.gradients, self.spec.gradient_clip)
-        return norm, to_numpy(self.model.gradients).copy()
-
-    def _inner_step(
-        self, optimizer: AdamW | Muon, step: InnerStep, rate: float, declaration: Declaration | None, on_step: OnProgress
-    ) -> LocalStepMetrics:
-        with no_subnormal_numbers():
-            loss = self.accumulate_gradient(self.draw_batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            return LocalStepMetrics((loss,), optimizer.step(rate))
-
-    def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
+    def make_optimizer(self, inner: InnerState | None = None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
         moments = to_device(inner.moments.copy(), self.device) if inner else None
         return make_inner_optimizer(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
-
-    def make_optimizer(self, beta1: float, beta2: float) -> AdamW | Muon:
-        """A fresh inner optimizer with these betas for the loaded parameters; its `step` takes what `gradient` gathered."""
-        return make_inner_optimizer(replace(self.spec, beta1=beta1, beta2=beta2), self.model, self._decayed, None, 0)
 
     def draw_batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
@@ -279,6 +250,25 @@ class TorchEngine:
         return map(self.tokenizer.decode, found)
 
 
+def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
+    """What one sequence of a micro-batch takes: all that a pass keeps for the gradient. With recompute, layers keep their inputs,
+    and one at a time the rest.
+    """
+    blocks: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
+    layer = sum(block.saved_floats(model) for block in blocks)
+    layers = layer + model.layers * model.width if recompute else model.layers * layer
+    return FLOAT_BYTES * model.context * (layers + OF_VOCABULARY * model.vocabulary + 2 * model.width)
+
+
+def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
+    """How many fit into one micro-batch, 1 at least: less than a sequence cannot be trained on. None: there is no bound."""
+    if not resources.memory_mb_max:
+        return None
+    parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
+    left = resources.memory_mb_max * MB - KEPT * FLOAT_BYTES * layout_of(spec).size // parts
+    return max(1, left // sequence_bytes(spec.model, resources.recompute))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
 
@@ -303,34 +293,4 @@ def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]
 def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
     """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
     is_half = spec.precision is Precision.BF16
-    found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
-    return found
-
-
-def adamw_settings(spec: JobSpec) -> AdamWSettings:
-    return AdamWSettings(spec.beta1, spec.beta2, spec.weight_decay, spec.gradient_clip)
-
-
-def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
-    """The job's inner one, with these moments (None: zero) after so many steps."""
-    if spec.inner is InnerOptimizerKind.MUON:
-        return Muon(model.parameters, model.gradients, adamw_settings(spec), layout_of(spec), moments, steps)
-    return AdamW(model.parameters, model.gradients, decayed, adamw_settings(spec), moments, steps)
-
-
-def weight_decay_mask(spec: JobSpec) -> Float32Array:
-    """1 where weight decay applies, 0 elsewhere."""
-    layout = layout_of(spec)
-    found = np.zeros(layout.size, dtype=np.float32)
-    for tensor in layout.tensors:
-        found[tensor.elements] = float(tensor.decayed)
-    return found
-
-
-def _state_of(optimizer: AdamW | Muon) -> InnerState:
-    """On a processor a view of its moments."""
-    return InnerState(optimizer.steps, to_numpy(optimizer.moments))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_half)

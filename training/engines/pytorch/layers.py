@@ -146,9 +146,6 @@ class KVCache:
         """From now on of these alone."""
         self.keys, self.values = self.keys[:, sequences], self.values[:, sequences]
 
-    def __bool__(self) -> bool:
-        return True
-
     def extend(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         stop = self.length + k_BGTD.shape[2]
         self.keys[layer, :, :, self.length : stop] = k_BGTD

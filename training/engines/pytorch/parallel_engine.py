@@ -7,6 +7,7 @@ all of them again.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -14,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -47,7 +47,6 @@ from training.engines.pytorch.rank_models import (
     InitOptimizer,
     LoadParameters,
     OpenRankModel,
-    RankModel,
     RankModels,
     StepOptimizer,
 )
@@ -118,15 +117,24 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
 # The process that leads ----------------------------------------------------------------------------------------------------
 
 
+def exit_like_failed_rank(status: int) -> None:
+    """This process ends as the other one did: its supervisor knows what a SIGKILL out of the blue means."""
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(1)
+
+
 class RankProcesses:
     """The other processes, and this one's own parts."""
 
-    def __init__(self, resources: EngineResources, command: Sequence[str], fall: Callable[[int], None]) -> None:
-        """`command` starts a worker with these resources. `exit_like_failed_rank` is called, in any thread, with the exit status
-        of the first that ended: nothing can be computed any more.
+    def __init__(
+        self, resources: EngineResources, command: Sequence[str], fall: Callable[[int], None] = exit_like_failed_rank
+    ) -> None:
+        """`command` starts a worker with these resources. `fall` is called, in any thread, with the exit status of the first that
+        ended: nothing can be computed any more.
         """
         self.device = rank_device(resources, 0)
-        self._fall, self._numbers, self._is_closed = fall, 0, False
+        self._fall, self.job_numbers, self._is_closed = fall, itertools.count(1), False
         self._status, self._has_ended = 1, threading.Event()  # of the first process that ended
         self._folder = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-"))
         store = self._folder / "store"
@@ -139,11 +147,6 @@ class RankProcesses:
         devices.configure_device(self.device)
         _join(store, 0, resources, self.device)
         self.parts = RankModels(resources, self.device)
-
-    def next_job_number(self) -> int:
-        """Of one more job."""
-        self._numbers += 1
-        return self._numbers
 
     def send_command(self, order: Any, given: Any = None) -> Any:
         """To all processes. What this one says when it has obeyed; `given` is what it has and the others have not."""
@@ -185,13 +188,6 @@ class RankProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file once more
 
 
-def exit_like_failed_rank(status: int) -> None:
-    """This process ends as the other one did: its supervisor knows what a SIGKILL out of the blue means."""
-    if status < 0:
-        os.kill(os.getpid(), -status)
-    os._exit(1)
-
-
 class _RankOptimizer:
     """Of all processes together."""
 
@@ -202,8 +198,7 @@ class _RankOptimizer:
 
     def step(self, rate: float) -> float:
         self.steps += 1
-        norm: float = self._crew.send_command(StepOptimizer(self._number, rate))
-        return norm
+        return self._crew.send_command(StepOptimizer(self._number, rate))
 
     @property
     def moments(self) -> torch.Tensor:
@@ -236,17 +231,13 @@ class ParallelEngine(TorchEngine):
                 "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off here, "
                 "or inner adamw in the job"
             )
-        self._crew, self._number = crew, crew.next_job_number()
+        self._crew, self._number = crew, next(crew.job_numbers)
         # a reference to an engine of this process, if anything uses one
         self._whole: Callable[[], TorchEngine | None] = lambda: None
         super().__init__(spec, tokens, tokenizer, first, crew.device, resources)
 
     def _prepare(self) -> None:
         """The processes hold the model."""
-
-    @property
-    def rank_model(self) -> RankModel:
-        return self._crew.parts.open[self._number]
 
     def load_parameters(self, parameters: Float32Array) -> None:
         if self._number not in self._crew.parts.open:
@@ -257,24 +248,24 @@ class ParallelEngine(TorchEngine):
         return parameters - self.read_parameters()
 
     def read_parameters(self) -> Float32Array:
-        found: Float32Array = self._crew.send_command(GatherVector(self._number, "parameters"))
-        return found
+        return self._crew.send_command(GatherVector(self._number, "parameters"))
 
-    def _inner_optimizer(self, inner: InnerState | None) -> Any:
+    def make_optimizer(self, inner: InnerState | None = None) -> Any:
         return _RankOptimizer(self._crew, self._number, inner)
 
-    def _clipped(self) -> tuple[float, Float32Array]:
-        norm: float = self._crew.send_command(ClipGradient(self._number))
-        return norm, self._crew.send_command(GatherVector(self._number, "gradients"))
+    def _clipped_gradient(self) -> Float32Array:
+        self._crew.send_command(ClipGradient(self._number))
+        return self._crew.send_command(GatherVector(self._number, "gradients"))
 
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
         on_step()  # it may raise: never between two processes that wait for one another
         examples = list(self.spec.resolved_objective.batch_arrays(self.spec, drawn, self.tokens, declaration))
-        order = ComputeGradient(self._number, tuple(map(ArraySpec.of_array, examples)), self.micro_batch)
-        loss: float = self._crew.send_command(order, examples)
-        return loss
+        order = ComputeGradient(
+            self._number, tuple(ArraySpec(array.dtype.str, array.shape) for array in examples), self.micro_batch
+        )
+        return self._crew.send_command(order, examples)
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
         return self._alone().compute_metrics(parameters, on_step)
@@ -297,7 +288,3 @@ class ParallelEngine(TorchEngine):
             self._whole = weakref.ref(alone)
         alone.required_model, alone.required_files = self.required_model, self.required_files
         return alone
-
-
-def start_rank_processes(resources: EngineResources, command: Sequence[str]) -> RankProcesses:
-    return RankProcesses(resources, [sys.executable, *command[1:]], exit_like_failed_rank)

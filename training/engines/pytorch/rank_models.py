@@ -29,15 +29,9 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.pytorch.adamw import adamw_step, clip_gradients
 from training.engines.pytorch.device import to_device, to_numpy
-from training.engines.pytorch.engine import (
-    adamw_settings,
-    autocast_context,
-    make_inner_optimizer,
-    no_subnormal_numbers,
-    weight_decay_mask,
-)
+from training.engines.pytorch.engine import autocast_context, no_subnormal_numbers
+from training.engines.pytorch.inner_optimizers import adamw_step, clip_gradients, make_inner_optimizer, weight_decay_mask
 from training.engines.pytorch.layers import ForwardPass
 from training.engines.pytorch.model import GPT, KEEPING_INPUTS, NAME
 from training.job_spec import BATCH_MAX, JobSpec
@@ -57,10 +51,6 @@ class ArraySpec:
 
     kind: Name  # as numpy calls it
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
-
-    @classmethod
-    def of_array(cls, array: npt.NDArray[Any]) -> ArraySpec:
-        return cls(array.dtype.str, array.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +164,7 @@ class _LayerModule(nn.Module):
 
     def __getitem__(self, name: str) -> Tensor:
         """What stands for the leaf at the moment."""
-        leaf: Tensor = getattr(self, name)
-        return leaf
+        return getattr(self, name)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.recompute:
@@ -283,11 +272,6 @@ class RankModel(ABC):
     def gather_vector(self, what: str) -> LeaderVector:
         """The whole vector, for the leader."""
 
-    @property
-    @abstractmethod
-    def local_numbers(self) -> int:
-        """Numbers of parameters and moments in this process, between two orders."""
-
 
 class DdpRankModel(RankModel):
     """Every process has the whole model and takes the same steps."""
@@ -309,8 +293,7 @@ class DdpRankModel(RankModel):
         self._gpt.gradients.zero_()
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = nullcontext() if is_last else self._net.no_sync()
-        return found
+        return nullcontext() if is_last else self._net.no_sync()
 
     def init_optimizer(self, steps: int, has_moments: bool, given: LeaderVector) -> None:
         self._optimizer = make_inner_optimizer(self.spec, self._gpt, self._decayed, None, steps)
@@ -329,10 +312,6 @@ class DdpRankModel(RankModel):
             return None
         found: Float32Array = to_numpy(self._optimizer.moments if what == "moments" else getattr(self._gpt, what))
         return found.copy()
-
-    @property
-    def local_numbers(self) -> int:
-        return len(self._gpt.parameters) + len(self._optimizer.moments)
 
 
 class FsdpRankModel(RankModel):
@@ -389,11 +368,11 @@ class FsdpRankModel(RankModel):
 
     @torch.no_grad()
     def step_optimizer(self, rate: float) -> float:
-        norm, settings = self.clip_gradient(), adamw_settings(self.spec)
+        norm = self.clip_gradient()
         self._steps += 1
         for parameter, (first, second) in zip(self._net.parameters(), self._moments, strict=True):
             decays = first.new_ones(()) if parameter.ndim > 1 else None
-            adamw_step(parameter.to_local(), _gradient_of(parameter), first, second, decays, settings, rate, self._steps)
+            adamw_step(parameter.to_local(), _gradient_of(parameter), first, second, decays, self.spec, rate, self._steps)
         return norm
 
     @torch.no_grad()
@@ -413,16 +392,10 @@ class FsdpRankModel(RankModel):
                 out[place] = 0.0
         return out
 
-    @property
-    def local_numbers(self) -> int:
-        parameters = sum(parameter.to_local().numel() for parameter in self._net.parameters())
-        return parameters + sum(first.numel() + second.numel() for first, second in self._moments)
-
 
 def _gradient_of(parameter: Any) -> Tensor:
     """Of the rows that are here; zero where the loss does not depend on them."""
-    found: Tensor = torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()
-    return found
+    return torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()
 
 
 def _write(out: LeaderVector, place: slice, tensor: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from training.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 
 WARMUP = 0.05  # of all steps, linear
 FLOOR = 0.1  # fraction of the peak at the last step, linear decay
@@ -31,9 +32,9 @@ def train_baseline(
 ) -> list[float]:
     """Held-out bits per byte after equal shares of `steps` optimizer steps of `batch` sequences each, and before the first."""
     loaded = load_tokenizer(tokenizer, spec.model.vocabulary)
-    engine = TorchEngine(spec, open_tokens(spec, text, loaded), loaded)
+    engine = TorchEngine(replace(spec, beta1=BETA1, beta2=BETA2), open_tokens(spec, text, loaded), loaded)
     engine.load_parameters(initial_parameters(spec))
-    optimizer = engine.make_optimizer(BETA1, BETA2)
+    optimizer = engine.make_optimizer()
     job, nobody = bytes(32), bytes(32)
     measured = [_held_out(engine)]
     for step in range(steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from protocol.errors import LocalProtocolError
 from protocol.limits import TRAINERS_MAX
+from training.job_spec import AggregationRule
 from training.replicated.aggregate.level_matrix import LevelMatrix, Row, group_blocks
-from training.replicated.aggregate.robust_rules import FACTOR_BITS, UpdateCombination
-from training.replicated.aggregate.selection_network import select_middle
+from training.replicated.aggregate.robust_rules import FACTOR_BITS, UpdateCombination, combine_updates
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
-from training.replicated.codec.quantization_levels import TOP
+from training.replicated.codec.quantization import TOP
 from training.replicated.outer_optimizer import FLUSH_BELOW
+from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
 SUM_BITS: Final = 30  # of the sums of elements over a round's updates, so that rounding up still leaves them inside an int32
@@ -58,16 +61,14 @@ class AggregationPlan:
             rows, combined = [levels.scaled_row(row, of[chunks], chunks, part) for row, of in enumerate(scales)], mean[part]
             for start in range(0, len(combined), step):
                 at = slice(start, start + step)
-                combined[at] = self._combined([row[at] for row in rows])
+                columns = [row[at] for row in rows]
+                if self.outsiders:
+                    columns = self._mix(columns)
+                if self.trimmed:
+                    columns = select_middle(columns, self.trimmed)
+                combined[at] = _total(columns, self.sums)
         mean /= math.ldexp(self.divisor, -self.exponent)  # which is exact: the one rounding but for that to float32
         return mean
-
-    def _combined(self, rows: list[Row]) -> npt.NDArray[np.signedinteger[Any]]:
-        if self.outsiders:
-            rows = self._mix(rows)
-        if self.trimmed:
-            rows = select_middle(rows, self.trimmed)
-        return _total(rows, self.sums)
 
     def _mix(self, rows: list[Row]) -> list[Row]:
         """Sums over every update's neighbours: the sum over all, less its outsiders."""
@@ -88,9 +89,20 @@ def _total(rows: Sequence[Row], dtype: type[np.signedinteger[Any]]) -> npt.NDArr
     return total
 
 
+def plan_aggregation(
+    updates: Sequence[QuantizedUpdate], rule: AggregationRule, liars: int, each: ParallelMap = serial_map
+) -> AggregationPlan:
+    """How to aggregate `updates` (at least one, one per trainer) of which at most `liars` lie."""
+    ordered = tuple(sorted(updates, key=lambda update: update.origin))
+    if not ordered or len({update.origin for update in ordered}) < len(ordered):
+        raise LocalProtocolError(f"{len(ordered)} updates: need at least one, and one per trainer")
+    return plan_on_grid(ordered, combine_updates(ordered, rule, liars, each))
+
+
 def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombination) -> AggregationPlan:
     """All scales with their factors as integers in one unit, rounded half up."""
-    chosen = [i for i in range(len(updates)) if combination.factors[i] or combination.by_coordinate] or [0]
+    by_coordinate = combination.outsiders or combination.trimmed  # an update takes part even where its factor is zero
+    chosen = [i for i in range(len(updates)) if combination.factors[i] or by_coordinate] or [0]
     updates, factors = tuple(updates[i] for i in chosen), [combination.factors[i] for i in chosen]
     least = min(update.exponent for update in updates)
     largest = [int(u.scales.max()) * factor << u.exponent - least for u, factor in zip(updates, factors, strict=True)]
@@ -119,3 +131,61 @@ def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray
     if shift <= 0:
         return (scaled << -shift).astype(np.int32)
     return ((scaled + (1 << shift - 1)) >> shift).astype(np.int32)
+
+
+# The middle of every coordinate's values ----------------------------------------------------------------------------------
+
+# A selection network: minima and maxima of whole rows, in place. Batcher's merge exchange (Knuth, The Art of Computer Programming
+# 3, 5.2.2 M) sorts any number of rows by O(n log² n) comparators. Only the sum of the middle ranks is wanted, so a comparator
+# between two rows that end in the same part (below, middle or above) falls away, and so does the half of one whose result ends
+# outside the middle.
+
+
+@dataclass(frozen=True, slots=True)
+class Comparator:
+    low: int
+    high: int
+    keeps_low: bool  # the minimum is used afterwards
+    keeps_high: bool
+
+
+def select_middle(rows: Sequence[Row], f: int) -> list[Row]:
+    """Rows that hold, in every column, all values but the f smallest and f largest, in some order; overwrites `rows`."""
+    rows, spare = list(rows), np.empty_like(rows[0])
+    for comparator in selection_network(len(rows), f):
+        low, high = rows[comparator.low], rows[comparator.high]
+        if comparator.keeps_low and comparator.keeps_high:
+            np.minimum(low, high, out=spare)
+            np.maximum(low, high, out=high)
+            rows[comparator.low], spare = spare, low
+        elif comparator.keeps_low:
+            np.minimum(low, high, out=low)
+        else:
+            np.maximum(low, high, out=high)
+    return rows[f : len(rows) - f]
+
+
+@functools.lru_cache(maxsize=64)
+def selection_network(count: int, f: int) -> tuple[Comparator, ...]:
+    """The comparators that move the f smallest of `count` values below place f and the f largest to the last f places."""
+    # What matters of what stands at each place after a comparator: its value (None), that it is summed (True), nothing (False).
+    matters: list[bool | None] = [f <= place < count - f for place in range(count)]
+    kept = []
+    for low, high in reversed(list(_merge_exchange(count))):
+        if matters[low] is not None and matters[low] == matters[high]:
+            continue
+        kept.append(Comparator(low, high, matters[low] is not False, matters[high] is not False))
+        matters[low] = matters[high] = None
+    return tuple(reversed(kept))
+
+
+def _merge_exchange(count: int) -> Iterator[tuple[int, int]]:
+    p = top = 1 << max(0, (count - 1).bit_length() - 1)
+    while p > 0:
+        q, r, d = top, 0, p
+        while d > 0:
+            for i in range(count - d):
+                if i & p == r:
+                    yield i, i + d
+            d, q, r = q - p, q // 2, p
+        p //= 2

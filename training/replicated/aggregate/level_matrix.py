@@ -1,24 +1,41 @@
-"""The levels of a round's updates in a run of elements: a matrix with a row for each update and a column for each element."""
+"""The levels of a round's updates in a run of elements: a matrix with a row for each update and a column for each element. And
+the dot products of all pairs of updates: exact integers, most of the work in float32 matrix products.
+
+A product of float32 matrices of small integers is exact as long as no sum exceeds 2^24, in whatever order a library adds. So the
+levels are multiplied chunk by chunk, and a few columns at a time where they are large; the scales come in afterwards, in int64.
+Sums over one stretch of the model fit an int64, those over all of it do not: they are Python's integers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from training.replicated.codec import QuantizedUpdate
-from training.replicated.codec.quantization_levels import Levels
-from training.replicated.tensor_layout import BLOCK, ElementRun
+from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
+from training.replicated.codec.quantization import TOP, Levels
+from training.replicated.parallel_map import ParallelMap, serial_map
+from training.replicated.tensor_layout import BLOCK, THREAD_BLOCKS, ElementRun, TensorBlock
 
 EXPANDED: Final = 16 * BLOCK  # levels of all updates, expanded to 32 bits at once: 4 MiB however many there are
 # Levels of all updates in the blocks that are worked on together. A call of numpy that takes microseconds holds the interpreter
 # for most of them, so that another thread waits; one on 64 KiB and more does not.
 LEVELS: Final = 1 << 18
+FLOAT32_MAX: Final = 1 << 24  # of integers that are exact together with all smaller ones
+# A product of two scales has 40 bits, and is taken in two halves: with either of them the sum over a stretch fits an int64.
+HALF: Final = SCALE_BITS
+FEW: Final = 8  # updates whose products are as quick one by one: for each matrix a library of linear algebra locks out threads
 
+assert THREAD_BLOCKS * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
+assert LEVEL_MAX**2 <= FLOAT32_MAX
+
+Integers = list[list[int]]
+Int64Array = npt.NDArray[np.int64]
 Row = npt.NDArray[np.int32]
 
 
@@ -52,3 +69,52 @@ def group_blocks(blocks: Sequence[ElementRun], updates: int) -> Iterator[Sequenc
     """Consecutive blocks in which so many updates have about `LEVELS` levels, or one with more."""
     for _, group in groupby(blocks, lambda block: block.elements.start * updates // LEVELS):
         yield list(group)
+
+
+def gram_matrix(updates: Sequence[QuantizedUpdate], each: ParallelMap = serial_map) -> Integers:
+    """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory, of each thread: as
+    `AggregationPlan`, and five times as many integers of 8 bytes as `LevelMatrix.iter_parts` allows.
+    """
+    return sum_halves(each(partial(_of_stretch, updates), updates[0].layout.stretches))
+
+
+def sum_halves(parts: Iterable[Int64Array]) -> Integers:
+    """The sum over stretches of their (low, high) halves."""
+    sums: npt.NDArray[np.object_] = sum((high.astype(object) << HALF) + low for low, high in parts)
+    return sums.tolist()
+
+
+def _of_stretch(updates: Sequence[QuantizedUpdate], stretch: Sequence[TensorBlock]) -> Int64Array:
+    """(2, updates, updates): the sums of products with the lower and with the upper half of the scales'."""
+    width = FLOAT32_MAX // TOP[updates[0].bits] ** 2
+    sums = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
+    for run in map(ElementRun.of_blocks, group_blocks(stretch, len(updates))):
+        levels, scales = LevelMatrix.of_run(updates, run), np.stack([update.scales[run.chunks] for update in updates], axis=1)
+        for chunks, part in levels.iter_parts():
+            products = _level_products([row[part] for row in levels.rows], levels.lengths[chunks], width)
+            pairs = scales[chunks, :, np.newaxis] * scales[chunks, np.newaxis, :]
+            sums[0] += np.sum(products * (pairs & (1 << HALF) - 1), axis=0)
+            sums[1] += np.sum(products * (pairs >> HALF), axis=0)
+    return sums
+
+
+def _level_products(levels: Sequence[Levels], lengths: Int64Array, width: int) -> Int64Array:
+    """(chunks, updates, updates): of the levels alone, of which each chunk has `lengths`. At most `width` columns at a time are
+    multiplied in float32; to that end every chunk is filled up with zeros to the same number of columns.
+    """
+    rows, chunks, widest = len(levels), len(lengths), int(lengths.max())
+    pieces = max(1, -(-widest // width))
+    piece = -(-widest // pieces)
+    filled = np.zeros((rows, chunks * pieces * piece), dtype=np.int8)
+    # Where the columns of chunks are when each chunk has as many of them.
+    starts = np.cumsum(lengths) - lengths
+    gaps = pieces * piece * np.arange(chunks) - starts
+    at = np.arange(lengths.sum()) + np.repeat(gaps, lengths) if gaps.any() else slice(int(lengths.sum()))
+    for row, said in zip(filled, levels, strict=True):
+        row[at] = said
+    factors = filled.reshape(rows, chunks * pieces, piece).transpose(1, 0, 2).astype(np.float32)
+    if rows <= FEW:
+        products = np.vecdot(factors[:, :, np.newaxis], factors[:, np.newaxis])
+    else:
+        products = factors @ factors.transpose(0, 2, 1)
+    return products.astype(np.int64).reshape(chunks, pieces, rows, rows).sum(axis=1)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from training.job_spec import AggregationRule
-from training.replicated.aggregate.gram import Integers, gram_matrix
+from training.replicated.aggregate.level_matrix import Integers, gram_matrix
 from training.replicated.codec import QuantizedUpdate
 from training.replicated.parallel_map import ParallelMap, serial_map
 
@@ -43,11 +43,6 @@ class UpdateCombination:
     divisor: int
     outsiders: tuple[tuple[int, ...], ...] = ()  # for each update those that it is not mixed with; empty: nothing is mixed
     trimmed: int = 0  # largest and smallest values of each coordinate that are dropped
-
-    @property
-    def by_coordinate(self) -> bool:
-        """Whether an update takes part even where its factor is zero."""
-        return bool(self.outsiders or self.trimmed)
 
 
 def tolerated_faults(count: int, liars: int) -> int:
@@ -71,7 +66,7 @@ def combine_updates(
     count = len(updates)
     f = tolerated_faults(count, liars)
     if is_plain_mean(count, rule, liars):
-        return _mean(count)
+        return _trimmed_mean(count, 0)
     if rule is AggregationRule.MEDIAN:
         return _trimmed_mean(count, (count - 1) // 2)
     if rule is AggregationRule.TRIMMED_MEAN:
@@ -86,10 +81,6 @@ def align_exponents(products: Integers, exponents: Sequence[int]) -> Integers:
         [product << left + right for product, right in zip(row, shifts, strict=True)]
         for row, left in zip(products, shifts, strict=True)
     ]
-
-
-def _mean(count: int) -> UpdateCombination:
-    return UpdateCombination((ONE,) * count, count)
 
 
 def _trimmed_mean(count: int, f: int) -> UpdateCombination:

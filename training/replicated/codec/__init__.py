@@ -4,11 +4,16 @@ Every element as one level of 1 to 8 bits; one scale per chunk; one exponent. Wi
 (Karimireddy 2019, arXiv:1901.09847).
 """
 
-from training.replicated.codec.payload import decode_payload, encode_payload, payload_bytes, quantize_vector, read_payload
-from training.replicated.codec.payload_header import PayloadHeader
-from training.replicated.codec.quantization_levels import LEVEL_MAX
-from training.replicated.codec.quantization_scales import EXPONENT_MAX, EXPONENT_MIN, SCALE_BITS
-from training.replicated.codec.quantized_update import QuantizedUpdate
+from training.replicated.codec.payload import (
+    PayloadHeader,
+    QuantizedUpdate,
+    decode_payload,
+    encode_payload,
+    payload_bytes,
+    quantize_vector,
+    read_payload,
+)
+from training.replicated.codec.quantization import EXPONENT_MAX, EXPONENT_MIN, LEVEL_MAX, SCALE_BITS
 
 __all__ = [
     "EXPONENT_MAX",

@@ -1,18 +1,199 @@
-"""From a vector to the bytes that are sent, and back."""
+"""From a vector to the bytes that are sent, and back. A payload begins with the bits of its levels, and the digest of what it is
+said of (job, round, trainer, model).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from protocol.errors import LocalProtocolError
-from training.replicated.codec import quantization_levels, quantization_scales
-from training.replicated.codec.payload_header import HEADER_BYTES, PayloadHeader, malformed_payload, unpack_header
-from training.replicated.codec.quantized_update import QuantizedUpdate, chunk_level_bytes
-from training.replicated.tensor_layout import CHUNK, Float32Array, TensorBlock, TensorLayout
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from training.job_spec import BITS
+from training.replicated.codec import quantization
+from training.replicated.tensor_layout import BLOCK, CHUNK, ElementRun, Float32Array, TensorBlock, TensorLayout
+
+ROWS: Final = BLOCK // CHUNK  # worked on at once, so that what is computed of them stays in the cache
+
+_DOMAIN: Final = b"folkmoot/payload\0"
+_ORIGIN: Final = struct.Struct("<32sQ32s32sII")
+_STRUCT: Final = struct.Struct("<B32sb")
+HEADER_BYTES: Final = _STRUCT.size
 
 Values = Callable[[TensorBlock], Float32Array]
+Number = TypeVar("Number", np.int32, np.int64, np.float32)
+
+
+@dataclass(frozen=True)
+class PayloadHeader:
+    """All that a payload is bound to. Who judges it knows all of that, so only a digest of it is sent."""
+
+    job: bytes
+    round: int
+    trainer: bytes
+    base: bytes  # root of the model it was computed on
+    local_steps: int
+    batch: int
+    bits: int  # of one level: 1, 2, 4 or 8
+
+    @cached_property
+    def origin(self) -> bytes:
+        fields = (self.job, self.round, self.trainer, self.base, self.local_steps, self.batch)
+        return hashlib.sha256(_DOMAIN + _ORIGIN.pack(*fields)).digest()
+
+
+def pack_header(bits: int, origin: bytes, exponent: int) -> bytes:
+    return _STRUCT.pack(bits, origin, exponent)
+
+
+def unpack_header(payload: bytes | memoryview) -> tuple[int, bytes, int]:
+    """Bits of a level, origin and exponent that `payload` begins with."""
+    if len(payload) < HEADER_BYTES:
+        raise malformed_payload(f"{len(payload)} bytes are less than a header")
+    bits, origin, exponent = _STRUCT.unpack_from(payload)
+    if bits not in BITS:
+        raise malformed_payload(f"levels of {bits} bits")
+    return bits, origin, exponent
+
+
+def malformed_payload(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("malformed", f"payload: {detail}")
+
+
+def chunk_level_bytes(layout: TensorLayout, bits: int) -> npt.NDArray[np.int64]:
+    """(chunks,): bytes of each chunk's levels, which are padded to whole bytes with zero bits."""
+    return (bits * layout.chunk_lengths + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """At most `ROWS` consecutive chunks of `length` elements each, of one tensor or of several: rows of a matrix."""
+
+    elements: slice
+    chunks: slice
+    length: int
+
+
+def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
+    """All chunks, in order."""
+    lengths = layout.chunk_lengths
+    edges = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    element = 0
+    for start, stop in pairwise(edges):
+        length = int(lengths[start])
+        for first in range(start, stop, ROWS):
+            last = min(first + ROWS, stop)
+            end = element + (last - first) * length
+            yield ChunkRows(slice(element, end), slice(first, last), length)
+            element = end
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedUpdate:
+    """Element = level · scale of its chunk · 2^exponent, exactly."""
+
+    bits: int  # of one level: 1, 2, 4 or 8
+    origin: bytes  # digest of what it is said of: another one for each trainer of a round
+    layout: TensorLayout
+    exponent: int
+    codes: quantization.Codes  # (chunks,), of the scales
+    packed: quantization.Bytes  # the levels of all chunks, (sum of `chunk_level_bytes`,)
+    encoded: quantization.Bytes | None = None  # all of it, where `codes` and `packed` are parts of one array
+
+    def encode(self) -> bytes:
+        return pack_header(self.bits, self.origin, self.exponent) + self.codes.tobytes() + self.packed.tobytes()
+
+    @cached_property
+    def scales(self) -> quantization.Integers:
+        """(chunks,)"""
+        return quantization.SCALES[self.codes]
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """(chunks + 1,): where the bytes of each chunk begin."""
+        return np.concatenate([[0], np.cumsum(chunk_level_bytes(self.layout, self.bits))])
+
+    def levels_of(self, run: ElementRun) -> quantization.Levels:
+        """(elements,): of whole blocks. Levels in a chunk of scale zero mean nothing. Any thread may ask."""
+        unpacked = quantization.unpack_levels(self._bytes_of(run.chunks), self.bits)
+        lengths = self.layout.chunk_lengths[run.chunks]
+        padding = -self.bits * lengths % 8 // self.bits
+        if padding[:-1].any():
+            is_said = np.tile([True, False], len(lengths))
+            return unpacked[np.repeat(is_said, np.stack([lengths, padding], axis=1).ravel())]
+        return unpacked[: run.size]
+
+    def scaled_elements(self, run: ElementRun, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Elements of whole blocks, with this update's levels and other `scales` of its chunks (of all of them, any dtype)."""
+        values = np.repeat(scales[run.chunks], self.layout.chunk_lengths[run.chunks])
+        values *= self.levels_of(run)
+        return values
+
+    def norm_squared(self) -> float:
+        """‖update‖²: an exact integer, rounded once to the nearest float64."""
+        squares = self.layout.chunk_lengths if self.bits == 1 else self._squares_and_tops[0]
+        # exact: far below 2^53
+        sums = np.bincount(self.codes, weights=squares, minlength=len(quantization.SCALES))
+        total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, quantization.SCALES, strict=True))
+        return math.ldexp(float(total), 2 * self.exponent)
+
+    def dequantize(self) -> Float32Array:
+        """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
+        values = quantization.scale_values(self.codes, self.exponent)
+        elements = np.empty(self.layout.size, dtype=np.float32)
+        for block in self.layout.blocks:
+            elements[block.elements] = self.scaled_elements(block, values)
+        return elements
+
+    def require_canonical(self) -> None:
+        """`RemoteProtocolError` if other scales or levels of as many bytes would say the same."""
+        least, most, largest = quantization.EXPONENT_MIN, quantization.EXPONENT_MAX, int(self.codes.max())
+        if not least <= self.exponent <= most:
+            raise malformed_payload(f"exponent {self.exponent} is outside {least}..{most}")
+        if largest < quantization.FULL and (largest, self.exponent) != (0, least):
+            raise malformed_payload(f"largest scale code {largest} with exponent {self.exponent} is not normalised")
+        unused = -self.bits * self.layout.chunk_lengths % 8
+        padded = np.flatnonzero(unused)
+        if np.any(self.packed[self._starts[padded + 1] - 1] & ((1 << unused[padded]) - 1)):
+            raise malformed_payload("padding bits are set")
+        if not self.codes.all():
+            for rows in iter_chunk_rows(self.layout):
+                empty = self.codes[rows.chunks] == 0
+                if empty.any() and self._byte_rows(rows)[empty].any():
+                    raise malformed_payload("levels in a chunk of scale zero")
+        if self.bits > 1:  # or else other levels with another scale would say the same
+            top, (_, tops) = quantization.TOP[self.bits], self._squares_and_tops
+            if np.any(tops > top) or np.any((tops < top) & (self.codes > 0)):
+                raise malformed_payload("a chunk does not use its scale's range")
+
+    @cached_property
+    def _squares_and_tops(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Of each chunk the sum of all level² and the largest |level|: a check needs one, a norm the other."""
+        squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint8)
+        for rows in iter_chunk_rows(self.layout):
+            unpacked = quantization.unpack_levels(self._byte_rows(rows), self.bits)
+            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # −128 is 128
+            largest[rows.chunks] = magnitudes.max(axis=1)
+            squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
+        return squares, largest
+
+    def _bytes_of(self, chunks: slice) -> quantization.Bytes:
+        return self.packed[self._starts[chunks.start] : self._starts[chunks.stop]]
+
+    def _byte_rows(self, rows: ChunkRows) -> quantization.Bytes:
+        """(rows, bytes of each)"""
+        return self._bytes_of(rows.chunks).reshape(rows.chunks.stop - rows.chunks.start, -1)
+
+
+# Vectors and bytes -------------------------------------------------------------------------------------------------
 
 
 def payload_bytes(layout: TensorLayout, bits: int) -> int:
@@ -52,16 +233,25 @@ def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout
     return QuantizedUpdate(header.bits, header.origin, layout, exponent, codes, packed)
 
 
-def quantize_into(
-    packed: quantization_levels.Bytes, values: Values, layout: TensorLayout, bits: int
-) -> tuple[int, quantization_scales.Codes]:
+def quantize_into(packed: quantization.Bytes, values: Values, layout: TensorLayout, bits: int) -> tuple[int, quantization.Codes]:
     """Exponent and scale codes of a vector of which `values` gives each block three times; its levels are written into
     `packed`.
     """
-    unit = quantization_scales.grid_exponent(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
-    sums, largest = _magnitudes(values, layout, unit)
-    codes, exponent = quantization_scales.scales_of_chunks(sums, layout.chunk_lengths, largest, unit, bits)
-    _pack(packed, values, layout, bits, quantization_scales.scale_values(codes, exponent))
+    unit = quantization.grid_exponent(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
+    sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))  # of |value| / 2^unit, rounded
+    for chunks, rows in _rows(values, layout):
+        grid = quantization.round_to_grid(rows, unit)
+        sums[chunks] = grid.sum(axis=1, dtype=np.float64)
+        largest[chunks] = grid.max(axis=1)
+    codes, exponent = quantization.scales_of_chunks(sums, layout.chunk_lengths, largest, unit, bits)
+    scales = quantization.scale_values(codes, exponent)
+    units, end = quantization.level_units(scales, bits), 0
+    for chunks, rows in _rows(values, layout):
+        part = quantization.pack_levels(quantization.quantize_levels(rows, units[chunks, None], bits), bits)
+        part[scales[chunks] == 0] = 0
+        start, end = end, end + part.size
+        packed[start:end] = part.ravel()
+    assert end == len(packed)
     return exponent, codes
 
 
@@ -74,26 +264,3 @@ def _rows(values: Values, layout: TensorLayout) -> Iterator[tuple[slice, Float32
             yield slice(block.chunks.start, middle), part[: full * CHUNK].reshape(full, CHUNK)
         if middle < block.chunks.stop:
             yield slice(middle, block.chunks.stop), part[None, full * CHUNK :]
-
-
-def _magnitudes(
-    values: Values, layout: TensorLayout, unit: int
-) -> tuple[quantization_scales.Integers, quantization_scales.Integers]:
-    """The sum and the largest of |value| / 2^unit, rounded to integers, of every chunk."""
-    sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))
-    for chunks, rows in _rows(values, layout):
-        grid = quantization_scales.round_to_grid(rows, unit)
-        sums[chunks] = grid.sum(axis=1, dtype=np.float64)
-        largest[chunks] = grid.max(axis=1)
-    return sums, largest
-
-
-def _pack(packed: quantization_levels.Bytes, values: Values, layout: TensorLayout, bits: int, chunk_scales: Float32Array) -> None:
-    """Writes the levels of the values by the scales of chunks."""
-    units, end = quantization_levels.level_units(chunk_scales, bits), 0
-    for chunks, rows in _rows(values, layout):
-        part = quantization_levels.pack_levels(quantization_levels.quantize_levels(rows, units[chunks, None], bits), bits)
-        part[chunk_scales[chunks] == 0] = 0
-        start, end = end, end + part.size
-        packed[start:end] = part.ravel()
-    assert end == len(packed)

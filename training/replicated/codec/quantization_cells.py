@@ -1,7 +1,7 @@
 """The distance of a vector from all vectors with one encoding. An auditor compares a payload with re-executed work by it.
 
 A vector has an encoding if its magnitudes |v| lie so. s is the scale of a chunk, s⁺ and s⁻ are the next larger and smaller one, t
-is the largest level and r is `scales.RANGE`:
+is the largest level and r is `quantization.RANGE`:
 
     bits  an element of level l                           all elements of a chunk
     1     has any magnitude                               have a mean from (s⁻ + s) / 2 to (s + s⁺) / 2
@@ -25,20 +25,19 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from training.replicated.codec import quantization_scales
-from training.replicated.codec.quantization_levels import LEVEL_MAX, TOP
-from training.replicated.codec.quantization_scales import Integers
-from training.replicated.codec.quantized_update import QuantizedUpdate
+from training.replicated.codec import quantization
+from training.replicated.codec.payload import QuantizedUpdate
+from training.replicated.codec.quantization import LEVEL_MAX, TOP, Integers
 from training.replicated.tensor_layout import Float32Array, TensorBlock
 
 Floats = npt.NDArray[np.float64]
 
 # where the largest scale is below this, all are 0
-EMPTY = math.ldexp(1.0, quantization_scales.EXPONENT_MIN + quantization_scales.SCALE_BITS - 1)
+EMPTY = math.ldexp(1.0, quantization.EXPONENT_MIN + quantization.SCALE_BITS - 1)
 SENT_AS_NOTHING = 16  # the scale of code 0
 # of each code, and the same of its neighbours
-_OWN = np.append(SENT_AS_NOTHING, quantization_scales.SCALES[1:]).astype(np.float64)
-_BEFORE, _NEXT = np.append(0, _OWN[:-1]), np.append(_OWN[1:], 1 << quantization_scales.SCALE_BITS)
+_OWN = np.append(SENT_AS_NOTHING, quantization.SCALES[1:]).astype(np.float64)
+_BEFORE, _NEXT = np.append(0, _OWN[:-1]), np.append(_OWN[1:], 1 << quantization.SCALE_BITS)
 
 
 def cell_distance(update: QuantizedUpdate, values: Callable[[TensorBlock], Float32Array]) -> float:
@@ -65,7 +64,7 @@ def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
 def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: Floats, high: Floats) -> Floats:
     """(2,): the squared distances of a block to what its levels and its scales may be said of."""
     bits, lengths, values = update.bits, update.layout.chunk_lengths[block.chunks], v.astype(np.float64)
-    units = np.repeat(quantization_scales.SCALES[update.codes[block.chunks]] * math.ldexp(1.0, update.exponent), lengths)
+    units = np.repeat(quantization.SCALES[update.codes[block.chunks]] * math.ldexp(1.0, update.exponent), lengths)
     tops = np.repeat(high, lengths) if bits == 8 else np.inf
     of_levels = _outside_levels(values, update.levels_of(block).astype(np.float64), units, tops, bits)
     of_scales = _outside_scales(np.abs(values), lengths, low, high, bits) if bits < 8 else 0.0
@@ -91,7 +90,7 @@ def _outside_scales(magnitudes: Floats, lengths: Integers, low: Floats, high: Fl
     means = np.add.reduceat(magnitudes, starts) / lengths
     if bits == 1:
         return float(np.sum(_raised(low, means, root)) + np.sum(_lowered(magnitudes, starts, lengths, means, high)))
-    times = quantization_scales.RANGE[bits]
+    times = quantization.RANGE[bits]
     beyond = np.maximum(magnitudes - np.repeat(high, lengths), 0.0)
     above = np.minimum(np.add.reduceat(beyond**2, starts), _lowered(magnitudes, starts, lengths, means, high / times))
     below = np.maximum(_raised(low, np.maximum.reduceat(magnitudes, starts), 1.0), _raised(low / times, means, root))

@@ -18,7 +18,7 @@ from tests.training.replicated.codec.samples import LAYOUTS, TOY, changed, field
 from tests.training.replicated.support import RAGGED, buffer, header
 from training.job_spec import BITS
 from training.replicated import codec
-from training.replicated.codec import payload_bytes, quantization_levels
+from training.replicated.codec import payload_bytes, quantization
 from training.replicated.tensor_layout import CHUNK, ElementRun, Float32Array, TensorLayout, layout_from_shapes
 
 HEADER_BYTES = 34
@@ -86,12 +86,12 @@ def test_levels_next_to_an_edge_are_those_of_exact_quotients(bits: int, power: i
     edges = np.arange(1, 8) * np.float32(2) if bits < 8 else np.arange(127, dtype=np.float32) + np.float32(0.5)
     at = scales * edges
     m = np.concatenate([at, np.nextafter(at, np.float32(0)), np.nextafter(at, np.float32(np.inf))], axis=1)
-    codes = quantization_levels.quantize_levels(-m, quantization_levels.level_units(scales, bits), bits)
-    said = quantization_levels.unpack_levels(quantization_levels.pack_levels(codes, bits), bits)[:, : m.shape[1]]
+    codes = quantization.quantize_levels(-m, quantization.level_units(scales, bits), bits)
+    said = quantization.unpack_levels(quantization.pack_levels(codes, bits), bits)[:, : m.shape[1]]
     for scale, row, found in zip(scales[:, 0].tolist(), m.tolist(), said.tolist(), strict=True):
         ratios = [Fraction(element) / Fraction(scale) for element in row]
         exact = [round(ratio) if bits == 8 else 2 * math.floor(ratio / 2) + 1 for ratio in ratios]
-        assert found == [-min(level, quantization_levels.TOP[bits]) for level in exact]
+        assert found == [-min(level, quantization.TOP[bits]) for level in exact]
 
 
 @given(toy_buffers, widths)

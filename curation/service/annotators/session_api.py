@@ -1,0 +1,286 @@
+"""Sessions of annotators. Those whose key this peer keeps have a name and a passphrase, and the peer signs for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import trio
+from nacl.exceptions import CryptoError
+from nacl.pwhash import argon2id
+from nacl.secret import SecretBox
+from nacl.utils import random
+
+from curation.ledger.curation_state import Annotator, CurationState
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, SessionStatement
+from curation.limits import NAME_CHARACTERS_MAX
+from curation.service.access_control import AccessControl
+from curation.service.annotators.statement_batcher import StatementBatcher
+from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
+from curation.service.sqlite_database import ServiceDatabase
+from features.services import ServiceContext
+from ledger.members import MembersState
+from protocol import codec
+from protocol.identity import Ed25519Verifier, Identity, signing_preimage
+from protocol.name_validation import name_problem
+from web.calls import HttpProblem, Json
+
+CHALLENGE_MS: Final = 600_000
+SESSION_MS: Final = 86_400_000
+CHALLENGES_MAX: Final = 4_096  # that nobody has answered yet
+CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address signs in within ten minutes
+SESSIONS_MAX: Final = 20_000
+SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
+# One host takes 750 places in the three days after which keys that never answered lose theirs: a quarter of a peer's share where
+# three peers serve. A larger group behind one address comes by invitation.
+ENROLMENT_BURST: Final = 30
+ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # then one more
+TOKEN_BYTES: Final = 24
+PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
+MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB: a peer on a small machine has them, once at a time
+PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
+WRONG_PASSPHRASES_FREE: Final = 5  # passphrases in a row for one name; each one more doubles the wait
+BACKOFF_SECONDS_MAX: Final = 64.0  # whoever forgot it must not be kept out for hours by somebody who guesses
+WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest goes
+WAITING_MAX: Final = 64  # that wait for their turn, a tenth of a second each
+WAITING_OF_HOST_MAX: Final = 8
+
+
+class CustodialAccounts(ServiceDatabase):
+    """Accounts of custodial annotators: a name, and a key that this peer keeps under the person's passphrase.
+
+    The key's seed is sealed (XSalsa20-Poly1305) under Argon2id of the passphrase (RFC 9106), both as libsodium has them. Somebody
+    who has the file guesses at the price of one Argon2id each. `create_account` and `open_account` take a tenth of a second and
+    64 MiB: one at a time, in a thread.
+    """
+
+    file_name, file_mode = "accounts.sqlite", 0o600
+    schema = "CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, salt BLOB NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID"
+
+    def create_account(self, name: str, passphrase: str) -> Identity | None:
+        """A new account, on the disk; or the one that there is. None if that one has another passphrase."""
+        salt, identity = random(argon2id.SALTBYTES), Identity.generate()
+        sealed = _box(passphrase, salt).encrypt(identity.seed)
+        made = self._database.execute("INSERT OR IGNORE INTO accounts VALUES (?, ?, ?)", (name, salt, bytes(sealed)))
+        return identity if made.rowcount else self.open_account(name, passphrase)
+
+    def open_account(self, name: str, passphrase: str) -> Identity | None:
+        """None if there is no such account, or it has another passphrase."""
+        found = self._database.execute("SELECT salt, sealed FROM accounts WHERE name = ?", (name,)).fetchone()
+        salt, sealed = found or (bytes(argon2id.SALTBYTES), b"")  # a name that is nobody's takes as long
+        try:
+            return Identity(_box(passphrase, salt).decrypt(sealed))
+        except (CryptoError, ValueError):
+            return None
+
+    def delete_account(self, name: str) -> None:
+        self._database.execute("DELETE FROM accounts WHERE name = ?", (name,))
+
+
+def _box(passphrase: str, salt: bytes) -> SecretBox:
+    return SecretBox(argon2id.kdf(SecretBox.KEY_SIZE, passphrase.encode(), salt, opslimit=PASSES, memlimit=MEMORY_BYTES))
+
+
+@dataclass
+class AnnotatorSession:
+    """A session: somebody who has shown that it holds an annotator's key."""
+
+    key: bytes
+    nonce: bytes
+    expires_ms: int
+    signature: bytes
+    identity: Identity | None = None  # of a custodial annotator: this peer signs for it
+
+
+class SessionApi:
+    """How annotators sign up and in: with their own key, or with a name and a passphrase where this peer keeps the key.
+
+    The log says of a custodial annotator for ever that it is one. The key is in memory while its session lasts.
+    """
+
+    def __init__(self, desk: ServiceContext, doors: AccessControl, gatherer: StatementBatcher) -> None:
+        self._desk, self._doors, self._gatherer = desk, doors, gatherer
+        self._accounts, self._verifier = CustodialAccounts(desk.folder), Ed25519Verifier()
+        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
+        self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
+        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # where sign-up is open
+        # By name and host, so that strangers that guess keep nobody else out: how many in a row, when it may go on.
+        self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._turns = FairHostQueue(WAITING_MAX, WAITING_OF_HOST_MAX)
+
+    @property
+    def _state(self) -> CurationState:
+        return self._desk.state.module_state(CurationState)
+
+    async def enrol_annotator(
+        self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str, host: str = ""
+    ) -> Json:
+        self._require_name(name)
+        self.require_signature(key, EnrolStatement(name, self._desk.me, custodial), signature)
+        if key not in self._state.annotators:
+            self._count_enrolment(host)
+        return await self._enrol(key, name, signature, custodial, invitation)
+
+    async def _enrol(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json:
+        if key in self._state.annotators:
+            return self._enrolled(key, name)
+        self._gatherer.require_room()
+        if self._desk.get_setting("sign_up") != "open":
+            codes = tuple(self._desk.get_setting("sign_up_invitations"))
+            if not await trio.to_thread.run_sync(self._doors.redeem_invitation, invitation, key, codes):
+                raise HttpProblem(
+                    "forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation"
+                )
+        await self._gatherer.wait_for_decision(self._gatherer.add_statement(EnrolmentEntry(key, name, custodial, signature)))
+        known = self._state.annotators.get_record(key)
+        if known is None or not self.is_here(known.peer):
+            await trio.to_thread.run_sync(self._doors.restore_invitation, key)
+        if known is None:
+            raise HttpProblem("forbidden", "this peer's places for annotators are taken: try another peer")
+        return self._enrolled(key, name)
+
+    def _count_enrolment(self, host: str) -> None:
+        """Raises `HttpProblem` where this host enrols too many annotators without an invitation."""
+        if self._desk.get_setting("sign_up") == "open":
+            self._enrolments.acquire(host, "sign-ups")
+
+    def _require_name(self, name: str) -> None:
+        is_long = len(name) > NAME_CHARACTERS_MAX
+        if problem := name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if is_long else None):
+            raise HttpProblem("misfit", f"the name {problem}")
+
+    def _enrolled(self, key: bytes, name: str) -> Json:
+        """Of a key that is enrolled, perhaps by another call or at another peer."""
+        known = self.find_annotator(self._state, key)
+        if known.name != name or not self.is_here(known.peer):
+            raise HttpProblem("already-enrolled", f"this key annotates as {known.name!r} already")
+        return {"annotator": key.hex()}
+
+    async def create_challenge(self, key: bytes, host: str = "") -> Json:
+        nonce, now = secrets.token_bytes(16), self.now_ms
+        self._challenges.put(nonce, host, (key, now + CHALLENGE_MS))
+        return {"nonce": nonce.hex(), "expires_ms": now + SESSION_MS}
+
+    async def create_session(self, key: bytes, nonce: bytes, expires_ms: int, signature: bytes) -> Json:
+        challenged = self._challenges.get(nonce)
+        if challenged is None or challenged[0] != key or challenged[1] < self.now_ms:
+            raise HttpProblem("unauthorized", "this peer gave no such nonce to this key, or it is over: ask for a challenge")
+        if not self.now_ms < expires_ms <= self.now_ms + SESSION_MS + CHALLENGE_MS:
+            raise HttpProblem("misfit", "expires_ms is over, or further away than the challenge said")
+        self.require_signature(key, SessionStatement(self._desk.me, nonce, expires_ms), signature)
+        if self._state.annotators.get_record(key) is None:
+            raise HttpProblem("forbidden", "this key is not enrolled")
+        self._challenges.pop(nonce)
+        return {"token": self._begin(AnnotatorSession(key, nonce, expires_ms, signature))}
+
+    def _begin(self, session: AnnotatorSession) -> str:
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._sessions.put(token, session.key, session)
+        return token
+
+    async def sign_out(self, session: AnnotatorSession, token: str) -> Json:
+        self._sessions.pop(token)
+        return {}
+
+    async def session_info(self, session: AnnotatorSession) -> Json:
+        person = self.find_annotator(self._state, session.key)
+        return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
+
+    async def sign_up(self, name: str, passphrase: str, invitation: str, before: str, host: str = "") -> Json:
+        """Said again with the same passphrase, it goes on where it was left."""
+        self._require_name(name)
+        if not PASSPHRASE_CHARACTERS_MIN <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
+            limits = f"{PASSPHRASE_CHARACTERS_MIN} to {PASSPHRASE_CHARACTERS_MAX} characters"
+            raise HttpProblem("misfit", f"a passphrase has {limits}, this one has {len(passphrase)}")
+        self._count_enrolment(host)
+        identity = await self._opened(self._accounts.create_account, name, passphrase, host)
+        if identity is None:
+            raise HttpProblem("already-enrolled", "somebody has this name here: choose another, or sign in with its passphrase")
+        signature = self.sign_statement(identity, EnrolStatement(name, self._desk.me, True))
+        try:
+            await self._enrol(identity.public, name, signature, True, invitation)
+        except HttpProblem as problem:
+            if problem.code != "no-quorum" and identity.public not in self._state.annotators:  # else it may still be decided
+                await trio.to_thread.run_sync(self._accounts.delete_account, name)
+            raise
+        return self._begun(identity, name, before)
+
+    async def sign_in(self, name: str, passphrase: str, before: str, host: str = "") -> Json:
+        self._require_name(name)  # wrong names are counted: they must be short
+        identity = await self._opened(self._accounts.open_account, name, passphrase, host)
+        if identity is None:
+            raise HttpProblem("unauthorized", "no account here has this name and this passphrase")
+        if identity.public not in self._state.annotators:
+            raise HttpProblem("forbidden", "this account is not enrolled yet: sign up again with the same name and passphrase")
+        return self._begun(identity, name, before)
+
+    def _begun(self, identity: Identity, name: str, before: str) -> Json:
+        """A session in which this peer signs for the annotator, instead of the one before."""
+        self._sessions.pop(before)
+        nonce, expires_ms = secrets.token_bytes(16), self.now_ms + SESSION_MS
+        signature = self.sign_statement(identity, SessionStatement(self._desk.me, nonce, expires_ms))
+        token = self._begin(AnnotatorSession(identity.public, nonce, expires_ms, signature, identity))
+        return {"annotator": identity.public.hex(), "name": name, "seconds": SESSION_MS // 1_000, "token": token}
+
+    async def _opened(
+        self, call: Callable[[str, str], Identity | None], name: str, passphrase: str, host: str
+    ) -> Identity | None:
+        async with self._turns.hold_turn(host):
+            count, until = self._wrong.get((name, host), (0, 0.0))
+            if (wait := until - trio.current_time()) > 0:
+                raise HttpProblem(
+                    "too-many", "several wrong passphrases were given for this name: wait before the next one", 1 + int(wait)
+                )
+            identity = await trio.to_thread.run_sync(partial(call, name, passphrase))
+            self._wrong.pop((name, host), None)
+            if identity is not None:
+                self._turns.trust_host(host)
+                return identity
+            count += 1
+            wait = min(2.0 ** (count - WRONG_PASSPHRASES_FREE), BACKOFF_SECONDS_MAX) if count >= WRONG_PASSPHRASES_FREE else 0.0
+            self._wrong[name, host] = count, trio.current_time() + wait
+            if len(self._wrong) > WRONG_PASSPHRASE_ENTRIES_MAX:
+                self._wrong.popitem(last=False)
+            return None
+
+    # Looking up ------------------------------------------------------------------------------------------------------
+
+    def is_here(self, peer: bytes) -> bool:
+        """Whether this is this peer's key, or one that it had before."""
+        return self._desk.state.module_state(MembersState).current_key(peer) == self._desk.me
+
+    @property
+    def now_ms(self) -> int:
+        """The network's time and what has passed since: sessions are checked by blocks' times."""
+        return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
+
+    def is_annotator(self, token: str) -> bool:
+        return self._sessions.get(token) is not None
+
+    def require_session(self, token: str) -> AnnotatorSession:
+        """The session of this token. Raises `HttpProblem` if there is none, or its annotator lost its place."""
+        session = self._sessions.get(token)
+        if session is None or session.expires_ms <= self.now_ms:
+            raise HttpProblem("unauthorized", "no session has this token, or it is over: ask for a challenge")
+        self.find_annotator(self._state, session.key)
+        return session
+
+    def find_annotator(self, state: CurationState, key: bytes) -> Annotator:
+        """Raises `HttpProblem` for a key that is not enrolled."""
+        person = state.annotators.get_record(key)
+        if person is None:
+            raise HttpProblem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
+        return person
+
+    def sign_statement(self, identity: Identity, statement: Any) -> bytes:
+        return identity.sign(signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
+
+    def require_signature(self, key: bytes, statement: Any, signature: bytes) -> None:
+        """Raises `HttpProblem` for another signature."""
+        signed = signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
+        if not self._verifier.verify(key, signed, signature):
+            raise HttpProblem("bad-signature", f"the signature is not this key's over this {statement.TAG} on this chain")

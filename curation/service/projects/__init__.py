@@ -1,1 +1,0 @@
-"""Projects of this peer: their pages, gold answers, imports and exports."""

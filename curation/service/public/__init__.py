@@ -1,1 +1,0 @@
-"""What anybody may ask: leaderboards, exports, live figures, health."""

@@ -1,0 +1,382 @@
+"""Sampled audits in the daemon: this peer replays the proposals that it was drawn for or has to judge, and says what it found.
+
+The work that is due follows from the applied state alone (`ledger.audits.audit_state.audit_duties`), so a restart forgets
+nothing. Audits fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the
+worker has its own training to do. Nothing here delays a vote.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from ledger.audits.audit_state import (
+    LOSS_OPENING_KIND,
+    AuditDuty,
+    AuditFinding,
+    AuditLogEntry,
+    AuditResult,
+    LossOpeningDuty,
+    ProposalKey,
+    audit_duties,
+    loss_opening_duties,
+    proposals_to_serve,
+)
+from ledger.ledger_state import LedgerState
+from peer.node.audit_secrets import AuditSecrets
+from peer.roles import voter
+from peer.runtime.audit_scheduler import (
+    AuditKey,
+    AuditScheduler,
+    AuditVolunteer,
+    WithheldDeadlines,
+    audit_key,
+    result_before,
+)
+from peer.runtime.driver import Driver
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
+from protocol.identity import short_id
+from protocol.units import display_round_number
+from protocol.verdicts import INVALID_UPDATES_REASON, OBJECTIVE_CODES_FIRST, ReplayFinding, verdict_label
+from storage.disk_blob_store import JOB_BYTES
+from training.job_spec import JobSpec
+from training.round_context import ReplayResult, RoundContext, audit_owner
+from training.worker_protocol import AuditRequest
+
+# An auditor challenges only an error above so many tolerances: a smaller one may be below the tolerance on other machines, and a
+# liar could place it there to have honest challenges refuted. Judges use the tolerance itself, so they uphold these challenges.
+CHALLENGE_MARGIN = 2
+
+log = logging.getLogger("peer")
+
+RETRY_SECONDS = 5.0  # after this peer's own worker failed, or its transaction was refused; doubled each time
+RETRY_SECONDS_MAX = 300.0
+
+
+class _CannotAudit(FolkmootError):
+    """This peer cannot do what is due, now or at all."""
+
+
+class Auditor:
+    """`run` it once, beside the driver."""
+
+    def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
+        self._driver, self._author, self._me = driver, author, driver.signer.public
+        self._secrets, self._events = AuditSecrets(driver.signer, driver.chain_id), AuditEventLog(driver)
+        self._scheduler = AuditScheduler()
+        self._deadlines = WithheldDeadlines(driver, self._scheduler)
+        self._running: dict[AuditKey, trio.CancelScope] = {}
+        self._fetched = set[AuditKey]()  # audits that need no more of the trainer; what they say may wait for a block
+        self._rests: dict[AuditKey, tuple[float, float]] = {}  # by audit that failed and is still due: (again at, last pause)
+        # job and round of what was found false here: judges may fetch it from this peer
+        self._shown: set[tuple[bytes, int]] = set()
+        self._has_ended = False  # an audit has, and its files are to be deleted
+        self._replaying = LotteryLock()
+        self.asked = list[tuple[bytes, ProposalKey]]()  # jobs and places of proposals that people want replayed first
+        self._turned, self._wake = trio.Event(), trio.Event()  # others may fetch now; what is due is to be looked at
+
+    async def run(self) -> None:
+        audited = AuditedProposals(self._driver, self._author)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._wake_when_applied)
+            self._nursery.start_soon(AuditVolunteer(self._driver, self._author, self._deadlines).run)
+            verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_retained, abandon_on_cancel=True)
+            self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
+            while True:
+                self._wake = trio.Event()
+                # Files of this peer's audits that are over go.
+                disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
+                for of in self._shown - disputes - {key[:2] for key in self._running}:
+                    self._shown.remove(of)
+                    self._driver.blobs.release_owner(audit_owner(*of))
+                if self._has_ended and not self._running:
+                    self._has_ended = False
+                    await trio.to_thread.run_sync(self._driver.round_executor.delete_expired_files)
+                await audited.delete_expired_files()
+                self._events.log_results()
+                due = {audit_key(item): item for item in audit_duties(self._me, self._driver.state)}
+                for key in self._running.keys() - due.keys():
+                    self._running[key].cancel()
+                if self._deadlines.note_progress():
+                    self._begin_audits(due)
+                    audited.open_losses(self._nursery)
+                now = trio.current_time()
+                with trio.move_on_at(min((at for at, _ in self._rests.values() if at > now), default=math.inf)):
+                    await self._wake.wait()
+
+    async def _wake_when_applied(self) -> None:
+        while True:
+            applied = self._driver.block_applied
+            self._wake.set()
+            await applied.wait()
+
+    def _begin_audits(self, due: dict[AuditKey, AuditDuty]) -> None:
+        state, now = self._driver.state, trio.current_time()
+        self._rests = {key: rest for key, rest in self._rests.items() if key in due}
+        self._fetched &= due.keys()
+        idle = self._fetched | {key for key, (again, _) in self._rests.items() if again > now}
+        opened = {key: job.round for key, job in state.jobs.jobs.items()}
+        begins = self._scheduler.schedule_audits(due, idle, self._running.keys(), opened, state.members)
+        self._turned.set()
+        self._turned = trio.Event()
+        for key in begins:
+            self._running[key] = trio.CancelScope()
+            self._nursery.start_soon(self._audit, key, due[key], self._scheduler.take_waited_seconds(key))
+
+    # One audit: download, replay, report
+
+    async def _audit(self, key: AuditKey, due: AuditDuty, queued: float) -> None:
+        try:
+            with self._running[key]:
+                past = await self._open_past_round(key, due)
+                job = self._driver.state.jobs.jobs.get(due.job)
+                if job is None:
+                    return  # nobody awaits it any more
+                late = partial(self._deadlines.wait_until_late, key, due, job, past.spec.audit_window, queued)
+                found = await self._download(due, past, late)
+                if isinstance(found, AuditRequest):
+                    # Others on this trainer may fetch, while this one waits for the worker, or for a block.
+                    self._fetched.add(key)
+                    self._wake.set()
+                    found = await self._replay(due, past, found)
+                await self._report(due, past.spec, found)
+        except (FolkmootError, OSError) as error:
+            went = isinstance(error, MissingBlobError)  # buffers that were fetched for an audit are deleted after it
+            if isinstance(error, StorageError) and not went:
+                raise
+            pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
+            self._rests[key] = trio.current_time() + pause, pause
+            log.info("audit of %s in round %d: %s", short_id(due.trainer), display_round_number(due.round), error)
+        finally:
+            del self._running[key]
+            self._fetched.discard(key)
+            if (due.job, due.round) not in (*self._shown, *(key[:2] for key in self._running)):
+                self._driver.blobs.release_owner(audit_owner(due.job, due.round))
+            self._has_ended = True
+            self._wake.set()
+
+    async def _open_past_round(self, key: AuditKey, due: AuditDuty) -> RoundContext:
+        driver = self._driver
+        try:
+            model = await trio.to_thread.run_sync(driver.host.open_verified_model, due.job, due.round)
+        except StorageError as error:
+            raise _CannotAudit(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
+        if model.root != due.proposal.model_root:
+            raise _CannotAudit(f"the model before round {display_round_number(due.round)} that is here has another root")
+        directory, fetch = driver.host.round_directory(due.job, due.round), partial(self._fetch_in_turn, key)
+        return RoundContext(self._me, model.spec, model, directory, driver.blobs, fetch)
+
+    async def _fetch_in_turn(self, key: AuditKey, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
+        while key not in self._scheduler.fetching:
+            await self._turned.wait()
+        await self._driver.network.fetch_blob(digest, size_max, sources)
+
+    async def _download(
+        self, due: AuditDuty, past: RoundContext, late: Callable[[], Awaitable[None]]
+    ) -> AuditRequest | ReplayResult:
+        """What to replay, once all of it is here. Or a finding: it is malformed, or something is not here when `late` returns."""
+        try:
+            request = await result_before(late, voter.audit_request(past, due.trainer, due.proposal))
+        except RemoteProtocolError:
+            return ReplayResult(ReplayFinding.MALFORMED)
+        return request or ReplayResult(ReplayFinding.WITHHELD)
+
+    async def _replay(self, due: AuditDuty, past: RoundContext, request: AuditRequest) -> ReplayResult:
+        async with self._replaying.hold(lambda: due.is_dispute or (due.job, due.proposal_key) in self.asked):
+            return await self._driver.round_executor.participant.replay(past, request)
+
+    async def _report(self, due: AuditDuty, spec: JobSpec, replayed: ReplayResult) -> None:
+        """Submits a verdict, or a report: with the loss that was found, if it is a match."""
+        finding, loss, error = replayed.finding, None, replayed.relative_error
+        if finding is not ReplayFinding.MATCH:
+            self._shown.add((due.job, due.round))
+        if not due.is_dispute:
+            is_doubtful = spec.replay_tolerance < error <= CHALLENGE_MARGIN * spec.replay_tolerance
+            finding = ReplayFinding.MATCH if is_doubtful else finding
+            if finding is ReplayFinding.MATCH and replayed.last_loss is not None:
+                loss = self._secrets.seal_loss(due, replayed.last_loss)
+        said = AuditFinding(due.job, *due.proposal_key, finding, round(1e6 * error), loss)
+        kind = "audit/verdict" if due.is_dispute else "audit/report"
+        await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
+
+
+class LotteryLock:
+    """A lock. The next holder is drawn by lot, so a liar that shows its buffers late is not always last."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # by who waits: whether it goes before the others
+
+    @asynccontextmanager
+    async def hold(self, is_first: Callable[[], bool]) -> AsyncIterator[None]:
+        await trio.lowlevel.checkpoint()
+        if self._is_held:
+            await self._draw(is_first)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _draw(self, is_first: Callable[[], bool]) -> None:
+        self._waiting[drawn := trio.Event()] = is_first
+        try:
+            await drawn.wait()
+        except trio.Cancelled:
+            if self._waiting.pop(drawn, None) is None:  # it was drawn meanwhile
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Draws the next holder. The lock stays held until that task runs, so that no other takes it meanwhile."""
+        self._is_held = bool(self._waiting)
+        if self._waiting:
+            drawn = random.choice([event for event, is_first in self._waiting.items() if is_first()] or list(self._waiting))
+            del self._waiting[drawn]
+            drawn.set()
+
+
+class AuditedProposals:
+    def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
+        self._driver, self._author, self._me = driver, author, driver.signer.public
+        self._opening: set[LossOpeningDuty] = set()  # what this peer is opening, or cannot open
+
+    def open_losses(self, nursery: trio.Nursery) -> None:
+        """Begins to open losses that are due."""
+        begun, audits = self._opening, self._driver.rules.audits_module
+        self._opening = set(audits.loss_openings_due(self._me, self._driver.state))
+        for due in self._opening - begun:
+            nursery.start_soon(self._open_loss, due)
+
+    async def _open_loss(self, due: LossOpeningDuty) -> None:
+        """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
+        computing, pause = self._driver.round_executor.participant.worker_client, RETRY_SECONDS
+        kept = voter.read_opening(computing.text_folder, due.job, due.round, due.trainer) if computing else None
+        while computing is not None and kept is not None and due in self._opening:
+            try:
+                await self._author.submit(LOSS_OPENING_KIND, kept, math.inf)
+                voter.delete_files([voter.opening_path(computing.text_folder, due.job, due.round, due.trainer)])
+                return
+            except StorageError:
+                raise
+            except FolkmootError as error:
+                log.info("the loss of round %d is not opened yet: %s", display_round_number(due.round), error)
+            await trio.sleep(pause)
+            pause = min(RETRY_SECONDS_MAX, 2 * pause)
+
+    async def delete_expired_files(self) -> None:
+        """Deletes buffers that no auditor may ask for any more, and losses that are not to be opened.
+
+        The audit window bounds the buffers that may be asked for; `training.job_spec.AUDIT_BYTES_MAX` bounds them when a job
+        begins.
+        """
+        # What is here is listed before the state is looked at: the files of a round that opens meanwhile stay.
+        kept = await trio.to_thread.run_sync(self._driver.blobs.retained_rounds)
+        computing = self._driver.round_executor.participant.worker_client
+        sealed = await trio.to_thread.run_sync(voter.list_opening_files, computing.text_folder) if computing else ()
+        state = self._driver.state
+        served, running = proposals_to_serve(self._me, state), state.jobs.unfinished()
+        asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in served}
+        opened = {key[:JOB_BYTES]: job.round for key, job in running.items()}
+        unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
+        if unasked:
+            await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
+        if sealed:
+            mine = {(due.job, due.round) for due in loss_opening_duties(self._me, state)}
+            mine |= {(proposal.job, proposal.round) for proposal in served} | {(key, job.round) for key, job in running.items()}
+            prefixes = tuple(voter.round_file_prefix(*place) for place in mine)
+            unneeded = [path for path in sealed if not path.name.startswith(prefixes)]
+            await trio.to_thread.run_sync(voter.delete_files, unneeded)
+
+
+class AuditEventLog:
+    """Adds an event for each new entry of the decided log, and for each suspension of this peer."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._height = driver.state.height  # entries up to here have been shown to people
+        self._suspended: dict[bytes, int] = {}
+
+    def log_results(self) -> None:
+        state, events, me = self._driver.state, self._driver.events, self._driver.signer.public
+        for entry in state.audits.log:
+            if entry.height > self._height:
+                tell = events.add_detail if entry.result is AuditResult.PASSED else events.add
+                tell("audit", describe_audit_entry(entry, state), job=entry.job, round=entry.round, peer=entry.trainer)
+        self._height = state.height
+        suspended = dict(_suspensions(me, state))
+        for job, until in suspended.items():
+            if self._suspended.get(job) != until:
+                events.add(
+                    "warning",
+                    f"{suspension_reason(me, state)}; this peer does not train {state.jobs.jobs[job].name!r} until then",
+                    job=job,
+                )
+        self._suspended = suspended
+
+
+def describe_audit_entry(entry: AuditLogEntry, state: LedgerState) -> str:
+    """One result of an audit, as a line."""
+    auditor, trainer = (short_id(state.members.current_key(key)) for key in (entry.auditor, entry.trainer))
+    where = f"{trainer} in round {display_round_number(entry.round)}"
+    found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
+    match entry.result:
+        case AuditResult.PASSED:
+            return f"{auditor} replayed {where}: passed"
+        case AuditResult.CHALLENGED:
+            return f"{auditor} challenges {where}{found}"
+        case AuditResult.LAPSED:
+            return f"{auditor} did not report on {where} in time"
+        case AuditResult.SUSPENDED:
+            return f"{trainer} is suspended: most re-executors confirm what {auditor} found{found}"
+        case AuditResult.REFUTED:
+            return f"most re-executors find nothing wrong with {where}, which {auditor} challenged{found}"
+        case AuditResult.SHUNNED:
+            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong"
+        case AuditResult.DROPPED:
+            return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
+        case AuditResult.WRONG_LOSS:
+            return f"{auditor} reported another loss of {where} than {trainer} opened: one of the two is wrong"
+        case AuditResult.LAZY:
+            return (
+                f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last is {where}"
+            )
+
+
+def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
+    """Empty if it has no finding."""
+    if entry.finding is None or entry.finding < OBJECTIVE_CODES_FIRST:
+        return entry.finding.label if entry.finding is not None else ""
+    job = state.jobs.jobs.get(entry.job)
+    return verdict_label(entry.finding, JobSpec.decode(job.spec).resolved_objective.reason_labels if job else ())
+
+
+def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int]]:
+    """(running job, the first round in which this member trains again)."""
+    for key, job in state.jobs.running().items():
+        until = max(state.audits.suspensions_in(key).get(person, 0), job.suspended_trainers.get(person, 0))
+        if until > job.round:
+            yield key, until
+
+
+def suspension_reason(person: bytes, state: LedgerState) -> str:
+    """Until when and why this member does not train; empty if it may."""
+    for job, until in _suspensions(person, state):
+        since = f"suspended until round {display_round_number(until)}"
+        if state.audits.suspensions_in(job).get(person) != until:
+            return f"{since}: {INVALID_UPDATES_REASON}"
+        cause = state.audits.jobs[job].suspension_causes[person]
+        if cause.result is AuditResult.SHUNNED:
+            return f"{since}: too many could not get what it commits to"
+        if cause.result is AuditResult.LAZY:
+            return f"{since}: it reported other losses than the trainers had, as if it replayed nothing"
+        found = finding_label(cause, state) or "failed"
+        return f"{since}: replay {found} found by {short_id(state.members.current_key(cause.auditor))}"
+    return ""

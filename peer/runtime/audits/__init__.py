@@ -1,1 +1,0 @@
-"""Audits of accepted proposals: downloads, replays, reports, and their schedule."""

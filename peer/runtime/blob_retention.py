@@ -1,0 +1,280 @@
+"""Blobs that stay, and blobs that go: those that modules name, models that jobs start from, payloads of old rounds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from functools import cache
+
+import trio
+
+from ledger.core.module import BlobReplacement
+from ledger.jobs import AttestStartModel, Job, JobPhase, QueuedJob, StopJob
+from ledger.ledger_state import LedgerState, decode_body
+from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS, SNAPSHOT_LAG_HEIGHTS, SNAPSHOTS_MAX
+from peer.runtime.driver import Driver
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from protocol import codec
+from protocol.errors import MissingBlobError, UserError
+from protocol.messages import Proposal
+from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
+from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
+
+FORGOTTEN_JOB_HEIGHTS = 256  # as many as rounds that stay in any case: a height closes one of each job at most
+
+assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
+
+FETCHES_MAX = 8  # blobs that are fetched side by side: what rounds wait for goes on beside them
+
+log = logging.getLogger("peer")
+
+RETRY_SECONDS = 5.0  # after a statement was not decided, or there was no room
+
+
+@dataclass
+class PayloadPruner:
+    """Deletes payloads of old rounds, of refused proposals and of forgotten jobs: weeks of training must not fill the disk.
+
+    Of each job the payloads stay that fit into `payloads_gb`, and in any case those that a peer may still need, also where an
+    older round names them, too:
+
+    | what needs a payload                                  | of which rounds                                             |
+    | models that were not durable when the machine stopped | the last `ANCHOR_ROUNDS_MAX`                                |
+    | peers that were away and take blocks, not a snapshot  | as many as heights that they lack, and that pass meanwhile  |
+    | what trainers said before, and who re-executes them   | `suspension_rounds` before those that may still be audited  |
+
+    `peer export` needs all of them. Where it lacks some it fetches them from peers that keep more, with `payloads_gb` 0 all.
+
+    | a payload                  | goes                       | nobody needs it then, because                                    |
+    |----------------------------|----------------------------|------------------------------------------------------------------|
+    | of a refused proposal      | when the round is closed,  | no block names it: none that is applied again, audited, disputed,|
+    |                            | or the job is over         | or proven by a snapshot                                          |
+    | of a job that the ledger   | FORGOTTEN_HEIGHTS after    | the ledger forgets no job that audits, or other jobs, go on from;|
+    | has forgotten              | its last round, but where  | who is behind by so much takes a snapshot, which has no such job |
+    |                            | `payloads_gb` is 0         |                                                                  |
+    """
+
+    driver: Driver
+    _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)  # what the last rounds of jobs have accepted
+    _jobs: Set[bytes] = frozenset()  # that the state had at the last look
+    _forgotten: dict[bytes, tuple[int, int]] | None = None  # jobs that it lacks, and have payloads: last round, and its height
+
+    async def run(self) -> None:
+        """After every closed round, while no export copies them."""
+        looked = dict[bytes, int]()
+        while True:
+            applied, state = self.driver.block_applied, self.driver.state
+            if not self.driver.running_exports:
+                await trio.to_thread.run_sync(self._delete_unneeded, state)
+            for key, job in state.jobs.jobs.items():
+                if job.round != looked.get(key) and not self.driver.running_exports:
+                    await trio.to_thread.run_sync(self._delete, key, job, state)
+                    looked[key] = job.round
+            await applied.wait()
+
+    def _delete_unneeded(self, state: LedgerState) -> None:
+        self._delete_refused(state)
+        if self.driver.payload_bytes:
+            self._delete_forgotten(state)
+
+    def _delete_refused(self, state: LedgerState) -> None:
+        blobs, accepted = self.driver.blobs, cache(self._accepted)
+        for digest, rounds in blobs.round_references().items():
+            if any(_is_open(*of, state) for of in rounds):
+                continue
+            named = [accepted(*of) if _is_closed(*of, state) else () for of in rounds]
+            # Who came by a snapshot does not know what a round has accepted, and others may ask for it.
+            blobs.release_round_references(digest, rounds, keeps=any(of is None or digest in of for of in named))
+
+    def _delete_forgotten(self, state: LedgerState) -> None:
+        left, self._jobs = self._jobs - state.jobs.jobs.keys(), state.jobs.jobs.keys()
+        if self._forgotten is None or left:
+            closed = self.driver.store.last_round_by_job()
+            left = closed.keys() - self._jobs if self._forgotten is None else left
+            self._forgotten = (self._forgotten or {}) | {key: closed[key] for key in left if key in closed}
+        for key, (last, height) in list(self._forgotten.items()):
+            if state.height > height + FORGOTTEN_JOB_HEIGHTS:
+                self._delete_before(key, last + 1, state)
+                del self._forgotten[key]
+
+    def _delete(self, key: bytes, job: Job, state: LedgerState) -> None:
+        self._delete_before(key, first_kept_round(key, job, state, self.driver.payload_bytes), state)
+
+    def _delete_before(self, key: bytes, first: int, state: LedgerState) -> None:
+        """Deletes the oldest round first: if the peer stops in between, the next look finds all that is left, which is newer."""
+        passed = list[Sequence[bytes]]()
+        for number in range(first - 1, -1, -1):
+            named = self._accepted(key, number)
+            here = [digest for digest in named or () if self.driver.blobs.size(digest) is not None]
+            if named is None or (named and not here):
+                break  # the older ones went before, or were never here
+            passed.append(here)
+        lately = self._named_lately(state) if passed else set()
+        for digests in reversed(passed):
+            self.driver.blobs.drop_blobs(digest for digest in digests if digest not in lately)
+
+    def _named_lately(self, state: LedgerState) -> set[bytes]:
+        """By the rounds that jobs go on from: a trainer may say again what an old round has accepted, and that stays."""
+        before, self._lately = self._lately, {}
+        for key, job in state.jobs.jobs.items():
+            if job.phase is not JobPhase.FINISHED:
+                first = max(first_kept_round(key, job, state, self.driver.payload_bytes), job.round - ROUNDS_MIN)
+                for of in ((key, number) for number in range(first, job.round)):
+                    self._lately[of] = before[of] if of in before else tuple(self._accepted(*of) or ())
+        return {digest for named in self._lately.values() for digest in named}
+
+    def _accepted(self, key: bytes, number: int) -> Sequence[bytes] | None:
+        """Digests of a closed round's payloads; None if this peer came later."""
+        stored = self.driver.store.closed_round(key, number)
+        decided = None if stored is None else self.driver.store.get_decision(stored.height)
+        if decided is None:
+            return None
+        closings = [closing for closing in decode_body(decided.decode().body).round_certificates if closing.job == key]
+        signed = [signed for closing in closings for signed in closing.proposals]
+        return [codec.decode_message(item.body, (Proposal,)).payload for item in signed]
+
+
+def _is_open(key: bytes, number: int, state: LedgerState) -> bool:
+    job = state.jobs.jobs.get(key)
+    return job is not None and job.round <= number and job.phase is not JobPhase.FINISHED
+
+
+def _is_closed(key: bytes, number: int, state: LedgerState) -> bool:
+    """False: its job has ended before."""
+    job = state.jobs.jobs.get(key)
+    return job is None or job.round > number
+
+
+def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -> int:
+    """The first round of a job whose payloads stay, where `bytes_max` of them may stay; 0: all."""
+    if not bytes_max:
+        return 0
+    spec, audits = JobSpec.decode(job.spec), state.audits.jobs.get(key)
+    audited = (*audits.rounds, *(of.round for of in audits.disputes)) if audits else ()
+    needed = min((job.round, *audited)) - spec.suspension_rounds - 1
+    return max(0, min(needed, job.round - job_disk_space(spec, len(job.trainers), trains=False).rounds_kept(bytes_max)))
+
+
+@dataclass
+class BlobPinner:
+    """Keeps the blobs that the modules of the network name (`Module.pinned_blobs`): every peer has them, so none is lost.
+
+    Blobs that were replaced (`Module.replaced_blobs`) go wherever they are.
+    """
+
+    driver: Driver
+    _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(FETCHES_MAX))
+
+    async def run(self) -> None:
+        """After every block, fetches what the state names since then, and replaces what it replaces."""
+        wanted = set[bytes]()  # that are here, or on their way
+        seen: dict[str, object] = {}
+        replaced: dict[str, int] = {}
+        async with trio.open_nursery() as nursery:
+            while True:
+                applied = self.driver.block_applied
+                for name, blobs in self.driver.rules.pinned_blobs(self.driver.state, seen):
+                    for digest in blobs.keys() - wanted:
+                        wanted.add(digest)
+                        nursery.start_soon(self._pin_blob, name, digest, blobs[digest])
+                for replacement in self.driver.rules.replaced_blobs(self.driver.state, replaced):
+                    await self._replace(replacement)
+                await applied.wait()
+
+    async def _pin_blob(self, module: str, digest: bytes, size_max: int) -> None:
+        async with self._places:
+            if self.driver.blobs.size(digest) is None:
+                log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
+            await self.driver.network.fetch_blob(digest, size_max, ())
+            self.driver.blobs.pin_blob(digest)
+
+    async def _replace(self, replaced: BlobReplacement) -> None:
+        blobs = self.driver.blobs
+        try:
+            old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
+            made = await trio.to_thread.run_sync(replaced.make, old)
+        except MissingBlobError:  # as at most peers
+            return
+        if made is not None:
+            await trio.to_thread.run_sync(blobs.add_bytes, made)
+            await trio.to_thread.run_sync(blobs.delete_blob, replaced.old)
+
+
+class StartModelAttester:
+    """Fetches and checks the models that jobs in the line start from, and says that this voter holds them: a job starts when a
+    quorum does. What is due follows from the applied state and what this process has looked at.
+    """
+
+    def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
+        self._driver, self._author = driver, author
+        self._begun: set[bytes] = set()
+
+    async def run(self) -> None:
+        self._begun.clear()  # a fault of the system may have ended the last run
+        async with trio.open_nursery() as nursery:
+            while True:
+                applied = self._driver.block_applied
+                for key, waiting in self._due().items():
+                    if key not in self._begun:
+                        self._begun.add(key)
+                        nursery.start_soon(self._attest, key, JobSpec.decode(waiting.spec))
+                await applied.wait()
+
+    def _due(self) -> dict[bytes, QueuedJob]:
+        state, me = self._driver.state, self._driver.signer.public
+        if me not in state.members.voters:
+            return {}
+        return {
+            waiting.job: waiting
+            for waiting in state.jobs.queue
+            if me not in (*waiting.start_model_holders, *waiting.stop_requests)
+            and self._driver.host.terms_of_spec(waiting.spec).start is not None
+        }
+
+    async def _attest(self, key: bytes, spec: JobSpec) -> None:
+        """Until it is decided that this voter has said something of the job, or the job waits no more."""
+        from training import parameter_blob
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancelled_when_over, key, nursery.cancel_scope)
+            await self._fetched(spec)
+            assert spec.initial_model is not None
+            size = self._driver.blobs.size(spec.initial_model) or 0
+            problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
+            if problem is not None:
+                self._driver.events.add(
+                    "warning", f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}", job=key
+                )
+            while key in self._due():
+                try:
+                    await self._author.submit(
+                        *(("job/attest-start-model", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
+                    )
+                except UserError as error:
+                    self._driver.events.add_detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)
+                    await trio.sleep(RETRY_SECONDS)
+        self._begun.discard(key)
+
+    async def _cancelled_when_over(self, key: bytes, scope: trio.CancelScope) -> None:
+        while key in self._due():
+            await self._driver.block_applied.wait()
+        scope.cancel()
+
+    async def _fetched(self, spec: JobSpec) -> None:
+        """From whoever has it, as soon as this disk has room for it."""
+        from training import parameter_blob
+
+        assert spec.initial_model is not None
+        size, told = parameter_blob.blob_bytes(spec), False
+        while True:
+            try:
+                require_disk_space(self._driver.store.path.parent, size, "first model")
+                break
+            except UserError as error:
+                if not told:
+                    self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                told = True
+                await trio.sleep(RETRY_SECONDS)
+        await self._driver.network.fetch_blob(spec.initial_model, size, ())
+        self._driver.blobs.pin_blob(spec.initial_model)

@@ -1,1 +1,0 @@
-"""Training rounds: proposals, replays, loss spikes, and the pace of audit data."""

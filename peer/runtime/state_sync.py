@@ -1,0 +1,337 @@
+"""Snapshots in the daemon: serves them to others, and fetches one when this peer is far behind or has computed a wrong state.
+
+Thin: `ledger.snapshots` decides, this carries messages between it, the network and the disk. Nothing here
+delays a vote: messages come over a queue of their own, disk work runs in a thread, and what is sent has the lowest priority.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from consensus.effects import DecidedBlock
+from consensus.light_client import TrustedBlock
+from consensus.pbft.replica import Replica
+from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, module_digest
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot
+from ledger.snapshots.snapshot_download import DownloadStep, SnapshotDownload, TrustBasis, make_trust_basis, request_order
+from ledger.snapshots.snapshot_server import (
+    SNAPSHOT_HEIGHT_MIN,
+    SNAPSHOT_HEIGHTS,
+    SNAPSHOT_LAG_HEIGHTS,
+    SnapshotRequestQueue,
+    SnapshotStore,
+)
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.work_queues import run_charged
+from protocol import codec
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, LightBlock
+from storage.durable_files import atomic_write
+from storage.ledger_store import LedgerStore
+from training.model_store import JobModelStore
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import Priority
+
+# Messages that wait, and their bytes: honest peers have less on their way to us, and what is lost is asked for again.
+INBOX_MAX: Final = 128
+INBOX_BYTES_MAX: Final = 32 << 20
+LINK_POLL_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
+RETRY_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
+# so long no blocks are applied that a proven snapshot makes needless: both want the processor
+APPLY_PAUSE_SECONDS_MAX: Final = 20.0
+DIVERGENCE_REPORTS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
+
+# The first bytes of these messages. By them the network's reader tells them from votes without unpacking a megabyte.
+_PREFIXES: Final = tuple(
+    bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOT_MESSAGES
+)
+
+
+# Goes on from this state; False: blocks were quicker, and the node began anew without it. See `Driver.restore_state`.
+RestoreState = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]
+
+
+def is_snapshot_message(data: bytes) -> bool:
+    return data.startswith(_PREFIXES)
+
+
+class StateSync:
+    """`run` it once. The driver says what happens with `receive_message`, `add_applied_state` and `start_if_needed`; none of them
+    waits.
+    """
+
+    def __init__(
+        self,
+        rules: LedgerRules,
+        store: LedgerStore,
+        host: JobModelStore,
+        network: ConnectionManager,
+        event_log: EventLog,
+        anchor: TrustedBlock | None,
+        applied: CurrentState,
+        now: Callable[[], float],
+        restore_state: RestoreState,
+        drop_peer: Callable[[bytes, RemoteProtocolError], None],
+    ) -> None:
+        self._rules = rules
+        self._store, self._host, self._network, self._events = store, host, network, event_log
+        self._anchor, self._applied = anchor, applied
+        self._now, self._restore_state, self._drop_peer = now, restore_state, drop_peer
+        self._shelf, self._queue = SnapshotStore(store, host), SnapshotRequestQueue()
+        self._news: deque[LedgerState] = deque()  # applied, and not on the shelf yet
+        self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._inbox_bytes = 0
+        self._wake = trio.Event()
+        self._clear = trio.Event()  # set and replaced: no proven snapshot is being fetched
+        self._clear.set()
+        self._links: frozenset[bytes] = frozenset()
+        self._transfer: SnapshotDownload | None = None
+        self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
+        self._wanted: tuple[TrustBasis, int] | None = None
+        self._asked_last = b""  # for an offer, in the last transfer
+        if anchor is not None and (own := store.get_decision(anchor.height)) is not None:
+            self.check_trusted_block((own,))
+        self._not_before = -math.inf
+        self._diagnosed: str | None = None
+
+    # The driver's side -----------------------------------------------------------------------------------------------
+
+    def receive_message(self, peer: bytes, data: bytes) -> None:
+        """If a peer sends more than can be handled, the rest is lost, as on a bad link."""
+        if len(self._inbox) < INBOX_MAX and self._inbox_bytes + len(data) <= INBOX_BYTES_MAX:
+            self._inbox.append((peer, data))
+            self._inbox_bytes += len(data)
+            self._wake.set()
+
+    def add_applied_state(self, state: LedgerState) -> None:
+        self._news.append(state)
+        self._wake.set()
+
+    def start_if_needed(self, replica: Replica) -> None:
+        """Whether a snapshot is needed now."""
+        if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
+            return
+        self._repairs = replica.divergence is not None
+        if replica.divergence is not None:
+            self._wanted = self._after_divergence(replica.divergence)
+        elif replica.highest_claimed_height - replica.height > SNAPSHOT_LAG_HEIGHTS and not replica.is_outdated:
+            self._wanted = self._when_behind(replica.height - 1)
+        if self._wanted is not None:
+            self._wake.set()
+
+    async def wait_to_apply(self) -> None:
+        """Returns when it is worth while to apply another block."""
+        with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._now())):
+            await self._clear.wait()
+
+    def check_trusted_block(self, decided: Iterable[DecidedBlock]) -> None:
+        """Raises `StorageError` if one of these blocks takes the place of the one that this peer's invitation names."""
+        for item in decided:
+            if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
+                raise StorageError(
+                    f"height {item.height} was decided with another block than the invitation names: the peers that were reached "
+                    "follow another history; ask whoever invited you for a new invitation, and join with a new data directory"
+                )
+
+    def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
+        basis = make_trust_basis(self._rules, self._applied.current, self._store.get_decision(decided), self._anchor)
+        return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
+
+    def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
+        """Nothing of a wrong state is trusted, the voters in it least of all. The decided blocks are trusted."""
+        if reason != self._diagnosed:
+            self._diagnosed = reason
+            try:
+                folder = save_divergence_report(self._store.path.parent, self._rules, self._applied.current, reason)
+                kept = f"what was here is kept in {folder}"
+            except OSError as error:
+                kept = f"no diagnostic could be kept: {error.strerror}"
+            self._events.add("warning", f"{reason}; restoring the certified state, {kept}")
+        decided = self._store.get_decision(self._store.decided_height)
+        assert decided is not None, "a decided block showed the divergence"
+        basis = make_trust_basis(self._rules, None, decided, self._anchor)
+        return basis, max(SNAPSHOT_HEIGHT_MIN, self._applied.current.height)
+
+    async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
+        """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
+        snapshot = self._shelf.newest_snapshot
+        if snapshot is None:
+            return None
+        return snapshot.state, await trio.to_thread.run_sync(self._shelf.light_blocks_to, snapshot.height)
+
+    # The one task ----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        state = self._applied.current
+        task_status.started()
+        await trio.to_thread.run_sync(self._shelf.add_initial_state, state)
+        try:
+            while True:
+                self._wake = trio.Event()
+                self._update_links()
+                await self._take_messages()
+                await self._serve()
+                await self._fetch()
+                self._hold_or_clear()
+                wait = self._queue.wait_seconds()
+                if self._transfer is not None:
+                    wait = min(wait, LINK_POLL_SECONDS, max(0.0, self._transfer.deadline - self._now()))
+                with trio.move_on_after(wait):
+                    await self._wake.wait()
+        finally:
+            self._end_transfer()
+
+    def _hold_or_clear(self) -> None:
+        if self._transfer is None or not self._transfer.progress[0]:
+            self._clear.set()
+        elif self._clear.is_set():
+            self._clear = trio.Event()
+
+    def _update_links(self) -> None:
+        while self._news:
+            self._shelf.add_applied_state(self._news.popleft(), self._now())
+        links, before = self._network.connected_peers(), self._links
+        self._links = links
+        for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
+            self._queue.remove_peer(peer)
+        if self._transfer is not None:
+            for peer in before - links:
+                self._apply_step(self._transfer.remove_peer(peer, self._now()))
+        if self._transfer is not None:
+            for peer in links - before:
+                self._apply_step(self._transfer.add_peer(peer, self._now()))
+
+    async def _take_messages(self) -> None:
+        for _ in range(len(self._inbox)):
+            peer, data = self._inbox.popleft()
+            self._inbox_bytes -= len(data)
+            try:
+                message: Any = codec.decode_message(data, SNAPSHOT_MESSAGES)
+                if isinstance(message, (GetSnapshot, GetSnapshotPart)):
+                    self._queue.add_request(peer, message, self._now())
+                elif self._transfer is not None:
+                    self._apply_step(await trio.to_thread.run_sync(self._transfer.handle_answer, peer, message, self._now()))
+            except RemoteProtocolError as error:
+                self._drop_peer(peer, error)
+
+    async def _serve(self) -> None:
+        """One request; the loop comes back at once if there are more."""
+        request = self._queue.pop_request(self._now())
+        if request is None:
+            return
+        peer, message = request
+        try:
+            answer = await run_charged(self._network, peer, self._shelf.answer_request, message, self._now())
+        except RemoteProtocolError as error:
+            self._drop_peer(peer, error)
+        else:
+            self._network.send(peer, codec.encode(answer), Priority.BULK)
+
+    def _apply_step(self, step: DownloadStep) -> None:
+        for fault in step.faults:
+            self._drop_peer(fault.peer, fault.error)
+        for peer, request in step.sends:
+            self._network.send(peer, codec.encode(request), Priority.CONTROL)
+
+    # Fetching --------------------------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        if self._wanted is not None:
+            self._begin(*self._wanted)
+        transfer = self._transfer
+        if transfer is None:
+            return
+        if transfer.deadline <= self._now():
+            self._apply_step(await trio.to_thread.run_sync(transfer.handle_tick, self._now()))
+        if transfer.conflict is not None:
+            self._warn_of_fork(transfer.conflict)
+            self._end_transfer()
+        elif transfer.restored is not None:
+            await self._finish(transfer, transfer.restored)
+        else:
+            is_overtaken = not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
+            if is_overtaken or transfer.has_no_source(self._now()):  # decisions one by one were quicker, or nobody is left
+                self._end_transfer()
+
+    def _begin(self, basis: TrustBasis, wanted: int) -> None:
+        self._wanted = None
+        self._begun = self._now()
+        self._transfer = SnapshotDownload(self._rules, self._host, basis, wanted, self._begun)
+        self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
+        for peer in request_order(self._links, basis.voters, self._asked_last):
+            self._apply_step(self._transfer.add_peer(peer, self._now()))
+
+    async def _finish(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> None:
+        own = [self._store.get_decision(decided.height) for decided in restored.decisions]
+        if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
+            self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
+            transfer.discard_parts()
+        elif not restored.is_overtaken(self._applied.current.height, self._repairs) and await self._restore_state(
+            restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
+        ):
+            seconds = self._now() - self._begun
+            self._events.add(
+                "snapshot",
+                f"restored the certified state of height {restored.height} in {seconds:.1f} s",
+                height=restored.height,
+                seconds=seconds,
+            )
+        else:
+            transfer.discard_parts()
+        self._end_transfer()
+
+    def _warn_of_fork(self, what: str) -> None:
+        self._events.add("warning", f"{what}: nothing is restored; ask people you trust which history is the true one")
+
+    def _end_transfer(self) -> None:
+        if self._transfer is not None:
+            if self._transfer.restored is None:  # else the driver may be installing it right now
+                self._transfer.discard_parts()
+            self._asked_last = self._transfer.asked_last
+        self._transfer = None
+        self._not_before = self._now() + RETRY_SECONDS
+
+
+def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerState, reason: str) -> Path:
+    """Keeps a wrong state for whoever looks for the cause: its bytes, and the roots of all that it consists of."""
+    parent = directory / "diagnostics"
+    folder = parent / f"height-{state.height}"
+    folder.mkdir(parents=True, exist_ok=True)
+    modules = {name: codec.encode(value) for name, value in state.modules.items()}
+    content = {
+        "reason": reason,
+        "height": state.height,
+        "state_root": state.state_root.hex(),
+        "modules": {name: module_digest(data).hex() for name, data in sorted(modules.items())},
+        "models": {key.hex(): {"round": job.round, "root": job.model_root.hex()} for key, job in state.jobs.jobs.items()},
+    }
+    with atomic_write(folder / "state.msgpack") as stream:
+        stream.write(rules.encode_state(state))
+    with atomic_write(folder / "roots.json") as stream:
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+    by_height = sorted(parent.glob("height-*"), key=lambda path: int(path.name.removeprefix("height-")))
+    for old in by_height[:-DIVERGENCE_REPORTS_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def first_divergent_height(store: LedgerStore, restored: RestoredSnapshot) -> int:
+    """From which height on what this peer computed is not certified; above the restored height it does not count."""
+    own = store.state_roots()
+    certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
+    first = restored.height
+    for height in sorted((height for height in own if height < restored.height), reverse=True):
+        child = store.get_decision(height + 1)
+        if (child.decode().state_root if child else certified.get(height)) == own[height]:
+            break
+        first = height
+    return first

@@ -1,1 +1,0 @@
-"""Blobs and disk space of jobs: pins, quotas, and the models that jobs start from."""

@@ -1,1 +1,0 @@
-"""Blocks and snapshots for peers that are behind."""

@@ -1,0 +1,69 @@
+"""Resources of processes: file descriptors, which shares of them strangers can take, and memory as the kernel counts it.
+
+A stranger that connects takes a descriptor. A share of its own bounds each port, so that the rest is always left for the
+ledger: the database, blobs, the worker's pipes, the log and the control socket.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from transport.connections.connection_manager import LINKS_MAX
+from transport.quotas.accept_limiter import HALF_OPEN_MAX
+
+# Databases 30, event loops and listeners 20, worker and log 10, control socket 33, monitors 17, blobs of 40 threads 80, dials 48.
+DESCRIPTORS_RESERVED: Final = 256
+PEER_CONNECTIONS_MAX: Final = LINKS_MAX + HALF_OPEN_MAX  # accepted connections of peers
+WEB_CONNECTIONS_MAX: Final = 512  # connections of the web port: a browser opens six, and 100 event streams are among them
+DESCRIPTORS_PER_WEB_CONNECTION: Final = 2  # its socket, and a file that it is sent
+DESCRIPTORS_NEEDED: Final = DESCRIPTORS_RESERVED + PEER_CONNECTIONS_MAX + DESCRIPTORS_PER_WEB_CONNECTION * WEB_CONNECTIONS_MAX
+DESCRIPTORS_NEEDED_WITHOUT_WEB: Final = DESCRIPTORS_RESERVED + PEER_CONNECTIONS_MAX
+
+
+class ConnectionLimits(NamedTuple):
+    """Connections that may be open at once."""
+
+    peers: int  # accepted ones
+    web: int
+
+
+def connection_limits(limit: int) -> ConnectionLimits:
+    """Shares of a process that may have `limit` descriptors: half of a low limit stays with the ledger."""
+    left = limit - min(DESCRIPTORS_RESERVED, limit // 2)
+    peers = min(PEER_CONNECTIONS_MAX, left * 3 // 4)
+    return ConnectionLimits(peers, min(WEB_CONNECTIONS_MAX, (left - peers) // DESCRIPTORS_PER_WEB_CONNECTION))
+
+
+def descriptor_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return DESCRIPTORS_NEEDED if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptor_limit() -> None:
+    """The soft limit becomes the hard one. Where the system refuses, the shares are those of the soft limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # macOS: a hard limit of infinity is more than the kernel gives
+        return
+
+
+def process_memory_mb(process: int, kind: str = "Pss") -> float:
+    """Proportional set size in 10^6 bytes: shared pages count for their share; in the resident one, "Rss", as if there were no
+    other process. 0 if the kernel does not tell.
+    """
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0) * 1024 / 1e6
+
+
+def child_processes(process: int) -> list[int]:
+    """Those that its first thread has started. None if the kernel does not tell."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,1 +1,0 @@
-"""Synthetic preferences for the demo."""

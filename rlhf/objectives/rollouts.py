@@ -1,0 +1,188 @@
+"""Rollouts: prompts, responses and their statistics, of one trainer in one round, as it commits to them. numpy only.
+
+Token t of response i is the argmax of logit_v + g_v over all tokens v: a sample of softmax(logits), whose noise nobody chooses
+(Gumbel 1954; Maddison et al. 2014). g_v = −ln(−ln u_v), and u follows from a hash of (job, round, trainer, i, t).
+
+The blob is canonical, all numbers unsigned, 16 bits, little-endian:
+
+    length of response 0, 1, … | tokens of response 0, 1, …
+
+A response ends with its first stop token, or has as many tokens as there may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import RemoteProtocolError
+from rlhf.data.tokenized_records import TokenizedPairs
+from rlhf.objectives.ppo import MILLIONTHS, TOKEN_BYTES, RolloutLimits, in_millionths
+from training import random_stream
+from training.data.token_sequences import TokenArray
+
+TokenIds = npt.NDArray[np.int64]
+NOISE_BYTES: Final = 4  # of one u: it is (x + ½) / 2³², so that neither logarithm is of zero
+_PLACE = struct.Struct(">III")  # round, response, token
+
+
+class RolloutId(NamedTuple):
+    """Whose rollouts these are, and of which round."""
+
+    job: bytes
+    round: int
+    trainer: bytes
+
+
+def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
+    """The noise of some tokens, each named by its response and its number there: a row of `vocabulary` numbers for each."""
+    drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
+    noise = np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5
+    noise /= 2.0**32
+    for _ in range(2):  # in place: most of the time would go to memory
+        np.negative(np.log(noise, out=noise), out=noise)
+    return noise.astype(np.float32)
+
+
+def noise_bytes(place: RolloutId, response: int, token: int, length: int) -> bytes:
+    """The first bytes that the noise of a token is made of."""
+    whose = b"folkmoot/rollout/1" + place.job + place.trainer + _PLACE.pack(place.round, response, token)
+    return hashlib.shake_128(whose).digest(length)
+
+
+def prompt_numbers(place: RolloutId, draw: int, responses: int, prompts: int) -> TokenIds:
+    """Of so many prompts, which one a draw gives each response."""
+    drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place, draw), dtype="<u8")
+    return (drawn % np.uint64(prompts)).astype(np.int64)
+
+
+def epoch_order(place: RolloutId, responses: int, epoch: int) -> TokenIds:
+    """In which order the inner steps of an epoch take the responses."""
+    drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-order", *place, epoch), dtype="<u8")
+    return np.argsort(drawn, kind="stable")
+
+
+def encode_rollouts(responses: Sequence[Sequence[int]]) -> bytes:
+    """The blob."""
+    lengths, tokens = [len(response) for response in responses], [token for response in responses for token in response]
+    return np.array([*lengths, *tokens], dtype="<u2").tobytes()
+
+
+def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
+    """The responses. Raises `RemoteProtocolError` unless it is the canonical blob of responses that the job may have."""
+    if len(blob) % TOKEN_BYTES or len(blob) > bounds.bytes_max:
+        raise _no_rollouts(f"{len(blob)} bytes")
+    numbers = np.frombuffer(blob, dtype="<u2").astype(np.int64)
+    lengths, tokens = numbers[: bounds.responses], numbers[bounds.responses :]
+    if len(lengths) != bounds.responses or lengths.min() < 1 or lengths.max() > bounds.tokens_max:
+        raise _no_rollouts(f"{bounds.responses} responses of 1 to {bounds.tokens_max} tokens are expected")
+    if lengths.sum() != len(tokens) or tokens.max() >= bounds.vocabulary:
+        raise _no_rollouts(f"{len(tokens)} tokens, expected are {lengths.sum()} below {bounds.vocabulary}")
+    responses = np.split(tokens, np.cumsum(lengths)[:-1])
+    for response in responses:
+        stops = np.flatnonzero(response == bounds.stop) if bounds.stop is not None else np.empty(0, dtype=np.int64)
+        ends = int(stops[0]) + 1 if len(stops) else bounds.tokens_max
+        if len(response) != ends:
+            raise _no_rollouts(f"a response of {len(response)} tokens ends after {ends}")
+    return responses
+
+
+def is_finished(response: TokenIds, stop: int | None) -> bool:
+    """Whether it ends by itself, or where no stop token is, as it must."""
+    return stop is None or int(response[-1]) == stop
+
+
+def read_rollouts(path: Path, bounds: RolloutLimits) -> list[TokenIds]:
+    """As `decode_rollouts`, of a file that may be larger than any blob."""
+    with path.open("rb") as file:
+        return decode_rollouts(file.read(bounds.bytes_max + 1), bounds)
+
+
+def _no_rollouts(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("bad-rollouts", detail)
+
+
+# Prompts ----------------------------------------------------------------------------------------------------------------
+
+DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blocked, none is found in as many
+NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TextWindows:
+    """Prompts of a text, each by its number: one begins at each token behind which `length` tokens stand."""
+
+    text: TokenArray
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.text) - self.length + 1
+
+    def prompt_at(self, number: int) -> TokenArray:
+        return self.text[number : number + self.length]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceSetPrompts:
+    """Prompts of pairs which are not held out, each once. Of longer ones the last `length` tokens are taken."""
+
+    pairs: TokenizedPairs
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.pairs.prompts) - 1
+
+    def prompt_at(self, number: int) -> TokenArray:
+        start, end = self.pairs.prompts[number : number + 2]
+        return self.pairs.train[start:end]
+
+
+def draw_prompts(
+    place: RolloutId,
+    count: int,
+    source: TextWindows | PreferenceSetPrompts,
+    blocks: Callable[[TokenIds], bool] = lambda tokens: False,
+) -> list[TokenIds]:
+    """The prompts of `count` responses. Nobody chooses them, and everybody can check.
+
+    Each is that of the first draw whose prompt is blocked neither whole nor as it is taken; where there is none it is token 0.
+    """
+    found: dict[int, TokenIds] = {}
+    for draw in range(DRAWS_MAX if len(source) else 0):
+        numbers = prompt_numbers(place, draw, count, len(source))
+        for response in range(count):
+            if response not in found:
+                whole = source.prompt_at(int(numbers[response])).astype(np.int64)
+                taken = whole[-source.length :]
+                if not blocks(taken) and (len(taken) == len(whole) or not blocks(whole)):
+                    found[response] = taken
+        if len(found) == count:
+            break
+    return [found.get(response, NO_PROMPT) for response in range(count)]
+
+
+# Statistics -------------------------------------------------------------------------------------------------------------
+
+SCORE_VARIANCE: Final = 1e-4  # added to that of the scores: whoever's differ by 1e-4 finds the same correlation within .01
+Floats = npt.NDArray[np.float64]
+
+
+def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
+    """In millionths, rounded down; all of them where no response has two tokens."""
+    pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
+    return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
+
+
+def length_score_correlation(lengths: Floats, scores: Floats) -> int:
+    """Pearson's, in millionths; 0 where all lengths are the same."""
+    lengths, scores = lengths - lengths.mean(), scores - scores.mean()
+    spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
+    found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # where a score is no number it is the largest

@@ -1,0 +1,209 @@
+"""Objectives that learn from sets, in the worker: scores, losses, and what is measured of those held out.
+
+Axes: N pairs, 2 responses of each, B texts, S tokens of a text, C features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses, dpo_batch, pair_batch, response_batch, text_numbers
+from rlhf.objectives.supervised_objectives import MEAN_REWARD, SCORE_HEAD
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION, MEASURED_PAIRS_MAX, PAIRS
+from rlhf.pytorch import losses
+from training.data.token_sequences import TokenizedText
+from training.engines.engine import OnProgress, RequiredModel
+from training.engines.pytorch.device import CPU
+from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.model import GPT
+from training.job_spec import JobSpec
+
+TOKENS_AT_ONCE: Final = 8_192  # in one pass where nothing is trained
+DEVIATION_MIN: Final = 1e-2  # processors differ by 1e-6 of a score: divided by this it stays below what auditors tolerate
+BINS: Final = 10  # of chances
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def calibration_error(chances: Floats, p: Floats) -> float:
+    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599) of N pairs.
+
+    `chances`: σ(d), how likely the model finds the first response the better one; `p`: how likely people do. Both (N,). Each pair
+    counts in both orders, so that nothing depends on which response stands first.
+    """
+    said, right = np.concatenate([chances, 1 - chances]).astype(np.float64), np.concatenate([p, 1 - p]).astype(np.float64)
+    bins = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    # Of each bin, its share of the pairs times how far its mean chance is from its mean p.
+    gaps = np.bincount(bins, weights=said - right, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(said))
+
+
+def text_scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
+    """(B,): of each text, at its last token or the mean of all up to it, as the job says.
+
+    What is behind it changes nothing: the model looks at the past alone.
+    """
+    features_BSC = model.features(x_BS)
+    if model.job.objective == MEAN_REWARD.name:
+        is_text_BS = torch.arange(x_BS.shape[1], device=x_BS.device) <= last_B[:, None]
+        return (features_BSC @ model.heads[SCORE_HEAD] * is_text_BS).sum(dim=1) / (last_B + 1)
+    return features_BSC[torch.arange(len(x_BS), device=x_BS.device), last_B] @ model.heads[SCORE_HEAD]
+
+
+def reward_loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tensor:
+    score_N2 = text_scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2)
+    return losses.reward_model_losses(score_N2[:, 0], score_N2[:, 1], p_N).mean()
+
+
+def scores_of_pairs(model: GPT, x_N2S: Tensor, last_N2: Tensor) -> Tensor:
+    """(N, 2), of pairs that nothing is trained on. Those of a processor go in and come out."""
+    with torch.no_grad():
+        texts = (tensor.flatten(0, 1).to(model.device) for tensor in (x_N2S, last_N2))
+        return text_scores(model, *texts).view(-1, 2).cpu()
+
+
+def held_out_scores(model: GPT, tokens: TokenizedPairs, on_step: OnProgress) -> Iterator[tuple[Tensor, Tensor]]:
+    """(scores (N, 2), p (N,)) of held-out pairs, a part at a time: always the same pairs, in the same parts."""
+    for chosen in _held_out(tokens, model.spec.context):
+        x_N2S, last_N2, p_N = map(torch.from_numpy, pair_batch(tokens.held_out, tokens.held_out_split, chosen))
+        yield scores_of_pairs(model, x_N2S, last_N2), p_N
+        on_step()
+
+
+class NormalizedRewardModel:
+    """A finished reward model. Its scores are normalised: over the held-out responses they have mean 0 and deviation 1.
+
+    So `beta` and `score_clip` mean the same whatever a model's scores are. Where nothing is held out they stay as they are.
+    """
+
+    def __init__(self, other: RequiredModel, on_step: OnProgress, device: torch.device = CPU) -> None:
+        assert isinstance(other.data, TokenizedPairs)
+        self._model = GPT(other.spec, device)
+        self._model.load_parameters(other.parameters)
+        parts = [score_N2.double().flatten() for score_N2, _ in held_out_scores(self._model, other.data, on_step)]
+        found = torch.cat(parts) if parts else torch.tensor([-1.0, 1.0])
+        self._mean, self._deviation = float(found.mean()), max(DEVIATION_MIN, float(found.std(correction=0)))
+
+    def scores(self, x_BS: Tensor, last_B: Tensor, on_step: OnProgress) -> Tensor:
+        """(B,)."""
+        at_once, found = max(1, TOKENS_AT_ONCE // x_BS.shape[1]), list[Tensor]()
+        with torch.no_grad():
+            for start in range(0, len(x_BS), at_once):
+                part = slice(start, start + at_once)
+                of_part = (tensor[part].to(self._model.device) for tensor in (x_BS, last_B))
+                found.append((text_scores(self._model, *of_part).cpu() - self._mean) / self._deviation)
+                on_step()
+        return torch.cat(found)
+
+
+def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
+    """Of the held-out pairs: with a better response, the share whose better one scores higher, where equal scores count half;
+    and of all, whether chances are as people's. A figure is left out if there is no such pair. Figures of the set stand beside.
+    """
+    assert isinstance(tokens, TokenizedPairs)
+    parts = list(held_out_scores(model, tokens, on_step))
+    if not parts:
+        return tokens.statistics.figures | {PAIRS: 0.0}
+    d_N = torch.cat([score_N2[:, 0] - score_N2[:, 1] for score_N2, _ in parts])
+    return tokens.statistics.figures | preference_metrics(d_N, torch.cat([p_N for _, p_N in parts]))
+
+
+def preference_metrics(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
+    """Of differences of scores, and of p that people give."""
+    d_N = torch.nan_to_num(d_N)  # a diverged model ranks no pair
+    right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
+    found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
+    return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found
+
+
+def response_logp(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor) -> Tensor:
+    """(B,): log-probability of each response behind its prompt. Logits are made for its tokens alone."""
+    x_BS, y_BS, mask_BS = (tensor.to(model.device) for tensor in (x_BS, y_BS, mask_BS))
+    logits_MV = model.logits(model.features(x_BS)[mask_BS])
+    logp_M = losses.log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
+    row_M = mask_BS.nonzero()[:, 0]
+    return logp_M.new_zeros(len(x_BS)).index_add(0, row_M, logp_M)
+
+
+def instruct_loss(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor, tokens_B: Tensor) -> Tensor:
+    return (-response_logp(model, x_BS, y_BS, mask_BS) / tokens_B).mean()
+
+
+def held_out_nats(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
+    assert isinstance(tokens, TokenizedResponses)
+    nats, count = 0.0, 0
+    for chosen in _held_out(tokens, spec.model.context):
+        x_BS, y_BS, mask_BS = map(torch.from_numpy, response_batch(tokens.held_out, tokens.held_out_split, chosen))
+        nats -= float(response_logp(model, x_BS, y_BS, mask_BS).double().sum())
+        count += int(mask_BS.sum())
+        on_step()
+    return {spec.resolved_objective.main_metric: nats / count} if count else {}
+
+
+def dpo_loss(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor, reference_N2: Tensor, p_N: Tensor) -> Tensor:
+    logp_2N, reference_2N = _logp_of_pairs(model, x_N2S, y_N2S, mask_N2S).T, reference_N2.T
+    both = (logp_2N[0], logp_2N[1], reference_2N[0], reference_2N[1])
+    return losses.dpo_losses(*both, p_N, beta=model.job.decoded_settings.beta).mean()
+
+
+def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
+    """Those of a reward model, of the implicit reward: β times the log-ratio of policy and reference."""
+    assert isinstance(tokens, TokenizedResponses)
+    differences, ps = list[Tensor](), list[Tensor]()
+    for chosen in _held_out(tokens, spec.model.context):
+        *texts, reference_N2, p_N = map(torch.from_numpy, dpo_batch(tokens, chosen, is_held_out=True))
+        reward_N2 = spec.decoded_settings.beta * (_logp_of_pairs(model, *texts).cpu() - reference_N2)
+        differences.append(reward_N2[:, 0] - reward_N2[:, 1])
+        ps.append(p_N)
+        on_step()
+    of_set = tokens.statistics.figures if tokens.statistics else {}
+    return of_set | (preference_metrics(torch.cat(differences), torch.cat(ps)) if ps else {PAIRS: 0.0})
+
+
+def fill_reference_log_probabilities(engine: TorchEngine, drawn: npt.NDArray[np.int64] | None, on_step: OnProgress) -> None:
+    """Writes into the data what the reference gives both responses of these pairs (None: those held out), where it is not known
+    yet: so each pair is passed over once, and an auditor passes over no others than those of the rounds that it replays.
+    """
+    data, kept = engine.tokens, engine.read_parameters()
+    assert isinstance(data, TokenizedResponses) and engine.first_parameters is not None
+    tokens, side = (data.held_out, data.held_out_split) if drawn is None else (data.train, data.train_split)
+    texts = text_numbers(_chosen(data) if drawn is None else np.unique(drawn))
+    missing = texts[np.isnan(side.reference[texts])]
+    if not len(missing):
+        return
+    kept = kept.copy()
+    engine.load_parameters(engine.first_parameters)
+    try:
+        with torch.no_grad():
+            for part in np.array_split(missing, -(-len(missing) // _at_once(engine.spec.model.context))):
+                found_B = response_logp(engine.model, *map(torch.from_numpy, response_batch(tokens, side, part)))
+                side.reference[part] = found_B.cpu().numpy()
+                on_step()
+    finally:
+        engine.load_parameters(kept)
+
+
+def _logp_of_pairs(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor) -> Tensor:
+    return response_logp(model, *(array.flatten(0, 1) for array in (x_N2S, y_N2S, mask_N2S))).view(-1, 2)
+
+
+def _held_out(tokens: TokenizedPairs | TokenizedResponses, context: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Numbers of held-out records, always the same ones together."""
+    chosen = _chosen(tokens)
+    for start in range(0, len(chosen), _at_once(context)):
+        yield chosen[start : start + _at_once(context)]
+
+
+def _chosen(tokens: TokenizedPairs | TokenizedResponses) -> npt.NDArray[np.int64]:
+    """Of those held out, evenly spaced."""
+    count = min(len(tokens.held_out_split), MEASURED_PAIRS_MAX)
+    return np.linspace(0, max(0, len(tokens.held_out_split) - 1), count).astype(np.int64)
+
+
+def _at_once(context: int) -> int:
+    return max(1, TOKENS_AT_ONCE // (2 * context))

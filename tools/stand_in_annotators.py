@@ -1,0 +1,43 @@
+"""`python -m tools.stand_in_annotators ADDRESS`: three people who answer tasks at a peer until none is left, for tests of pages.
+
+They speak HTTP as the pages do, with a key each, and always give the first answer.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from typing import Final
+
+from curation.simulated_annotators import ServingPeerClient, SimulatedAnnotator
+from protocol.identity import Identity
+
+PEOPLE: Final = 3
+IDLE_SECONDS: Final = 8.0  # without a task: each answer waits for a block
+SECONDS_MAX: Final = 120.0
+
+
+def main(address: str) -> int:
+    host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
+    site = ServingPeerClient(host, int(port))
+    people = [
+        SimulatedAnnotator(f"person {number + 1}", Identity(bytes([number + 1] * 32)), 1.0, site, defaultdict(int), 0.0)
+        for number in range(PEOPLE)
+    ]
+    ends = time.monotonic() + SECONDS_MAX
+    last_answer, answers = time.monotonic(), 0
+    while time.monotonic() < min(ends, last_answer + IDLE_SECONDS) or not answers:
+        for person in people:
+            person.run_step()
+        if (count := sum(len(person.sent_answers) for person in people)) > answers:
+            last_answer, answers = time.monotonic(), count
+        if time.monotonic() > ends:
+            break
+        time.sleep(0.2)
+    print(f"{answers} answers")
+    return 0 if answers else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

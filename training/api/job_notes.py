@@ -1,0 +1,83 @@
+"""Texts about jobs for people: why one failed, without an accepted update or without one any more, and what preparing its
+set did to the file that a person gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from features.peer_names import SHORT_ID_LENGTH
+from features.text_tables import pluralize
+from ledger.core.module import StateReader
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
+from protocol.units import display_round_number
+from protocol.verdicts import DIVERGING, verdict_label_by_name
+from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec, PreparationCounts
+from training.objectives.objective import Objective
+
+FAILURE_ALERT_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
+
+
+def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
+    """Those of the last heights, with reasons."""
+    for job in view.module_state(JobsState).jobs.values():
+        if job.failed_rounds and not job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
+            labels = JobSpec.decode(job.spec).resolved_objective.reason_labels
+            yield f"job {job.name}: {no_progress_text(job.rounds, job.rejections, labels)}"
+
+
+def find_stalled_jobs(view: StateReader, height: int) -> Iterator[str]:
+    """Jobs of the last heights that ended without progress: after which round, all verdicts, and the way out."""
+    for key, job in view.module_state(JobsState).jobs.items():
+        if job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
+            spec = JobSpec.decode(job.spec)
+            ended = f"job {job.name} ended after round {display_round_number(job.last_closed)}"
+            nothing = f"no update was accepted in its last {pluralize(NO_PROGRESS_ROUNDS, 'round')}"
+            of_all = f"of all its updates: {rejections_text(job.rejections, spec.resolved_objective.reason_labels)}"
+            yield f"{ended}: {nothing} ({of_all}); {_way_out(key, job, spec)}"
+
+
+def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
+    if DIVERGING not in job.rejections:
+        return "`peer rounds` says who was refused, and why"
+    command = spec.resolved_objective.start_command
+    is_planned = command != Objective.start_command
+    words = command if is_planned else f"{command} --from {key.hex()[:SHORT_ID_LENGTH]}"
+    how = "" if is_planned else ", from its newest model"
+    usual = MUON_RATE if spec.inner is InnerOptimizerKind.MUON else INNER_RATE
+    rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
+    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # a plan's optimizer does not change
+    way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set {fields}`"
+    # Accepted steps may have spoilt the model.
+    is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
+    return way + is_spoilt * (bool(job.accepted) and not is_planned)
+
+
+def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """For people. `labels` are those of the job's objective."""
+    return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
+
+
+def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """Counts of rejections as text, such as `8 diverging, 1 replay`."""
+    return ", ".join(f"{count} {verdict_label_by_name(name, labels)}" for name, count in sorted(rejected.items()))
+
+
+def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
+    """For people: the counts of a set's file, each with the way out."""
+    counts = spec.preparation or PreparationCounts()
+    told = []
+    if counts.left_out:
+        told.append(f"{pluralize(counts.left_out, 'line')} left out: not usable, or labelled as bad")
+    if counts.shortened:
+        told.append(f"{pluralize(counts.shortened, 'line')} shortened to the context of {spec.model.context} tokens")
+    if counts.holding_stop:
+        way_out = (
+            "leave `stop_token` out with a model that has an end-of-text token"
+            if spec.resolved_objective.example_job_builder
+            else "teach the model to end its answers first (`train --from JOB FILE`)"
+        )
+        many = pluralize(counts.holding_stop, "response")
+        ends = "with the stop text before the end: answers of the model end there"
+        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop_token=none")
+    return tuple(told)

@@ -1,0 +1,212 @@
+"""Inner optimizers, each a handful of vector operations per step: AdamW (Loshchilov & Hutter 2019) on one flat vector for the
+whole model, and Muon. Written here because importing `torch.optim`'s optimizers costs 70 MB of the worker's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.engines.pytorch.model import GPT
+from training.job_spec import InnerOptimizerKind, JobSpec
+from training.replay.inner_state import (
+    ADAMW_EPSILON,
+    MUON_EPSILON,
+    NEWTON_SCHULZ,
+    NEWTON_SCHULZ_STEPS,
+    adamw_tensors,
+    hidden_matrices,
+)
+from training.replicated.tensor_layout import Float32Array, layout_of
+
+ADAMW_RMS = 0.2  # of an AdamW step at rate 1, as Liu et al. measured it
+
+
+def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
+    """The job's inner one, with these moments (None: zero) after so many steps."""
+    if spec.inner is InnerOptimizerKind.MUON:
+        return Muon(model.parameters, model.gradients, spec, moments, steps)
+    return AdamW(model.parameters, model.gradients, decayed, spec, moments, steps)
+
+
+def weight_decay_mask(spec: JobSpec) -> Float32Array:
+    """1 where weight decay applies, 0 elsewhere."""
+    layout = layout_of(spec)
+    found = np.zeros(layout.size, dtype=np.float32)
+    for tensor in layout.tensors:
+        found[tensor.elements] = float(tensor.decayed)
+    return found
+
+
+class AdamW:
+    """Its moments start at zero, or go on from those of an earlier one."""
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        decayed: Tensor,
+        spec: JobSpec,
+        moments: Tensor | None = None,
+        steps: int = 0,
+    ) -> None:
+        """Works on `parameters`, `gradients` and `moments` in place. `decayed` is 1 where weight decay applies and 0 elsewhere.
+
+        `moments` has shape (2 · parameters,), the first moments before the second ones, after `steps` steps.
+        """
+        self.spec = spec
+        self.moments = parameters.new_zeros(2 * len(parameters)) if moments is None else moments
+        self.steps = steps
+        self._parameters, self._gradients = parameters, gradients
+        self._decayed = decayed
+        self._first, self._second = self.moments.chunk(2)
+        self._stretches = decay_ranges(decayed) if parameters.is_cuda else []
+
+    @torch.no_grad()
+    def step(self, rate: float) -> float:
+        """Clips the gradients, moves the parameters against them, and returns the norm before clipping."""
+        norm = clip_gradients(self._gradients, self.spec.gradient_clip)
+        self.steps += 1
+        vectors = self._parameters, self._gradients, self._first, self._second
+        if self._stretches:
+            fused_adamw_step(*vectors, self._stretches, self.spec, rate, self.steps)
+        else:
+            adamw_step(*vectors, self._decayed, self.spec, rate, self.steps)
+        return norm
+
+
+@torch.no_grad()
+def clip_gradients(gradients: Tensor, limit: float) -> float:
+    """Scales the gradients down to a norm of at most `limit`, in place, and returns what it was before."""
+    norm = float(gradients.norm())
+    if norm > limit:
+        gradients.mul_(limit / norm)
+    return norm
+
+
+def adamw_step(
+    parameters: Tensor,
+    gradients: Tensor,
+    first: Tensor,
+    second: Tensor,
+    decayed: Tensor | None,
+    spec: JobSpec,
+    rate: float,
+    steps: int,
+) -> None:
+    """One AdamW step in place; `steps` counts this one. Weight decay applies where `decayed` is 1, nowhere if it is None."""
+    first.lerp_(gradients, 1 - spec.beta1)
+    second.mul_(spec.beta2).addcmul_(gradients, gradients, value=1 - spec.beta2)
+    if spec.weight_decay and decayed is not None:
+        parameters.addcmul_(parameters, decayed, value=-rate * spec.weight_decay)
+    # Bias corrections are folded into the rate and the root, which saves two passes over the vector.
+    first_correction = 1 - spec.beta1**steps
+    second_correction = 1 - spec.beta2**steps
+    root = second.sqrt().div_(math.sqrt(second_correction)).add_(ADAMW_EPSILON)
+    parameters.addcdiv_(first, root, value=-rate / first_correction)
+
+
+def decay_ranges(decayed: Tensor) -> list[tuple[slice, bool]]:
+    """Neighbouring elements that all decay, or do not."""
+    ends = ((decayed[1:] != decayed[:-1]).nonzero().flatten() + 1).tolist()
+    starts = [0, *ends]
+    decays = decayed[starts].tolist()
+    return [(slice(start, end), bool(decay)) for start, end, decay in zip(starts, [*ends, len(decayed)], decays, strict=True)]
+
+
+@torch.no_grad()
+def fused_adamw_step(
+    parameters: Tensor,
+    gradients: Tensor,
+    first: Tensor,
+    second: Tensor,
+    decays: Sequence[tuple[slice, bool]],
+    spec: JobSpec,
+    rate: float,
+    steps: int,
+) -> None:
+    """As `adamw_step`, by torch's own fused step: one pass over memory in the place of seven, and no vector beside the given
+    ones.
+    """
+    betas = {"beta1": spec.beta1, "beta2": spec.beta2, "eps": ADAMW_EPSILON}
+    for decay in (False, True):
+        places = [place for place, is_decayed in decays if is_decayed is decay]
+        if not places:
+            continue
+        count = torch.full((), float(steps), device=parameters.device)
+        torch._fused_adamw_(
+            *([vector[place] for place in places] for vector in (parameters, gradients, first, second)),
+            [],
+            [count] * len(places),
+            lr=rate,
+            weight_decay=spec.weight_decay * decay,
+            **betas,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class Muon:
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum whose matrices are made nearly orthogonal,
+    so that every direction of a matrix moves equally far. Vectors and the embedding are left to AdamW.
+
+    Each matrix step is scaled to the root mean square that AdamW's has (Liu et al. 2025, arXiv:2502.16982, section 2.2): one rate
+    and one weight decay serve both. Its moments start at zero, or go on from those of an earlier one.
+    """
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        spec: JobSpec,
+        moments: Tensor | None = None,
+        steps: int = 0,
+    ) -> None:
+        """Works on `parameters`, `gradients` and `moments` in place. `spec.beta1` is the momentum of the matrices too.
+
+        `moments` has shape (`inner_state.inner_size`,) and lies as `inner_state.slots` says, after `steps` steps.
+        """
+        self.spec = spec
+        self.steps = steps
+        layout = layout_of(spec)
+        self._matrices, self._others = hidden_matrices(layout), adamw_tensors(layout)
+        size = layout.size + sum(tensor.size for tensor in self._others)
+        self.moments = parameters.new_zeros(size) if moments is None else moments
+        self._parameters, self._gradients = parameters, gradients
+        self._momentum, self._second = self.moments.split([layout.size, size - layout.size])
+
+    @torch.no_grad()
+    def step(self, rate: float) -> float:
+        """Clips the gradients, moves the parameters, and returns the norm before clipping."""
+        norm = clip_gradients(self._gradients, self.spec.gradient_clip)
+        self.steps += 1
+        vectors, start = (self._parameters, self._gradients, self._momentum), 0
+        for tensor in self._others:
+            second = self._second[start : start + tensor.size]
+            parameters, gradients, first = (vector[tensor.elements] for vector in vectors)
+            decayed = parameters.new_ones(()) if len(tensor.shape) > 1 else None
+            adamw_step(parameters, gradients, first, second, decayed, self.spec, rate, self.steps)
+            start += tensor.size
+        beta, decay = self.spec.beta1, self.spec.weight_decay
+        for tensor in self._matrices:
+            weights, gradients, momentum = (vector[tensor.elements].view(tensor.shape) for vector in vectors)
+            momentum.lerp_(gradients, 1 - beta)
+            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts once more
+            weights.mul_(1 - rate * decay)
+            weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
+        return norm
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """The matrix with its singular values moved near 1, by an odd polynomial applied five times, in float32."""
+    a, b, c = NEWTON_SCHULZ
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the products are then of the smaller side
+    x = wide / (wide.norm() + MUON_EPSILON)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.T if matrix.shape[0] > matrix.shape[1] else x

@@ -1,0 +1,180 @@
+"""Levels: the small integers that, times its chunk's scale, are the elements of an update; and their form in bits.
+
+    bits  levels               form
+    1     ±1                   1 = negative
+    2     ±1, ±3               sign (1 = negative), then (|level| − 1) / 2
+    4     ±1, ±3, … ±15        the same
+    8     −127 … 127           two's complement
+
+Up to four bits no level is zero: one that is would cost a sixteenth of the range or more, and error feedback says the rest.
+Elements follow each other from the highest bit of a byte down.
+
+One scale per chunk, as a byte: a small floating-point number under the exponent that all chunks of a payload share.
+
+    code 0       scale 0: the chunk says nothing
+    code c > 0   scale (16 + c mod 16) · 2^⌊c / 16⌋, an integer of at most 20 bits
+
+Canonical: the largest code has the largest shift (it is at least 240), or all are 0 under the least exponent. What would be
+16 · 2^0 is sent as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import LocalProtocolError
+from training.replicated.tensor_layout import CHUNK, Float32Array
+
+Levels = npt.NDArray[np.int8]
+Bytes = npt.NDArray[np.uint8]
+
+LEVEL_MAX: Final = 127
+TOP: Final = {1: 1, 2: 3, 4: 15, 8: LEVEL_MAX}  # the largest level of each number of bits
+
+
+def _of_code(code: int, bits: int) -> int:
+    negative, magnitude = divmod(code, 1 << bits - 1)
+    return (1 - 2 * negative) * (2 * magnitude + 1)
+
+
+def _table(bits: int) -> npt.NDArray[np.unsignedinteger]:
+    """The levels in each of the 256 bytes, as one unsigned integer of 8 / bits bytes."""
+    codes = [[byte >> 8 - bits - at & (1 << bits) - 1 for at in range(0, 8, bits)] for byte in range(256)]
+    levels = np.array([[_of_code(code, bits) for code in row] for row in codes], dtype=np.int8)
+    return levels.view(f"u{8 // bits}").ravel()
+
+
+_TABLES: Final = {bits: _table(bits) for bits in (1, 2, 4)}
+# As many codes as fill a byte, one in each byte of a little-endian word, times this: the highest byte has them packed.
+_FACTORS: Final = {2: 1 << 30 | 1 << 20 | 1 << 10 | 1, 4: 1 << 12 | 1}
+
+
+def unpack_levels(packed: Bytes, bits: int) -> Levels:
+    """The levels in whole bytes."""
+    if bits == 8:
+        return packed.view(np.int8)
+    return _TABLES[bits].take(packed).view(np.int8)
+
+
+def pack_levels(codes: Bytes, bits: int) -> Bytes:
+    """Codes along the last axis in whole bytes, the last one of each row padded with zero bits."""
+    if bits == 8:
+        return codes
+    if bits == 1:
+        return np.packbits(codes, axis=-1)
+    each = 8 // bits
+    if missing := -codes.shape[-1] % each:
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    words = codes.view(f"<u{each}") * _FACTORS[bits]
+    words >>= 8 * (each - 1)
+    return words.astype(np.uint8)
+
+
+def quantize_levels(part: Float32Array, units: Float32Array, bits: int) -> Bytes:
+    """The code of the level next to each element / its scale; zero counts as positive.
+
+    `units` are `level_units` the scales. Quotients in float32 are on the same side as exact ones of every edge between two
+    levels: an edge times its unit has thirteen bits, so it is a float32, from which |m| is at least one place away, or none; and
+    a quotient is rounded by half a place at most.
+    """
+    negative = (part < 0).view(np.uint8)
+    if bits == 1:
+        return negative
+    ratios = np.abs(part)
+    ratios /= units
+    np.minimum(ratios, TOP[bits] / 2 if bits < 8 else LEVEL_MAX, out=ratios)
+    if bits < 8:
+        negative *= 1 << bits - 1
+        negative |= ratios.astype(np.uint8)
+        return negative
+    magnitudes = np.rint(ratios, out=ratios).astype(np.uint8)
+    return (magnitudes ^ -negative) + negative  # two's complement
+
+
+def level_units(scales: Float32Array, bits: int) -> Float32Array:
+    """What |element| is divided by: the distance of two neighbouring levels; with scale zero nothing is left of it."""
+    return np.where(scales > 0, scales * (2 if bits < 8 else 1), np.float32(np.inf))
+
+
+# Scales ------------------------------------------------------------------------------------------------------------
+
+GRID_BITS: Final = 40  # |m| is summed as integers below 2^40: 4096 of them stay below 2^53, where float64 adds exactly
+MANTISSA_BITS: Final = 5  # a scale is off by 3 % at most, where one bit per element is off by 60 %
+SHIFT_MAX: Final = 15  # chunks of one payload differ a thousandfold: norms, embedding, layers
+SCALE_BITS: Final = MANTISSA_BITS + SHIFT_MAX
+EXPONENT_MIN: Final = -84  # the least scale is above 2^-80, and everything derived stays far from float32's subnormal numbers
+UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS  # under a finer one all scales are zero; float32 has its inverse
+EXPONENT_MAX: Final = 12  # scales below 2^32: beyond any update that training can use
+
+# Times the mean |m|: what is larger is cut off and left to error feedback, or few large elements would leave no levels for all
+# others (decision 27). Eight bits have levels for all of them.
+RANGE: Final = {2: 2, 4: 4}
+
+Codes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+
+_CODES: Final = np.arange(256)
+SCALES: Final[Integers] = np.where(_CODES > 0, (16 + _CODES % 16) << _CODES // 16, 0).astype(np.int64)
+FULL: Final = SHIFT_MAX << 4  # the least code of the largest shift
+
+assert CHUNK << GRID_BITS < 1 << 53
+assert int(SCALES[-1]).bit_length() == SCALE_BITS
+
+
+def grid_exponent(m: Float32Array) -> int:
+    """The exponent of the grid on which the largest |m| has 40 bits, or less under a unit for which all scales are zero."""
+    extremes = (float(m.max()), -float(m.min()))
+    if not all(math.isfinite(value) for value in extremes):
+        raise LocalProtocolError("a buffer with non-finite elements has no encoding")
+    return max(math.frexp(max(extremes))[1] - GRID_BITS, UNIT_MIN)
+
+
+def round_to_grid(part: Float32Array, unit: int) -> Float32Array:
+    """|part| / 2^unit, rounded to integers; exact otherwise, since float32 has every integer of 24 bits.
+
+    A sum of floats would depend on the order that a machine's vector unit adds in; sums of integers do not.
+    """
+    integers = np.abs(part)
+    integers *= np.float32(math.ldexp(1.0, -unit))
+    return np.rint(integers, out=integers)
+
+
+def scales_of_chunks(sums: Integers, counts: Integers, largest: Integers, unit: int, bits: int) -> tuple[Codes, int]:
+    """Codes and exponent of the scales that suit chunks, by the sum and the largest of their |m| / 2^unit."""
+    means = sums // counts
+    if bits == 1:
+        return quantize_scales(means, unit, up=True)
+    ranges = np.minimum(largest, RANGE[bits] * means) if bits in RANGE else largest
+    return quantize_scales(ranges // TOP[bits], unit, up=False)
+
+
+def quantize_scales(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
+    """Codes and exponent of the scales `scale_values` · 2^unit, integers from 0 to 2^53; mantissas are rounded half up, or
+    down.
+    """
+    shift = _bit_lengths(values.max(keepdims=True))[0] - MANTISSA_BITS  # leaves the largest with five bits
+    if up and int(values.max()) + (1 << shift - 1) >> shift >> MANTISSA_BITS:
+        shift += 1
+    exponent = unit + int(shift) - SHIFT_MAX
+    if exponent < EXPONENT_MIN or not values.any():
+        return np.zeros(len(values), dtype=np.uint8), EXPONENT_MIN
+    if exponent > EXPONENT_MAX:
+        raise LocalProtocolError(f"a buffer with chunk scales of 2^{exponent + SCALE_BITS} has no encoding")
+    least = exponent - unit
+    shifts = np.maximum(_bit_lengths(values) - MANTISSA_BITS, least)
+    mantissas = (values + (up << shifts >> 1)) >> shifts
+    codes = (shifts - least << 4) + mantissas - 16  # a mantissa rounded up to 32 is 16 with the next shift
+    return np.maximum(codes, 0).astype(np.uint8), exponent
+
+
+def scale_values(codes: Codes, exponent: int) -> Float32Array:
+    """The scales themselves; exact, since they have five significant bits."""
+    return SCALES[codes].astype(np.float32) * np.float32(math.ldexp(1.0, exponent))
+
+
+def _bit_lengths(values: Integers) -> Integers:
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)

@@ -1,0 +1,165 @@
+"""What a call of the HTTP API is sent, and what its handler returns or raises.
+
+A call is sent fields by name and kind. A kind reads a value, and says what it takes. A handler returns a JSON object, a status
+and such an object, a text or a file. It raises `HttpProblem` where a call is refused, as RFC 9457 says it: a status, a code for
+programs, and a sentence for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Final, NamedTuple
+
+Json = dict[str, Any]
+REQUIRED: Final = object()  # in the place of a default: the field has to be there
+
+
+class TextReply(NamedTuple):
+    content_type: str
+    text: str
+
+
+class FileReply(NamedTuple):
+    """Text in UTF-8, to be sent and closed."""
+
+    content_type: str
+    body: IO[bytes]
+
+
+# Problem code -> HTTP status. A feature declares codes of its own in `web.routes.RouteSet.problem_statuses`.
+STATUS_BY_CODE: Final = {
+    "malformed": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not-found": 404,
+    "refused": 409,
+    "gone": 410,
+    "too-large": 413,
+    "misdirected": 421,
+    "misfit": 422,
+    "too-many": 429,
+    "internal": 500,
+    "no-quorum": 503,
+    "stopping": 503,
+    "unhealthy": 503,
+}
+
+
+class HttpProblem(Exception):
+    def __init__(self, code: str, detail: str, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.retry_after = code, detail, retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    description: str  # what it takes, after "is"
+    schema: Json  # the same, in JSON Schema
+    is_valid: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value  # of what fits
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    name: str
+    kind: FieldType
+    about: str = ""
+    default: Any = REQUIRED
+
+    def parse_value(self, given: Any) -> Any:
+        """The value in a mapping, or the default. Raises `HttpProblem` for what is not of the kind."""
+        if self.name not in given and self.default is not REQUIRED:
+            return self.default
+        value = given.get(self.name)
+        if not self.kind.is_valid(value):
+            raise HttpProblem("malformed", f"{self.name} is {self.kind.description}")
+        return self.kind.convert(value)
+
+
+def hex_type(size: int) -> FieldType:
+    def fits(value: Any) -> bool:
+        return isinstance(value, str) and len(value) == 2 * size and set(value) <= set("0123456789abcdef")
+
+    schema = {"type": "string", "pattern": f"^[0-9a-f]{{{2 * size}}}$"}
+    return FieldType(f"{size} bytes in lower-case hex", schema, fits, bytes.fromhex)
+
+
+def integer_type(low: int, high: int) -> FieldType:
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return FieldType(f"a whole number from {low} to {high}", schema, lambda value: type(value) is int and low <= value <= high)
+
+
+def query_integer_type(low: int, high: int) -> FieldType:
+    """The text of a URL."""
+
+    def fits(value: Any) -> bool:
+        return value.isascii() and value.isdecimal() and len(value) <= len(str(high)) and low <= int(value) <= high
+
+    kind = integer_type(low, high)
+    return FieldType(kind.description, kind.schema, fits, int)
+
+
+def integers_type(most: int, high: int) -> FieldType:
+    return _array_type(f"an array of at most {most} whole numbers from 0 to {high}", integer_type(0, high), most)
+
+
+def hex_list_type(most: int, size: int) -> FieldType:
+    one = hex_type(size)
+    return _array_type(f"an array of at most {most}, each {one.description}", one, most)
+
+
+def _array_type(description: str, one: FieldType, most: int) -> FieldType:
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and len(value) <= most and all(map(one.is_valid, value))
+
+    schema = {"type": "array", "maxItems": most, "items": one.schema}
+    return FieldType(description, schema, fits, lambda value: tuple(map(one.convert, value)))
+
+
+def choice_type(*values: str) -> FieldType:
+    return FieldType("one of " + ", ".join(filter(None, values)), {"enum": list(values)}, lambda value: value in values)
+
+
+LINE: Final = FieldType(
+    "a line of text, all of its characters printable",
+    {"type": "string", "minLength": 1},
+    lambda value: isinstance(value, str) and value != "" and value.isprintable(),
+)
+TEXT: Final = FieldType(
+    "text",
+    {"type": "string"},
+    # JSON may write halves of characters: no text.
+    lambda value: isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value),
+)
+FLAG: Final = FieldType("true or false", {"type": "boolean"}, lambda value: isinstance(value, bool))
+TEXTS: Final = FieldType(
+    "an array of texts",
+    {"type": "array", "items": LINE.schema},
+    lambda value: isinstance(value, list) and all(map(LINE.is_valid, value)),
+    tuple,
+)
+
+
+CURSOR: Final = FieldType(
+    "`next` of another reply",
+    {"type": "string", "pattern": "^[0-9]{1,7}:[0-9]{1,7}$"},
+    lambda value: re.fullmatch("[0-9]{1,7}:[0-9]{1,7}", value) is not None,
+    lambda value: tuple(map(int, value.split(":"))),
+)
+TEXTS_BY_NAME: Final = FieldType(
+    "an object of at most 32 texts",
+    {"type": "object", "maxProperties": 32, "additionalProperties": LINE.schema},
+    lambda value: isinstance(value, dict) and len(value) <= 32 and all(map(LINE.is_valid, (*value, *value.values()))),
+)
+OBJECTS: Final = FieldType(
+    "an array of JSON objects",
+    {"type": "array", "items": {"type": "object"}},
+    lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value),
+)
+
+
+def parse_fields(fields: Sequence[RequestField], given: Any) -> dict[str, Any]:
+    """Values by name, from a mapping; what it has beside them is passed over. Raises `HttpProblem`."""
+    return {field.name: field.parse_value(given) for field in fields}
