@@ -69,11 +69,12 @@ def test_methods_say_what_they_do() -> None:
 
 
 SHOWN = {"display_round_number", "format_round_progress"}
-# Numbers of rounds that a model was trained for, and a duration.
+# Numbers of rounds that a model was trained for, a duration, and what `display_round_number` gave.
 OTHERS = {
     "peer/commands/job_monitor.py: format_seconds(view.seconds)",
     "ledger/jobs.py: job.round",
     "peer/export/model_export.py: found.round",
+    "peer/runtime/round_executor.py: shown",
     "peer/export/model_provenance.py: number",
     "training/api/initial_model.py: final",
     "training/model_store.py: number",

@@ -75,7 +75,7 @@ def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_
     assert [bytes(source.prompt_at(number)).decode() for number in range(len(source))] == list(trained)
     asked = draw_prompts(PLACE, 1_000, source)
     assert {bytes(prompt.astype(np.uint8)).decode() for prompt in asked} == {text[-12:] for text in trained}
-    other = draw_prompts(replace(PLACE, trainer=bytes(32)), 1_000, source)
+    other = draw_prompts(PLACE._replace(trainer=bytes(32)), 1_000, source)
     assert [prompt.tolist() for prompt in asked] != [prompt.tolist() for prompt in other]
 
 
