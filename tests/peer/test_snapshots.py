@@ -340,7 +340,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
         installed.extend(links)
         return True
 
-    seat.driver.restore_state = install  # type: ignore[method-assign]
+    snapshots._restore_state = install
     ended = SimpleNamespace(
         trusted_height=decode_header(first.header).height, light_blocks=tuple(later), asked_last=b"", discard_parts=lambda: None
     )
@@ -363,7 +363,7 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(he
 
     restored = RestoredSnapshot((), replace(seat.driver.state, height=height), (), ())
     ended = SimpleNamespace(trusted_height=0, light_blocks=(), asked_last=b"", discard_parts=delete, restored=restored)
-    seat.driver.restore_state = install  # type: ignore[method-assign]
+    snapshots._restore_state = install
     snapshots._transfer = ended  # type: ignore[assignment]
     with scope:
         await snapshots._finish(ended, restored)  # type: ignore[arg-type]
