@@ -38,6 +38,12 @@ SPEC = SimpleNamespace(
 )
 
 
+class AskedPeer(SimpleNamespace):
+    @property
+    def state(self) -> Any:
+        return self.driver.state
+
+
 class Asked:
     """The peer of a person on a court's ledger. `each_wait` happens whenever it waits for a block."""
 
@@ -47,7 +53,7 @@ class Asked:
         self.volunteered: list[int] = []
         self.participant = SimpleNamespace(worker_client=object())
         self.first: list[Any] = []
-        peer: Any = SimpleNamespace(
+        peer: Any = AskedPeer(
             driver=self, me=self.me.public, submitter=self, require_member=lambda: None, auditor=SimpleNamespace(asked=self.first)
         )
         self._answers = AuditRpcHandler(peer)
