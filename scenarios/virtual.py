@@ -162,7 +162,7 @@ async def _rounds(profile: AccessProfile, peers: int, count: int, seconds: float
             began = trio.current_time()
             while len(found) < count or trio.current_time() - began < seconds:
                 begun = trio.current_time()
-                await first.until(has_finished(await first.scratch()))
+                await first.until(has_finished(await first.start_job()))
                 found.append(trio.current_time() - begun)
             network._nursery.cancel_scope.cancel()
     return found

@@ -70,8 +70,7 @@ def ring_of(item: pytest.Item) -> str:
 
 def _is_async(item: pytest.Item) -> bool:
     function = getattr(item, "obj", None)
-    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
-    return iscoroutinefunction(inner)
+    return iscoroutinefunction(getattr(getattr(function, "hypothesis", None), "inner_test", function))
 
 
 def mark(items: list[pytest.Item]) -> None:

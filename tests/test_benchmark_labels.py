@@ -41,8 +41,7 @@ def test_what_is_missed_is_said() -> None:
 
 @pytest.mark.parametrize("name", [name for name in labels.CROWDS if name != labels.HALF])
 def test_no_crowd_has_worse_labels_than_a_plain_majority(name: str) -> None:
-    rows = [labels.crowd(name, seed) for seed in range(100, 103)]
-    assert max(labels.below_majority(rows)) <= labels.BELOW_MAJORITY
+    assert max(labels.below_majority([labels.crowd(name, seed) for seed in range(100, 103)])) <= labels.BELOW_MAJORITY
 
 
 def test_correlations_are_of_ranks() -> None:

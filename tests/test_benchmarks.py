@@ -174,8 +174,7 @@ def test_a_missed_bound_is_the_exit_status(
 ) -> None:
     """No verdict of one preset may hide that of another."""
     monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 2.45)
-    command = ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")]
-    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "argv", ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")])
     assert attacks.main() == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("held", "MISSED"))]
     assert {line.split()[0] for line in lines} == {"held", "MISSED"}
@@ -259,15 +258,22 @@ def test_a_rival_s_environment_is_made_once_however_often_it_fails(monkeypatch: 
     assert row.reason.endswith("no group") and len(row.failed) == len(runs) and row.seconds is None
 
 
-def test_without_an_environment_the_rival_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The environments that were asked for; none can be made."""
+    asked: list[str] = []
+
     def cannot(name: str, wanted: Sequence[str]) -> Path:
-        made.append(name)
+        asked.append(name)
         raise Unavailable("no index")
 
-    made: list[str] = []
     monkeypatch.setattr(environment, "interpreter", cannot)
+    return asked
+
+
+def test_without_an_environment_the_rival_is_tried_once(tried: list[str]) -> None:
     (row,) = round.hivemind(round.Task(4, 2))
-    assert (made, row.reason) == (["hivemind"], "no index")
+    assert (tried, row.reason) == (["hivemind"], "no index")
 
 
 def test_what_a_round_s_rival_does_not_measure_stays_empty(
@@ -302,8 +308,12 @@ def test_an_update_that_is_free_makes_a_proposal(tmp_path: Path, monkeypatch: py
     spec, job, trainer = JobSpec(name="free", model=TINY), bytes(32), bytes([1]) * 32
     ReplicatedModel.initial(job, spec).save(tmp_path / "model")
     monkeypatch.setattr(free, "known", lambda: np.ones(layout_of(spec).size, dtype=np.float32))
-    request = ProposeRequest(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer"))
-    assert make_proposal(request, free.update).last_loss == 0
+    assert (
+        make_proposal(
+            ProposeRequest(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer")), free.update
+        ).last_loss
+        == 0
+    )
 
 
 def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
@@ -368,8 +378,7 @@ def test_one_core_for_a_peer_and_its_worker_is_held_to_less(ratio: float, pinned
 
 
 def test_a_seed_that_failed_is_a_bound_that_was_missed() -> None:
-    rows = [training.Row("ours-h1", 1.0, 1.0, 2.0, 1), training.Row("ours-h1", reason="hung")]
-    merged = training.middle(rows)
+    merged = training.middle([training.Row("ours-h1", 1.0, 1.0, 2.0, 1), training.Row("ours-h1", reason="hung")])
     assert merged.failed == ["hung"] and merged.samples_per_second == 1.0
     lines = list(training.verdicts([merged], {}, ("ours-h1",)))
     assert [line for line in lines if line.startswith("MISSED")] == ["MISSED ours-h1: not measured: hung"]
@@ -396,8 +405,7 @@ def test_what_a_bound_compares_takes_turns_and_a_turn_that_failed_is_the_seed_th
         measured.append(name)
         return training.Row(name, float(len(measured)), 1.0, 2.0, 1, reason="hung" if len(measured) == failing else "")
 
-    names = ("gloo", "single", "ours-h1")
-    monkeypatch.setattr(training, "MEASURED", {name: partial(row, name) for name in names})
+    monkeypatch.setattr(training, "MEASURED", {name: partial(row, name) for name in ("gloo", "single", "ours-h1")})
     file = tmp_path / "figures.json"
     monkeypatch.setattr(sys, "argv", ["training", "--seeds", "4", "--turns", "3", "--json", str(file)])
     failing = 0
@@ -416,8 +424,7 @@ def test_what_a_bound_compares_takes_turns_and_a_turn_that_failed_is_the_seed_th
 
 
 def test_a_seed_that_did_not_come_to_its_last_step_leaves_no_loss_to_compare() -> None:
-    rows = [training.Row("ours-h1", 1.0, 1.0, nats, 1) for nats in (2.0, None, 2.0)]
-    merged = training.middle(rows)
+    merged = training.middle([training.Row("ours-h1", 1.0, 1.0, nats, 1) for nats in (2.0, None, 2.0)])
     assert (merged.heldout_nats, merged.samples_per_second) == (None, 1.0)
     lines = training.verdicts([merged, training.Row("gloo", 1.0, 1.0, 2.0, 1)], {}, ("gloo", "ours-h1"))
     assert any(line.startswith("MISSED") and "held-out" in line for line in lines)
@@ -490,16 +497,7 @@ def test_a_run_that_was_ended_goes_on_with_the_seed_that_lacked_a_row(
     assert "its steps is 150, not 30" in capsys.readouterr().err
 
 
-def test_hivemind_that_cannot_be_installed_is_a_row_that_says_so_after_one_try(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-
-    def cannot(name: str, wanted: Sequence[str]) -> Path:
-        tried.append(name)
-        raise Unavailable("no index")
-
-    monkeypatch.setattr(environment, "interpreter", cannot)
+def test_hivemind_that_cannot_be_installed_is_a_row_that_says_so_after_one_try(text: Path, tried: list[str]) -> None:
     rows = [training.attempt(name, training.Task(text, 30, seed, 1e-3, 60.0, TINY)) for seed in (0, 1) for name in HIVEMINDS]
     assert [row.reason for row in rows] == ["no index"] * len(rows) and tried == ["hivemind"]
 
@@ -519,8 +517,7 @@ def test_a_row_that_fails_leaves_the_others(text: Path, monkeypatch: pytest.Monk
 
 def test_the_demo_is_asked_for_with_its_own_flags(tmp_path: Path) -> None:
     given = ["--trainers", "4", "--preset", "per-step", "--data", "text", "--rounds", "9", "--set", "batch=4", "model.width=32"]
-    options = demo.build_parser().parse_args([*given, "--json", "figures"])
-    asked = build_parser().parse_args(demo.arguments(options, 7, tmp_path))
+    asked = build_parser().parse_args(demo.arguments(demo.build_parser().parse_args([*given, "--json", "figures"]), 7, tmp_path))
     assert (asked.trainers, asked.preset, asked.data, asked.rounds) == (4, "per-step", "text", 9)
     assert (asked.set, asked.seed, asked.baseline) == (["batch=4", "model.width=32"], 7, True)
 
@@ -562,19 +559,21 @@ def test_a_rate_that_diverges_ends_a_grid() -> None:
     assert not rate_sweep.is_best_at_edge(losses)
 
 
-@pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
-def test_every_method_trains_on_its_budget(method: codec.Method, text: Path) -> None:
+@pytest.fixture
+def budget(text: Path) -> codec.Budget:
     torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+    return codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+
+
+@pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
+def test_every_method_trains_on_its_budget(method: codec.Method, budget: codec.Budget) -> None:
     row = codec.measure(method, budget, [0], tuned=False)
     assert 0 < row.heldout_nats < np.log(256) + 0.5
     assert row.bytes_per_parameter <= 4
 
 
 @pytest.mark.parametrize("name", [codec.DILOCO, codec.ONE_BIT])
-def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Path) -> None:
-    torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, budget: codec.Budget) -> None:
     rates = {"keep": 0.0} if name == codec.DILOCO else {}
     rates |= {"inner_rate": 0.01, "outer_rate": 0.7, "outer_momentum": 0.5}
     methods = {method.name: method for method in codec.METHODS if method.local_steps == 15}
@@ -585,17 +584,15 @@ def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Pa
 def test_a_pinned_process_and_all_that_it_starts_stay_on_one_core() -> None:
     core = min(os.sched_getaffinity(0))
     look = "import os, subprocess, sys; input(); print(subprocess.check_output([sys.executable, '-c', ASK]).decode())"
-    ask = "import os; print(sorted(os.sched_getaffinity(0)))"
-    command = [sys.executable, "-c", look.replace("ASK", repr(ask))]
+    command = [sys.executable, "-c", look.replace("ASK", repr("import os; print(sorted(os.sched_getaffinity(0)))"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         processes.pin(process.pid, core)
         assert process.communicate(b"\n")[0].split() == f"[{core}]".encode().split()
 
 
 @pytest.mark.long
-def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(text: Path) -> None:
-    torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 4, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(budget: codec.Budget) -> None:
+    budget = replace(budget, trainers=4)
     methods = {method.name: method for method in codec.METHODS}
     assert {f"{codec.PRESET} {name}" for name in PRESETS} < methods.keys()
     assert [codec.METHODS[i].name for i in codec.named("preset local")] == ["preset local"]
@@ -619,9 +616,7 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
     assert nats("preset local, audits sampled", rule=AggregationRule.ARC_NNM_TRIM) == 0
 
 
-def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(text: Path) -> None:
-    torch.set_num_threads(1)
-    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(budget: codec.Budget) -> None:
     rates = {"inner_rate": 0.01}
     adamw, muon = (codec.one_trainer(inner) for inner in InnerOptimizerKind)
     assert adamw(budget, 0, rates) == adamw(replace(budget, trainers=5), 0, rates)
@@ -634,8 +629,10 @@ def test_rates_are_tuned_on_a_finer_line_once_the_others_are_known(text: Path) -
     def run(budget: codec.Budget, seed: int, tuned: codec.Tuned) -> tuple[float, float]:
         return sum(math.log(tuned[name] / best) ** 2 for name, best in (("inner_rate", 2.8), ("outer_rate", 11.0))), 1.0
 
-    method = codec.Method("off the grid", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)})
-    tuning = codec.tune(method, codec.Budget(text, 30, 2, ()))
+    tuning = codec.tune(
+        codec.Method("off the grid", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)}),
+        codec.Budget(text, 30, 2, ()),
+    )
     assert tuning.best == {"inner_rate": 2.83, "outer_rate": 11.3} and not tuning.edges
 
 
@@ -936,13 +933,13 @@ def test_manipulated_means_are_those_of_what_is_not_compressed_yet() -> None:
 def test_a_trigger_is_so_far_from_the_mean_of_the_honest(share: float) -> None:
     honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
     known = known_of(honest, lambda vector: 0.0)
-    poison = VECTORS[f"trigger-{share:g}"](known) - known.mean
-    assert np.allclose(poison, honest[0] * share * known.norm / np.linalg.norm(honest[0]), atol=1e-5)
+    assert np.allclose(
+        VECTORS[f"trigger-{share:g}"](known) - known.mean, honest[0] * share * known.norm / np.linalg.norm(honest[0]), atol=1e-5
+    )
 
 
 def test_a_flip_of_rare_tokens_moves_their_rows_alone_by_the_norm_of_an_honest_update() -> None:
-    honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
-    known = known_of(honest, lambda vector: 0.0)
+    known = known_of(list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32)), lambda vector: 0.0)
     lie = VECTORS["rare-flip"](known)
     assert np.linalg.norm(lie) == pytest.approx(known.norm, rel=1e-5)
     assert (np.sign(lie[RARE_ELEMENTS]) == -np.sign(known.mean[RARE_ELEMENTS])).all()
@@ -1000,7 +997,8 @@ def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
     assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
 
 
-def world(text: Path) -> attacks_gpt.World:
+@pytest.fixture
+def some(text: Path) -> attacks_gpt.World:
     torch.set_num_threads(1)
     spec = JobSpec(name="liars", data=bytes(32), model=TINY, rounds=4, local_steps=2, batch=2, micro_batch=2, byzantine_max=1)
     return attacks_gpt.World(replace(spec, suspension_rounds=2), text, 4, 1)
@@ -1012,8 +1010,11 @@ def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
     header = payloads.PayloadHeader(bytes(range(32)), 3, bytes(range(1, 33)), bytes(range(2, 34)), 1, 2, 1)
     m = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
     honest = payloads.encode_payload(header, m, layout)
-    other = payloads.encode_payload(replace(header, trainer=bytes(32)), m, layout)
-    forged = PAYLOADS[name](Said(honest, None, other, layout, np.random.default_rng(0)))
+    forged = PAYLOADS[name](
+        Said(
+            honest, None, payloads.encode_payload(replace(header, trainer=bytes(32)), m, layout), layout, np.random.default_rng(0)
+        )
+    )
     assert forged != honest
     if name in ("forged-scales", "forged-exponent"):
         assert (
@@ -1026,8 +1027,7 @@ def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
 
 
 @pytest.mark.long
-def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
-    some = world(text)
+def test_with_full_audits_no_lie_moves_the_model(some: attacks_gpt.World) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
         outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
@@ -1037,8 +1037,7 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
         assert outcome.honest_refused == 0, attack
 
 
-def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
-    some = world(text)
+def test_without_audits_well_formed_lies_move_the_model(some: attacks_gpt.World) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     outcome = attacks_gpt.attacked(some, "search", AuditMode.OFF)
     assert outcome.accepted == some.spec.rounds
@@ -1107,8 +1106,9 @@ def test_liars_vouch_and_vote_as_they_like_and_change_nothing(n: int, votes: str
         assert len(accepted(f + 1)) == n
 
 
-def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(
+    some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
     some.spec = replace(some.spec, rounds=12, audit_rate=2.0, auditors=3, local_steps=1, suspension_rounds=2)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
@@ -1120,8 +1120,7 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: 
     assert outcome.heldout_nats == pytest.approx(clean.heldout_nats, rel=0.02)
 
 
-def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch) -> None:
     some.spec = replace(some.spec, rounds=12, local_steps=1, audit_window=3)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
     monkeypatch.setattr(attacks_gpt.sortition, "draw_auditors", lambda *_: ())
@@ -1163,8 +1162,7 @@ def test_runs_that_share_updates_give_what_each_alone_gives(text: Path, monkeypa
 
 
 @pytest.mark.long
-def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_poisoners_come_late_or_at_once_and_are_found(some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch) -> None:
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
     monkeypatch.setattr(attacks_gpt.sortition, "draw_auditors", lambda tickets, *_: tuple(tickets))
     assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in LATE] == [2] * len(LATE)
@@ -1173,8 +1171,7 @@ def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: p
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds
 
 
-def test_the_last_rounds_of_sampled_audits_take_no_lie(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = world(text)
+def test_the_last_rounds_of_sampled_audits_take_no_lie(some: attacks_gpt.World, monkeypatch: pytest.MonkeyPatch) -> None:
     some.spec = replace(some.spec, rounds=6)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 1)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)

@@ -16,7 +16,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -501,8 +501,7 @@ def protocol() -> str:
 def test_every_message_record_and_transaction_is_documented_field_by_field(protocol: str, title: str, table: list[str]) -> None:
     section = re.split(rf"^{re.escape(title)}$", protocol, flags=re.MULTILINE)
     assert len(section) == 2, f"{title} is not in docs/protocol/ exactly once"
-    section_text = re.split(r"^#+ ", section[1], flags=re.MULTILINE)[0]
-    documented = [line for line in section_text.splitlines() if line.startswith("|")]
+    documented = [line for line in re.split(r"^#+ ", section[1], flags=re.MULTILINE)[0].splitlines() if line.startswith("|")]
     assert documented == [line for line in table if line.startswith("|")]
 
 
@@ -518,8 +517,11 @@ def test_every_folder_of_the_product_is_documented() -> None:
     assert with_folders(page) == page
 
 
-def test_every_bound_of_curation_is_documented(protocol: str) -> None:
-    assert not [row for row in curation_limit_rows() if row not in protocol.splitlines()]
+@pytest.mark.parametrize("rows", [curation_limit_rows, kind_rows, transition_rows])
+def test_every_bound_of_curation_transaction_and_transition_of_an_audit_is_documented(
+    protocol: str, rows: Callable[[], list[str]]
+) -> None:
+    assert not [row for row in rows() if row not in protocol.splitlines()]
 
 
 def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: str) -> None:
@@ -529,16 +531,7 @@ def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: s
 
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
     assert not [row for row in markdown_table(ROUTES) if row not in protocol.splitlines()]
-    documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol))
-    assert documented == {(route.method, route.path) for route in ROUTES}
-
-
-def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:
-    assert not [row for row in kind_rows() if row not in protocol.splitlines()]
-
-
-def test_every_transition_of_an_audit_is_documented(protocol: str) -> None:
-    assert not [row for row in transition_rows() if row not in protocol.splitlines()]
+    assert set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol)) == {(route.method, route.path) for route in ROUTES}
 
 
 def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) -> None:
@@ -677,8 +670,7 @@ def test_files_of_figures_name_no_path_of_the_machine_that_they_come_from() -> N
 
 
 def heading_anchors(page: Path) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {anchor_of(title) for title in titles}
+    return {anchor_of(title) for title in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
 
 
 def anchor_of(title: str) -> str:

@@ -85,6 +85,7 @@ JOB = JobSpec(name="ones", objective="ones", rounds=1, byzantine_max=0, objectiv
 @pytest.fixture
 def feature() -> Iterator[None]:
     with listed():
+        features.register_features()
         yield
 
 
@@ -163,7 +164,6 @@ def test_a_setting_is_read_checked_and_refused_like_any_other(feature: None) -> 
 
 
 def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp_path: Path) -> None:
-    features.register_features()
     assert JOB.validated().decoded_settings == Sizes(5000)
     for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
         with pytest.raises(RemoteProtocolError, match=why):
@@ -199,7 +199,6 @@ def test_all_that_features_name_is_there(feature: None) -> None:
         assert all(import_object(place) is not None for place in named_by_it if place)
     for name, place in features.engines().items():
         assert import_object(place).name == name
-    features.register_features()
     implementations = [(engine, import_object(place)) for item in FEATURES for engine, place in item.implementations.items()]
     assert {engine for engine, _ in implementations} <= features.engines().keys()
     assert {name for _, found in implementations for name in found.layers} == set(layer_names()), "an engine computes each layer"
@@ -316,7 +315,6 @@ SHOWN, MISSING = NOTE_DIGESTS[7], b"m" * 32
 
 def noted() -> Chain:
     """A chain of all modules of this program: one writes notes, and an empty block certifies them."""
-    features.register_features()
     core = {module.name for module in core_modules(PlainJobs())}
     chain = Chain(modules=tuple(module for module in modules_of(PlainJobs()) if module.name not in core))
     for digest in NOTE_DIGESTS:
@@ -435,7 +433,6 @@ def test_each_demand_on_the_table_notices_a_planted_fault(
 
 @pytest.mark.real("processes")
 async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: None, tmp_path: Path) -> None:
-    features.register_features()
     text, model, buffer, payload = (str(tmp_path / name) for name in ("text", "model", "buffer", "payload"))
     Path(text).write_bytes(default_text()[:20_000])
     ReplicatedModel.initial(bytes(32), LETTERS).save(Path(model))
@@ -471,13 +468,13 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             assert (await worker.ask(audit)).verdict is Verdict.OWN_0, "steps of invented counts are not even re-executed"
             counts.tofile(file)
             other = tmp_path / "other"
-            header = ReplicatedModel.open(Path(model)).header(b"t" * 32)
-            doubled = error_feedback.make_buffer(update * np.float32(2), header, LETTERS)
+            doubled = error_feedback.make_buffer(
+                update * np.float32(2), ReplicatedModel.open(Path(model)).header(b"t" * 32), LETTERS
+            )
             assert doubled is not None
             other.write_bytes(doubled.encode())
             assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
-            measured = await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
-            assert 0 < measured.figures["distance_from_all"] < 2
+            assert 0 < (await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))).figures["distance_from_all"] < 2
             nursery.cancel_scope.cancel()
 
 
@@ -487,7 +484,6 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
 def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
     feature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features.register_features()
     layout = layout_of(SQUARES.validated())
     names = [tensor.name for tensor in layout.tensors if tensor.name.startswith("layers.1.")]
     assert names[-4:] == [f"layers.1.{name}.weight" for name in ("squares_norm", "rise", "scale", "fall")]
@@ -512,7 +508,6 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
 async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_the_feature_s_request(
     feature: None, tmp_path: Path
 ) -> None:
-    features.register_features()
     text, model, buffer = (str(tmp_path / name) for name in ("text", "model", "buffer"))
     Path(text).write_bytes(default_text()[:20_000])
     ReplicatedModel.initial(bytes(32), SQUARES).save(Path(model))
@@ -522,11 +517,13 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             worker = WorkerSupervisor(command=[sys.executable, "-m", "tests.notes.worker"])
             await nursery.start(worker.run)
             await worker.ask(opening)
-            counted = await worker.ask(CountParameters(bytes(32)))
-            assert counted == ParametersCounted(SQUARES.model.parameters)
+            assert await worker.ask(CountParameters(bytes(32))) == ParametersCounted(SQUARES.model.parameters)
             await worker.ask(worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer))
-            audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
-            assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
+            assert (
+                await worker.ask(
+                    worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
+                )
+            ).verdict is Verdict.ACCEPT
             update = layout_of(SQUARES).tensor_views(error_feedback.read_buffer(Path(buffer), SQUARES).dequantize())
             assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
             # The worker of a program without the line, asked by one with it.
@@ -555,7 +552,6 @@ def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
 
 
 def test_an_engine_without_an_implementation_of_a_layer_names_it(feature: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    features.register_features()
     monkeypatch.setitem(engine_implementations._places, "pytorch", engine_implementations._places["pytorch"][:1])
     with pytest.raises(UserError, match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, swiglu"):
         engine_implementations.layer_implementation("pytorch", "squares")
@@ -590,8 +586,12 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
             assert driver.state.module_state(NotesState).written == {me: 2}
             while driver.state.certified_roots[driver.state.height - 1] != driver.state.state_root:
                 await driver.block_applied.wait()
-            asking = ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
-            assert await trio.to_thread.run_sync(cli.main, asking) == 0
+            assert (
+                await trio.to_thread.run_sync(
+                    cli.main, ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
+                )
+                == 0
+            )
             proven_at = driver.state.height - 1
     said_there = capsys.readouterr().out
     assert "the row after height" in said_there and f"peer verify {tmp_path / 'row.proof'}" in said_there

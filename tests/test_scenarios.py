@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,11 @@ from protocol.api import EventView
 from protocol.errors import UserError
 from protocol.identity import Identity
 from protocol.verdicts import Verdict
-from scenarios import bad_input, determinism, idle, kill, large, pace, rollback
+from scenarios import bad_input, crash_points, determinism, idle, kill, large, pace, rollback
+from scenarios.__main__ import scenarios
+from scenarios.crash_points import UNREACHED
 from scenarios.network import Watch
+from storage.crash_points import POINTS
 from training.transformer import ModelSpec
 
 
@@ -24,8 +29,9 @@ async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: P
     monkeypatch.setattr(pace, "NORMAL_ROUNDS", 2)
     monkeypatch.setattr(kill, "DOWN_ROUNDS", kill.LATER + 1)
     report = tmp_path / "kill.json"
-    options = argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
-    await kill.run(options)
+    await kill.run(
+        argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
+    )
     found = json.loads(report.read_text())
     # Times are the scenario's own command's affair: a machine that runs tests is busy.
     assert [failure for failure in found["failures"] if " took " not in failure and " take " not in failure] == []
@@ -133,3 +139,66 @@ def test_the_phases_of_a_round_are_those_of_the_slowest_peer_and_add_up_to_the_r
     assert times.outside + times.worker == 38 - 11
     watches[1].events = watches[1].events[:2]
     assert large.times_of(0, watches, 15.0, "b").applying == 2.0, "a peer that was away says nothing of the round"
+
+
+FOLDER = Path(__file__).parents[1] / "scenarios"
+SCENARIOS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in file.read_text())
+# Started by scenarios, not by people; and the list of them.
+PARTS = ("proxy", "tally", "serving", "namespace", "router", "gateway", "probe", "virtual", "attackers", "burn", "__main__")
+
+
+@pytest.mark.real("processes")
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in PARTS])
+def test_a_scenario_prints_its_help_and_is_in_the_readme(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"scenarios.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0 and f"python -m scenarios.{name}" in capsys.readouterr().out
+    assert f"`python -m scenarios.{name}" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "says"),
+    [
+        ("kill", ("--trials", "0"), "--trials: 0 is less than 1"),
+        ("leader", ("--trials", "-1"), "--trials: -1 is less than 1"),
+        ("leaders", ("--heights", "0"), "--heights: 0 is less than 1"),
+        ("pause", ("--trials", "0"), "--trials: 0 is less than 1"),
+        ("pause", ("--seconds", "0"), "--seconds: 0 is not above 0"),
+        ("partition", ("--trials", "0"), "--trials: 0 is less than 1"),
+        ("partition", ("--shape", "9,9"), "--shape: '9,9' is none of 2,2 3,1 5,2 4,3"),
+        ("rollback", ("--trials", "0"), "--trials: 0 is less than 1"),
+        ("determinism", ("--rounds", "0"), "--rounds: 0 is less than 1"),
+        ("join", ("--joins", "0"), "--joins: 0 is less than 1"),
+        ("rolling", ("--peers", "0"), "--peers: 0 is less than 1"),
+        ("soak", ("--minutes", "nan"), "--minutes: nan is not above 0"),
+        ("idle", ("--seconds", "soon"), "--seconds: 'soon' is not a number"),
+        ("idle", ("--set", "width"), "--set 'width': write FIELD=VALUE"),
+        ("bad_input", ("--only", "nosuch"), "--only: 'nosuch' begins no case"),
+        ("crash_points", ("--only", "nosuch"), "--only 'nosuch' is no crash point and begins none: --list prints them"),
+        ("crash_points", ("--only", "before-blob-keep"), "--only 'before-blob-keep' is not tried here: only where a liar"),
+        ("crash_points", ("--only", "blob-keep"), "--only 'blob-keep' is not tried here: only where a liar"),
+    ],
+)
+def test_a_scenario_that_would_try_nothing_says_so_in_one_line(
+    name: str, words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"scenarios.{name}")
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and says in line
+
+
+def test_every_point_that_is_listed_is_tried_or_refused() -> None:
+    for point in POINTS:
+        assert crash_points.chosen(point) and bool(crash_points.refusal(point)) == (crash_points.write_of(point) in UNREACHED)
+
+
+def test_the_list_of_scenarios_names_them_all() -> None:
+    listed = {line.split()[2].rstrip(":") for line in scenarios()}
+    assert listed == {f"scenarios.{name}" for name in SCENARIOS if name not in PARTS}

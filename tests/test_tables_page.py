@@ -93,10 +93,10 @@ def test_a_second_implementation_makes_the_same_hashes() -> None:
     assert on_the_page("path of 00 00") == records.sha256(key(0))
     assert on_the_page("row of 00 00") == records.row(key(0), b"\x00")
     for count in (0, 1, 2, 40):
-        name = f"hash of {count} row" + ("s" if count != 1 else "")
-        assert on_the_page(name) == records.root(dict(list(ROWS.items())[:count]))
-    without = {other: value for other, value in ROWS.items() if other != SEVENTH}
-    assert on_the_page("hash of 40 rows without 00 07") == records.root(without)
+        assert on_the_page(f"hash of {count} row" + ("s" if count != 1 else "")) == records.root(dict(list(ROWS.items())[:count]))
+    assert on_the_page("hash of 40 rows without 00 07") == records.root(
+        {other: value for other, value in ROWS.items() if other != SEVENTH}
+    )
     size = sum(len(of) + len(value) + 6 for of, value in ROWS.items())
     assert plain("root of 40 rows") == [records.root(ROWS), COUNT, size]
 
@@ -110,8 +110,7 @@ def test_a_second_implementation_takes_the_proofs() -> None:
     path, value = other
     assert f"{int.from_bytes(path, 'big'):0256b}"[: len(siblings)] == records.bits(BESIDE)[: len(siblings)]
     assert path != records.sha256(BESIDE)
-    leaf = records.sha256(b"folkmoot/row\0", path, value)
-    assert records.climbed(records.bits(BESIDE), siblings, leaf) == root
+    assert records.climbed(records.bits(BESIDE), siblings, records.sha256(b"folkmoot/row\0", path, value)) == root
     siblings, other = plain("proof that 00 28 is not there")
     assert other is None
     assert records.climbed(records.bits(ALONE), siblings, bytes(32)) == root
@@ -147,8 +146,7 @@ def shown_by(data: bytes) -> tuple[bytes, int, bytes, bytes | None]:
         assert all(FastVerifier().verify(signer, signed, signature) for signer, signature in signatures)
         assert fields[5] == (voters_hash(following) if following else fields[4])
         voters, height, root = following or voters, fields[0], fields[6]
-    leaves = [records.sha256(b"\0", name.encode(), b"\0", digest) for name, digest in digests]
-    assert merkle_root(leaves) == root
+    assert merkle_root([records.sha256(b"\0", name.encode(), b"\0", digest) for name, digest in digests]) == root
     assert dict(digests)["network"] == records.sha256(network) and dict(digests)[module] == records.sha256(state)
     end = records.row(key, value) if value is not None else records.sha256(b"folkmoot/row\0", *other) if other else bytes(32)
     assert other is None or (value is None and other[0] != records.sha256(key))
@@ -184,8 +182,7 @@ def test_a_second_implementation_takes_the_file_of_one_row(key: bytes) -> None:
 @pytest.mark.parametrize("kind", [TableRoot, KeyProof, OtherLeaf, RangeProof])
 def test_the_fields_on_the_page_are_those_of_the_code(kind: type) -> None:
     section = PAGE.read_text().split(f"\n#### {kind.__name__}\n")[1].split("\n#")[0]
-    names = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert names == [field.name for field in dataclasses.fields(kind)]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [field.name for field in dataclasses.fields(kind)]
 
 
 def test_the_bounds_on_the_page_are_those_of_the_code() -> None:

@@ -112,8 +112,11 @@ class Browser:
 
     async def phone(self) -> None:
         """From now on it is one: its screen, and fingers."""
-        screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-        await self.do(self.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", screen)
+        await self.do(
+            self.driver.execute_cdp_cmd,
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
+        )
         await self.do(self.driver.execute_cdp_cmd, "Emulation.setTouchEmulationEnabled", {"enabled": True})
 
     async def touch(self, selector: str, onto: str = "") -> None:
@@ -128,8 +131,9 @@ class Browser:
 
     async def _finger(self, kind: str, when: float, *place: float) -> None:
         points = [dict(zip("xy", place, strict=True))] if place else []
-        event = {"type": kind, "timestamp": when, "touchPoints": points}
-        await self.do(self.driver.execute_cdp_cmd, "Input.dispatchTouchEvent", event)
+        await self.do(
+            self.driver.execute_cdp_cmd, "Input.dispatchTouchEvent", {"type": kind, "timestamp": when, "touchPoints": points}
+        )
 
     async def errors(self) -> list[str]:
         """What the console has said since it was last asked."""
@@ -191,8 +195,13 @@ class Profile:
         self.program.driver.switch_to.window(made["targetId"])
 
     def downloads(self, folder: Path) -> None:
-        how = {"behavior": "allow", "downloadPath": str(folder), "eventsEnabled": True}
-        self.program.ask("Browser.setDownloadBehavior", browserContextId=self.name, **how)
+        self.program.ask(
+            "Browser.setDownloadBehavior",
+            browserContextId=self.name,
+            behavior="allow",
+            downloadPath=str(folder),
+            eventsEnabled=True,
+        )
 
     def end(self) -> None:
         self.program.ask("Target.disposeBrowserContext", browserContextId=self.name)

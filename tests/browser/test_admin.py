@@ -23,8 +23,9 @@ BUTTON = (
 )
 
 
-async def press_button(page: Browser, text: str, times: int = 1) -> None:
-    await page.until(f"{BUTTON.format(text)} && ({f'{BUTTON.format(text)}.click(), ' * times} true)")
+async def press_button(page: Browser, *texts: str, times: int = 1) -> None:
+    for text in texts:
+        await page.until(f"{BUTTON.format(text)} && ({f'{BUTTON.format(text)}.click(), ' * times} true)")
 
 
 async def told(page: Browser, text: str) -> None:
@@ -61,8 +62,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.until("document.querySelector('.told').textContent.includes('not all of it') && !location.hash")
         await sign_in(page, site, token)
         assert token not in await page.script("return location.href + JSON.stringify(localStorage) + document.cookie")
-        await press_button(page, "Projects")
-        await press_button(page, "New project")
+        await press_button(page, "Projects", "New project")
         await types_into(page, "name", "moods")
         await types_into(page, "options", "glad\nsad")
         await types_into(page, "file", str(bad))
@@ -107,8 +107,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.until("document.querySelector('dialog[open]')")
         await press_button(page, "No")
         await page.until("!document.querySelector('dialog[open]')")
-        await press_button(page, "close")
-        await press_button(page, "Close it")
+        await press_button(page, "close", "Close it")
         await page.until("document.querySelector('#projects [data-row] td:nth-child(3)').textContent === 'closed'")
         assert (await said(site.stats))["projects"] == []
         assert [error for error in await page.errors() if "401" not in error] == []
@@ -133,13 +132,11 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
             await types_into(page, "search", name)
             await page.press(Keys.ENTER)
             await page.until(f"String({names}) === arguments[0]", name)
-        await press_button(page, "refuse")
-        await press_button(page, "Refuse")
+        await press_button(page, "refuse", "Refuse")
         await told(page, "ann gets no more tasks here.")
         await press_button(page, "allow")
         await told(page, "ann gets tasks here.")
-        await press_button(page, "Jobs")
-        await press_button(page, "New job")
+        await press_button(page, "Jobs", "New job")
         await types_into(page, "name", "proverbs")
         await types_into(page, "overrides", "model.width 64")
         await press_button(page, "Start it")
@@ -150,8 +147,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await types_into(page, "overrides", "byzantine_max=0")
         await press_button(page, "Start it")
         await page.until("document.querySelector('#jobs [data-row]')?.textContent.includes('proverbs')")
-        await press_button(page, "cancel")
-        await press_button(page, "Cancel the job")
+        await press_button(page, "cancel", "Cancel the job")
         await told(page, "job 'proverbs' is ended")
         await press_button(page, "Log")
         actions = "[...document.querySelectorAll('#log td:nth-child(3)')].map((cell) => cell.textContent)"
@@ -168,8 +164,16 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
 async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         token, items = await operator(daemon), ["red", "green", "blue"]
-        tasks = [{"text": f"text {number}", "items": items} for number in range(3)]
-        project = (await founded(site, token, kind="ranking", options=[], votes=1, tasks=tasks))["project"]
+        project = (
+            await founded(
+                site,
+                token,
+                kind="ranking",
+                options=[],
+                votes=1,
+                tasks=[{"text": f"text {number}", "items": items} for number in range(3)],
+            )
+        )["project"]
         for number in range(4):  # whom nobody can help: after four skips the author decides
             (person,) = await enrolled(site, f"person {number}")
             (lease,) = [task for task in await assigned(site, person, 8) if task["text"] == "text 1"]
@@ -211,8 +215,9 @@ async def test_what_the_author_chooses_stays_while_the_list_is_read_again_and_a_
 ) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         token = await operator(daemon)
-        tasks = [{"text": f"text {number}"} for number in range(2)]
-        one = await founded(site, token, name="one", many=True, votes=2, tasks=tasks)
+        one = await founded(
+            site, token, name="one", many=True, votes=2, tasks=[{"text": f"text {number}"} for number in range(2)]
+        )
         other = await founded(site, token, name="other", votes=2)
         ann, bob = await enrolled(site, "ann", "bob")
         first, second = [task for task in await assigned(site, ann, 8) if task["project"] == one["project"]]
@@ -224,8 +229,7 @@ async def test_what_the_author_chooses_stays_while_the_list_is_read_again_and_a_
         await disputed(site, second, ann, bob)
         await page.until("isAsked")
         await page.press("2")
-        looks = await page.script("isHeld = false; release(); return looks")
-        await page.until("looks > arguments[0]", looks)
+        await page.until("looks > arguments[0]", await page.script("isHeld = false; release(); return looks"))
         assert await page.texts("[aria-pressed=true] span") == [one["options"][1]]
         await page.press(Keys.ENTER, Keys.ENTER)
         await page.until("document.querySelector('.told').textContent.startsWith('Task ')")
@@ -260,8 +264,7 @@ async def test_axe_finds_nothing_on_the_pages_of_operators(tmp_path: Path) -> No
                 await page.open(f"{address(site)}/admin#{tab}")
                 await page.until(f"!document.querySelector('[data-tab={tab}]').hidden")
                 assert await axe.found(page) == [], tab
-            for button in ("Projects", "New project", "close"):
-                await press_button(page, button)
+            await press_button(page, "Projects", "New project", "close")
             await page.until("document.querySelector('dialog[open]')")
             assert await axe.found(page) == []
         await page.until("document.querySelector('.away')")

@@ -115,8 +115,7 @@ async def test_an_answer_whose_lease_was_lost_is_told_and_stays(tmp_path: Path) 
         token = await operator(daemon)
         project = await founded(site, token, tasks=[{"text": "one"}], votes=2)
         await page.join(address(site), "ann")
-        closed = await said(site.ask, "POST", f"/api/v1/projects/{project['project']}/close", {}, token)
-        assert closed.status == 200
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{project['project']}/close", {}, token)).status == 200
         await page.press("1")
         await page.count("lost", 1)
         told = await page.until("document.querySelector('.told.bad').textContent")
@@ -134,8 +133,10 @@ async def test_sides_of_a_pair_are_by_the_assignment_and_the_answer_names_the_it
             left, right = await page.script(
                 "return [...document.querySelectorAll('[data-side] .text')].map((p) => p.textContent)"
             )
-            marked = await page.script("return [...document.querySelectorAll('mark')].map((mark) => mark.textContent)")
-            assert sorted(marked) == ["cat", "dog"]
+            assert sorted(await page.script("return [...document.querySelectorAll('mark')].map((mark) => mark.textContent)")) == [
+                "cat",
+                "dog",
+            ]
             lefts[question] = left
             assert ("dog" in left) == bool(int(shown[-1], 16) & 1) and left != right
             await page.press(Keys.ARROW_LEFT)
@@ -170,8 +171,9 @@ async def test_two_tabs_share_one_queue_and_show_different_tasks(tmp_path: Path)
 
 async def test_several_options_and_reasons_to_skip_have_keys_that_do_nothing_in_text_fields(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
-        tasks = [{"text": "one"}, {"text": "two"}]
-        project = await founded(site, await operator(daemon), options=["glad", "sad", "loud"], many=True, tasks=tasks)
+        project = await founded(
+            site, await operator(daemon), options=["glad", "sad", "loud"], many=True, tasks=[{"text": "one"}, {"text": "two"}]
+        )
         first = await page.join(address(site), "ann")
         await page.script("document.body.append(document.createElement('input')); document.querySelector('input').focus()")
         await page.press("2", "s", "?")

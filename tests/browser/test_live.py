@@ -88,8 +88,12 @@ async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_pa
         assert await page.errors() == []
 
 
-async def test_a_block_with_anything_changed_fails_to_verify(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+async def test_a_block_with_anything_changed_fails_to_verify(room: Room) -> None:
     async with room.serving() as (daemon, site), browser() as page:
         await room.project(daemon)
         height = (await said(site.stats))["height"]
@@ -123,8 +127,7 @@ async def test_a_block_with_anything_changed_fails_to_verify(tmp_path: Path) -> 
             assert await page.until("document.querySelector('[data-check]')?.textContent") == expected
 
 
-async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_told(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_told(room: Room) -> None:
     async with browser() as page:
         async with room.serving() as (daemon, site):
             await page.open(f"{address(site)}/live")
@@ -143,8 +146,12 @@ async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_to
             assert delays and max(delays) < 1_000 * SEEN_SECONDS_MAX, delays
             assert await page.until("document.querySelector('[data-live=labels]')?.textContent") == "0"
             without = ["chart", "round", "rounds", "samples"]
-            hidden = "return arguments[0].filter((id) => document.getElementById(id).closest('section').hidden)"
-            assert await page.script(hidden, without) == without, "there is nothing to show in them"
+            assert (
+                await page.script(
+                    "return arguments[0].filter((id) => document.getElementById(id).closest('section').hidden)", without
+                )
+                == without
+            ), "there is nothing to show in them"
             assert await axe.found(page) == []
         await page.until("!document.getElementById('offline').hidden && document.querySelector('.away')")
         assert await axe.found(page) == []
@@ -171,8 +178,7 @@ LINES = """
 """
 
 
-async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_text(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_text(room: Room) -> None:
     async with room.serving() as (daemon, site), browser() as page:
         await room.project(daemon)
         live = (await said(site.get, "/api/v1/live")).body
@@ -192,8 +198,7 @@ async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_tex
         assert await axe.found(page) == []
 
 
-async def test_each_vote_has_a_line_of_its_own_on_a_phone(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+async def test_each_vote_has_a_line_of_its_own_on_a_phone(room: Room) -> None:
     async with room.serving() as (daemon, site), browser() as page:
         await room.project(daemon)
         live = (await said(site.get, "/api/v1/live")).body
@@ -221,8 +226,7 @@ async def test_each_vote_has_a_line_of_its_own_on_a_phone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("is_phone", [False, True])
-async def test_a_vote_says_whether_its_voter_re_executed_the_update(tmp_path: Path, is_phone: bool) -> None:
-    room = Room(tmp_path)
+async def test_a_vote_says_whether_its_voter_re_executed_the_update(is_phone: bool, room: Room) -> None:
     async with room.serving() as (daemon, site), browser() as page:
         await room.project(daemon)
         live = (await said(site.get, "/api/v1/live")).body

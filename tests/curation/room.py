@@ -47,6 +47,11 @@ def salt(annotator: bytes) -> bytes:
     return annotator[:16]
 
 
+def held(record: Any) -> Any:
+    assert record is not None
+    return record
+
+
 class Room(World):
     def __init__(self) -> None:
         self.module = CurationModule()
@@ -58,9 +63,11 @@ class Room(World):
     def curation(self) -> CurationState:
         return self.state.module_state(CurationState)
 
-    def later(self, ms: int) -> None:
-        """The next block acts so much later."""
+    def later(self, ms: int, batches: int = 0) -> None:
+        """The next block acts so much later; after it the time of the state is that one, by which the block after it acts."""
         self.now += ms
+        for _ in range(batches):
+            self.batch()
 
     def decide_body(self, body: bytes) -> Any:
         before = self.state
@@ -80,8 +87,7 @@ class Room(World):
     def project(
         self, asked: ProjectSpec = ONE, tasks: int = 3, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}
     ) -> bytes:
-        signed = self.tx(author, "curation/create-project", CreateProject(asked))
-        self.decide(signed)
+        self.decide(self.tx(author, "curation/create-project", CreateProject(asked)))
         key = project_id(author.public, self.nonce(author))
         for first in range(0, tasks, PAGE_TASKS_MAX):
             count = min(tasks - first, PAGE_TASKS_MAX)
@@ -89,21 +95,18 @@ class Room(World):
         return key
 
     def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
-        entries = tuple(PageEntry(bytes([number % 256]) * 16, AnnotationTask(f"text {number}")) for number in range(tasks))
-        page = TaskPageBlob(entries)
+        page = TaskPageBlob(
+            tuple(PageEntry(bytes([number % 256]) * 16, AnnotationTask(f"text {number}")) for number in range(tasks))
+        )
         root = merkle.merkle_root(gold_leaves(tasks, gold)) if gold else None
         self.say(author, "curation/add-page", AddTaskPage(project, bytes(32), 100, page_merkle_root(page), tasks, root))
 
     def row(self, project: bytes) -> Project:
-        found = self.curation.projects.get_record(project)
-        assert found is not None
-        return found
+        return held(self.curation.projects.get_record(project))
 
     def task(self, assignment: bytes) -> TaskRow:
         row = self.assignment(assignment)
-        found = self.curation.tasks.get_record(task_id(row.project, row.number))
-        assert found is not None
-        return found
+        return held(self.curation.tasks.get_record(task_id(row.project, row.number)))
 
     # Annotators
 
@@ -114,8 +117,9 @@ class Room(World):
         return EnrolmentEntry(who.public, name, False, self.signed(who, EnrolStatement(name, peer.public, False)))
 
     def wish(self, who: FastSigner, count: int = 1, peer: FastSigner = PEER, expires_ms: int = FAR_MS) -> LeaseRequest:
-        signature = self.signed(who, SessionStatement(peer.public, NONCE, expires_ms))
-        return LeaseRequest(who.public, NONCE, expires_ms, signature, count)
+        return LeaseRequest(
+            who.public, NONCE, expires_ms, self.signed(who, SessionStatement(peer.public, NONCE, expires_ms)), count
+        )
 
     def commit(self, who: FastSigner, assignment: bytes, answer: Answer) -> AnswerCommitment:
         digest = answer_commitment(assignment, salt(who.public), answer)
@@ -125,14 +129,10 @@ class Room(World):
         return AnswerOpening(assignment, salt(who.public), answer)
 
     def person(self, who: FastSigner) -> Annotator:
-        found = self.curation.annotators.get_record(who.public)
-        assert found is not None
-        return found
+        return held(self.curation.annotators.get_record(who.public))
 
     def assignment(self, key: bytes) -> Assignment:
-        found = self.curation.assignments.get_record(key)
-        assert found is not None
-        return found
+        return held(self.curation.assignments.get_record(key))
 
     def leased(self, *people: FastSigner, count: int = 1) -> list[tuple[bytes, ...]]:
         """The leases that they have then, each enrolled if it was not."""
@@ -167,8 +167,7 @@ class Room(World):
     def closed(self, project: bytes) -> int:
         """The project is closed, and batches go on with it until it is done: how many."""
         self.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
-        self.later(OPENING_MS)
-        self.batch()
+        self.later(OPENING_MS, batches=1)
         batches = 0
         while project in self.curation.closing:
             self.batch()

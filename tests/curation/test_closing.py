@@ -19,11 +19,19 @@ from curation.ledger.curation_module import project_alpha
 from curation.ledger.curation_state import AssignmentState, CloseStep, CurationState, ProjectPhase, ProjectSpec, TaskStage
 from curation.ledger.project_close import ProjectCloser
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import CreateProject, RevealGold, ReviewTask, SetProjectPhase, SkipAssignment
+from curation.ledger.transaction_types import (
+    CreateProject,
+    RevealGold,
+    ReviewTask,
+    SetProjectPhase,
+    SkipAssignment,
+    StatementBatch,
+)
 from curation.limits import OPENING_MS, PROJECTS_OPEN_MAX, PROJECTS_UNFINISHED_MAX, SKIPS_MAX
 from curation.tasks.answers import Answer, QuestionKind
 from curation.tasks.task_pages import assignment_id, task_id
-from tests.curation.room import AUTHOR, ONE, OTHER, SEVERAL, Room, annotators, gold_answers
+from ledger.core.module import Refused
+from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 
 PRICE = 7
 CROWD = annotators(8)
@@ -82,9 +90,13 @@ def test_the_price_of_every_settled_task_is_divided(kind: str) -> None:
     assert room.curation.closing == () and not dict(room.curation.closings.items())
 
 
-def test_labels_are_those_of_the_whole_estimate_and_accepted_answers_follow() -> None:
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_labels_are_those_of_the_whole_estimate_and_accepted_answers_follow(room: Room) -> None:
     """Three of eight say the contrary, which the first labels do not know yet."""
-    room = Room()
     project = room.project(MOODS, 200)
     honest = says(MOODS)
     room.worked(CROWD, lambda person, number: (number % 2 ^ (person < 3),) if person < 4 else honest(person, number))
@@ -131,8 +143,7 @@ def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.M
         room, project = worked_through(KINDS[kind])
         monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
-        room.later(OPENING_MS)
-        room.batch()
+        room.later(OPENING_MS, batches=1)
         batches = 0
         while project in room.curation.closing:
             if forgets:
@@ -150,8 +161,7 @@ def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.M
         assert dict(getattr(sliced, name).items()) == dict(getattr(whole, name).items()), name
 
 
-def test_openings_count_for_a_minute_and_then_nothing_changes() -> None:
-    room = Room()
+def test_openings_count_for_a_minute_and_then_nothing_changes(room: Room) -> None:
     project = room.project(MOODS, tasks=2)
     first, second = room.leased(ANN, BOB, count=2)
     answers = [(who, lease, (1,)) for who, mine in ((ANN, first), (BOB, second)) for lease in mine]
@@ -160,14 +170,12 @@ def test_openings_count_for_a_minute_and_then_nothing_changes() -> None:
     number = room.assignment(first[0]).number
     room.batch(openings=[room.opening(*answer) for answer in answers if room.assignment(answer[1]).number == number])
     assert room.row(project).settled == 1
-    room.later(OPENING_MS)
-    room.batch()
+    room.later(OPENING_MS, batches=1)
     late = room.batch(openings=[room.opening(*answer) for answer in answers])
     assert room.row(project).settled == 1 and late.passed_over >= 2 and late.closing == ()
 
 
-def test_what_its_author_said_stays() -> None:
-    room = Room()
+def test_what_its_author_said_stays(room: Room) -> None:
     project = room.project(replace(MOODS, votes=2), tasks=6)
     room.worked([ANN, BOB], lambda person, number: (int(number == 0 or person == 0),))
     tasks = {row.number: key for key, row in room.curation.tasks.items()}
@@ -180,10 +188,11 @@ def test_what_its_author_said_stays() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 1_024])
-def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(
+    most: int, monkeypatch: pytest.MonkeyPatch, room: Room
+) -> None:
     """28 points among four answers and two: 18⅔ and 9⅓. The seventh task has its author's label, and no answer."""
     monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
-    room = Room()
     project = room.project(replace(ONE, price=4), tasks=7)
     for who, count in ((ANN, 4), (BOB, 2)):
         (mine,) = room.leased(who, count=count)
@@ -208,22 +217,19 @@ def test_a_project_too_small_to_know_anybody_s_weight_pays_answers_alike() -> No
     assert sum(points) == room.row(project).paid == PRICE * room.row(project).settled > 0
 
 
-def test_a_project_in_which_nothing_is_settled_pays_nobody() -> None:
-    room = Room()
+def test_a_project_in_which_nothing_is_settled_pays_nobody(room: Room) -> None:
     project = room.project(MOODS, tasks=3)
     room.closed(project)
     assert room.row(project).paid == 0 and room.curation.closing == ()
 
 
-def test_one_after_another() -> None:
-    room = Room()
+def test_one_after_another(room: Room) -> None:
     first, second = room.project(MOODS, tasks=30), room.project(MOODS, tasks=30)
     room.worked(CROWD, says(MOODS))
     for project in (first, second):
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert room.curation.closing == (first, second)
-    room.later(OPENING_MS + 1)
-    room.batch()
+    room.later(OPENING_MS + 1, batches=1)
     while room.curation.closing:
         now = room.curation.closings.get_record(first)
         assert now is None or (now.step in CloseStep and room.curation.closings.get_record(second).next_number == 0)  # type: ignore[union-attr]
@@ -231,9 +237,8 @@ def test_one_after_another() -> None:
     assert all(room.row(project).paid in (0, PRICE * room.row(project).settled) for project in (first, second))
 
 
-def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes() -> None:
+def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes(room: Room) -> None:
     """Else one member would keep all others, and the voters, from closing a project."""
-    room = Room()
     for _ in range(PROJECTS_UNFINISHED_MAX):
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS, tasks=0), ProjectPhase.CLOSED))
     assert "20 projects of this member are open or being closed" in room.refused(
@@ -246,8 +251,7 @@ def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes() -> No
     assert not room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
 
 
-def test_a_member_has_ten_open_projects_and_a_close_frees_a_place_at_once() -> None:
-    room = Room()
+def test_a_member_has_ten_open_projects_and_a_close_frees_a_place_at_once(room: Room) -> None:
     projects = [room.project(MOODS, tasks=0) for _ in range(10)]
     assert len(projects) == PROJECTS_OPEN_MAX
     assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
@@ -258,23 +262,19 @@ def test_a_member_has_ten_open_projects_and_a_close_frees_a_place_at_once() -> N
     assert projects[3] in room.curation.closing and not room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
 
 
-def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     monkeypatch.setattr("curation.ledger.curation_module.PROJECTS_MAX", 2)
-    room = Room()
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS), ProjectPhase.CLOSED))
     room.project(MOODS, author=OTHER)
     assert "2 projects are open or being closed" in room.refused(OTHER, "curation/create-project", CreateProject(MOODS))
 
 
-def test_a_serving_peer_knows_when_a_close_begins() -> None:
-    room = Room()
+def test_a_serving_peer_knows_when_a_close_begins(room: Room) -> None:
     project = room.project(MOODS)
     assert CurationChanges(room.curation, b"").next_expiry_ms() is None
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert CurationChanges(room.curation, b"").next_expiry_ms() == room.now + OPENING_MS
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     assert CurationChanges(room.curation, b"").next_expiry_ms() is None
 
 
@@ -315,9 +315,8 @@ def test_a_majority_of_liars_cannot_outvote_gold(kind: str, knows: bool) -> None
         assert max(points[liars:]) < min(points[:liars]) and len(right) < 0.4 * len(settled)
 
 
-def test_where_one_vote_is_asked_for_gold_alone_gives_weights() -> None:
+def test_where_one_vote_is_asked_for_gold_alone_gives_weights(room: Room) -> None:
     """Bob is wrong in each gold task. Votes are labels all the same, but for gold."""
-    room = Room()
     golds: dict[int, Answer] = {number: (number // 2 % 2,) for number in range(0, 120, 2)}
     project = room.project(replace(ONE, price=PRICE), tasks=120, gold=golds)
     room.worked_once(BOB, 40, lambda number: (1 - number // 2 % 2,))
@@ -332,8 +331,7 @@ def test_where_one_vote_is_asked_for_gold_alone_gives_weights() -> None:
     assert room.person(BOB).accepted < 40
 
 
-def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
-    room = Room()
+def test_gold_is_the_label_also_where_its_author_reviewed(room: Room) -> None:
     golds: dict[int, Answer] = {0: (1,)}
     project = room.project(replace(MOODS, votes=2), tasks=2, gold=golds)
     room.worked([ANN, BOB], lambda person, number: (person,))
@@ -343,3 +341,20 @@ def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
     room.closed(project)
     labels = [row.label for number in range(2) if (row := room.curation.tasks.get_record(task_id(project, number)))]
     assert labels == [(1,), (0,)]
+
+
+def test_a_batch_acts_once_on_a_state_and_anew_on_any_other() -> None:
+    room, (ann,) = Room(), annotators(1)
+    room.project(ONE, tasks=2)
+    signed, before = (
+        room.tx(PEER, "curation/statements", StatementBatch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))),
+        room.state,
+    )
+    first, second = (room.rules.apply_transaction(before, signed).module_state(CurationState) for _ in range(2))
+    assert first is second and first.annotators_count == 1
+    again = room.rules.apply_transaction(before.with_modules(curation=first), signed).module_state(CurationState)
+    assert (again.annotators_count, again.passed_over) == (1, 1)
+    peer = replace(before.members.members[PEER.public], roles=())
+    members = replace(before.members, members={**before.members.members, PEER.public: peer})
+    with pytest.raises(Refused, match="only members with the role"):
+        room.rules.apply_transaction(before.with_modules(members=members), signed)

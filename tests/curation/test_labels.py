@@ -1,7 +1,8 @@
-"""The running estimate of a label, and the whole one."""
+"""The running estimate of a label, and the whole one; its logarithms and powers in integers beside those of floats."""
 
 from __future__ import annotations
 
+import math
 import time
 from fractions import Fraction
 from math import prod
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene
 from curation.estimation.dawid_skene import likeliest_classes as likeliest_of
-from curation.estimation.fixed_point import ONE, Ints
+from curation.estimation.fixed_point import LOG_ONE, ONE, Ints, log2, negative_power_of_two, normalize_scores
 from curation.estimation.online_dawid_skene import (
     LABEL_CONFIDENCE_MIN,
     PRIOR_WRONG,
@@ -37,8 +38,13 @@ def test_two_strangers_who_agree_are_enough_and_one_is_not() -> None:
 
 @given(st.integers(2, 6), st.data())
 def test_the_posterior_is_the_product_of_likelihoods(classes: int, data: st.DataObject) -> None:
-    row = st.one_of(st.just(()), st.tuples(*[st.integers(0, 40)] * classes**2))
-    votes = data.draw(st.lists(st.tuples(row, st.integers(0, classes - 1)), min_size=1, max_size=7))
+    votes = data.draw(
+        st.lists(
+            st.tuples(st.one_of(st.just(()), st.tuples(*[st.integers(0, 40)] * classes**2)), st.integers(0, classes - 1)),
+            min_size=1,
+            max_size=7,
+        )
+    )
     weights = [
         prod(Fraction(*vote_likelihood(counts, classes, label, vote)) for counts, vote in votes) for label in range(classes)
     ]
@@ -64,8 +70,7 @@ def test_who_was_wrong_often_is_believed_the_contrary() -> None:
 
 
 def test_a_rating_has_the_class_below_it() -> None:
-    counts = updated_counts(QuestionKind.RATING, 3, False, (), (3,), (2,))
-    assert counts == (0, 0, 0, 0, 0, 0, 0, 1, 0)
+    assert updated_counts(QuestionKind.RATING, 3, False, (), (3,), (2,)) == (0, 0, 0, 0, 0, 0, 0, 1, 0)
     assert estimate_label(QuestionKind.RATING, 3, False, [((), (3,)), ((), (3,))])[0] == (3,)
 
 
@@ -74,8 +79,7 @@ def test_each_of_many_options_is_a_question_of_its_own() -> None:
     label, chance = estimate_label(QuestionKind.LABEL, 3, True, votes)
     assert (label, chance) == ((0,), Fraction(1, 2)), "of the third option nobody is sure"
     assert estimate_label(QuestionKind.LABEL, 3, True, [*votes, ((), (0,)), ((), (0,))]) == ((0,), LABEL_CONFIDENCE_MIN)
-    counts = updated_counts(QuestionKind.LABEL, 3, True, (), (0,), (0, 2))
-    assert counts == (0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0)
+    assert updated_counts(QuestionKind.LABEL, 3, True, (), (0,), (0, 2)) == (0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0)
 
 
 def test_a_ranking_is_that_of_ranked_pairs() -> None:
@@ -114,8 +118,7 @@ def crowd(classes: int, tasks: int, right: list[float], votes: int, seed: int = 
 
 @pytest.mark.parametrize("classes", [2, 3, 16])
 def test_the_whole_estimate_finds_who_is_right(classes: int) -> None:
-    right = [0.9] * 8 + [1 / classes] * 8
-    votes, truth = crowd(classes, 400, right, 5)
+    votes, truth = crowd(classes, 400, [0.9] * 8 + [1 / classes] * 8, 5)
     found = run_dawid_skene(classes, 400, 16, votes)
     majority = np.zeros((400, classes), dtype=np.int64)
     np.add.at(majority, (votes[:, 0], votes[:, 2]), 1)
@@ -178,8 +181,7 @@ def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, I
         votes[lie & (votes[:, 0] < gold), 2] = truth[votes[lie & (votes[:, 0] < gold), 0]]
         lie &= votes[:, 0] >= gold
     votes[lie, 2] = (truth[votes[lie, 0]] + 1) % classes
-    known = np.arange(gold)
-    return votes, truth, np.column_stack([known, truth[:gold]])
+    return votes, truth, np.column_stack([np.arange(gold), truth[:gold]])
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -188,19 +190,54 @@ def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, I
 def test_whoever_is_right_on_gold_alone_gains_nothing(count: int, gold: int, classes: int) -> None:
     """Eighteen of 40 outvote 22 honest ones, since they are never wrong: 22 agree with the right labels, 18 with the others."""
     votes, truth, known = liars(count, gold, True, classes)
-    found = likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior())
-    assert (found == truth)[gold:].mean() > 0.93
+    assert (likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior()) == truth)[gold:].mean() > 0.93
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("gold", [25, 50, 100])
 def test_a_majority_that_is_wrong_on_gold_makes_no_labels(gold: int, classes: int) -> None:
     votes, truth, known = liars(24, gold, False, classes)
-    found = likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior())
-    assert (found == truth)[gold:].mean() > 0.93
+    assert (likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior()) == truth)[gold:].mean() > 0.93
 
 
 def test_an_annotator_or_a_task_may_be_without_votes() -> None:
     whole = run_dawid_skene(2, 3, 4, np.array([(1, 2, 1)], dtype=np.int64))
     assert whole.posterior()[1][1] > ONE // 2 and whole.posterior().shape == (3, 2)
     assert run_dawid_skene(2, 1, 1, np.zeros((0, 3), dtype=np.int64)).posterior().tolist() == [[ONE // 2, ONE // 2]]
+
+
+WITHIN = 2**-20
+BITS = ([26591258, 334396230, 1023410176], [1073741780, 852229465, 33554325])
+
+
+@given(st.lists(st.integers(1, 2**62 - 1), min_size=1, max_size=20))
+def test_logarithms(numbers: list[int]) -> None:
+    found = log2(np.array(numbers, dtype=np.int64))
+    assert all(abs(value / LOG_ONE - math.log2(number)) < WITHIN for value, number in zip(found, numbers, strict=True))
+
+
+def test_powers_of_two_have_whole_logarithms() -> None:
+    assert (log2(1 << np.arange(62, dtype=np.int64)) == LOG_ONE * np.arange(62)).all()
+
+
+@given(st.lists(st.integers(0, 80 * LOG_ONE), min_size=1, max_size=20))
+def test_powers(falls: list[int]) -> None:
+    found = negative_power_of_two(np.array(falls, dtype=np.int64))
+    assert all(abs(value / 2**30 - 2 ** (-fall / LOG_ONE)) < WITHIN for value, fall in zip(found, falls, strict=True))
+
+
+def test_logarithms_ascend_and_powers_descend() -> None:
+    assert (np.diff(log2(np.arange(1, 200_000, dtype=np.int64))) >= 0).all()
+    assert (np.diff(negative_power_of_two(np.arange(0, 40 * LOG_ONE, 997, dtype=np.int64))) <= 0).all()
+
+
+def test_chances_are_those_of_the_weights() -> None:
+    found = normalize_scores(log2(np.array([[1, 3, 12], [5, 5, 5]], dtype=np.int64)))
+    assert abs(found[0] - np.array([ONE // 16, 3 * ONE // 16, 12 * ONE // 16])).max() <= 4
+    assert found[1].tolist() == [ONE // 3] * 3
+
+
+def test_the_bits_are_these() -> None:
+    """Whatever machine and version of numpy: another number here is another state root."""
+    assert log2(np.array([3, 10**6, 2**61 + 12345], dtype=np.int64)).tolist() == BITS[0]
+    assert negative_power_of_two(np.array([1, LOG_ONE // 3, 5 * LOG_ONE + 77], dtype=np.int64)).tolist() == BITS[1]

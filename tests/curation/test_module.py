@@ -62,7 +62,7 @@ from curation.tasks.task_pages import (
 )
 from ledger.members import MembersState, RegisterRoles, ResignAsVoter, RotateKey, rotation_preimage
 from protocol import codec
-from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
+from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers, held
 from tests.ledger.world import PEOPLE
 from tests.sim.keys import FastSigner
 
@@ -95,14 +95,13 @@ def test_one_vote_may_be_committed_and_opened_in_one_batch(room: Room) -> None:
 def test_a_seal_stands_until_its_commitment_is_opened_or_forfeited(room: Room) -> None:
     room.project(SEVERAL, tasks=1)
     (ann,), (bob,) = room.leased(ANN, BOB)
-    commits = [replace(room.commit(who, lease, (1,)), seals=(b"one", b"")) for who, lease in ((ANN, ann), (BOB, bob))]
-    room.batch(OTHER, commits=commits)
+    room.batch(
+        OTHER, commits=[replace(room.commit(who, lease, (1,)), seals=(b"one", b"")) for who, lease in ((ANN, ann), (BOB, bob))]
+    )
     assert all((row.seals, row.peer) == ((b"one", b""), OTHER.public) for row in map(room.assignment, (ann, bob)))
     room.batch(openings=[room.opening(ANN, ann, (1,))])
     assert (room.assignment(ann).seals, room.assignment(bob).seals) == ((), (b"one", b""))
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     assert (room.assignment(bob).state, room.assignment(bob).seals) == (AssignmentState.FORFEITED, ())
 
 
@@ -165,8 +164,7 @@ def test_a_proven_annotator_weighs_more(room: Room) -> None:
         while not leases[0] or not leases[1]:
             leases = room.leased(ANN, BOB)
         room.answered([(ANN, leases[0][0], (1,)), (BOB, leases[1][0], (1,))])
-    skill = room.curation.skills.get_record(project + ANN.public)
-    assert skill is not None and skill.counts[3] > 8
+    assert held(room.curation.skills.get_record(project + ANN.public)).counts[3] > 8
     (ann,), (cat,) = room.leased(ANN, CAT)
     assert room.assignment(ann).number == room.assignment(cat).number
     room.answered([(ANN, ann, (1,)), (CAT, cat, (0,))])
@@ -186,8 +184,7 @@ def test_no_task_is_of_a_project_that_the_wish_leaves_out(room: Room) -> None:
     lost, here = room.project(ONE, tasks=40), room.project(ONE, tasks=40)
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
     room.leased(BOB, count=8)  # of both, and begun tasks come first
-    wish = replace(room.wish(ANN, 8), excluded_projects=(lost,))
-    room.batch(leases=[wish])
+    room.batch(leases=[replace(room.wish(ANN, 8), excluded_projects=(lost,))])
     assert {room.assignment(key).project for key in room.person(ANN).leases} == {here}
     room.batch(leases=[replace(room.wish(CAT), excluded_projects=tuple(sorted((lost, here))))])
     assert room.person(CAT).leases == ()
@@ -212,8 +209,7 @@ def test_all_tasks_are_of_the_project_that_the_wish_names(room: Room) -> None:
 
 def test_what_is_drawn_depends_on_root_task_and_annotator(room: Room) -> None:
     room.project(ONE, tasks=200)
-    people = annotators(20)
-    numbers = [room.assignment(lease).number for (lease,) in room.leased(*people)]
+    numbers = [room.assignment(lease).number for (lease,) in room.leased(*annotators(20))]
     assert len(set(numbers)) == 20 and numbers != sorted(numbers) and max(numbers) > 100
 
 
@@ -222,9 +218,7 @@ def test_an_expired_lease_counts_until_somebody_has_its_place(room: Room) -> Non
     ((ann,),) = room.leased(ANN)
     room.later(LEASE_MS - 1)
     assert room.leased(BOB) == [()], "there is no place yet"
-    room.later(1)
-    room.batch()
-    room.batch()
+    room.later(1, batches=2)
     assert (
         room.assignment(ann).state is AssignmentState.EXPIRED and room.row(project).begun == 1 and room.person(ANN).leases == ()
     )
@@ -235,8 +229,7 @@ def test_an_expired_lease_counts_until_somebody_has_its_place(room: Room) -> Non
 def test_a_lease_is_gone_when_somebody_has_its_place(room: Room) -> None:
     room.project(ONE, tasks=1)
     ((ann,),) = room.leased(ANN)
-    room.later(LEASE_MS)
-    room.batch()
+    room.later(LEASE_MS, batches=1)
     ((bob,),) = room.leased(BOB)
     room.batch(commits=[room.commit(ANN, ann, (0,))])
     assert room.assignment(ann).state is AssignmentState.EXPIRED and room.curation.passed_over == 1
@@ -249,9 +242,7 @@ def test_who_does_not_open_forfeits_and_another_is_asked(room: Room) -> None:
     (ann,), (bob,) = room.leased(ANN, BOB)
     room.batch(commits=[room.commit(ANN, ann, (1,)), room.commit(BOB, bob, (0,))])
     room.batch(openings=[room.opening(ANN, ann, (1,))])
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     assert room.assignment(bob).state is AssignmentState.FORFEITED and room.assignment(ann).state is AssignmentState.OPENED
     assert room.row(project).begun == 1 and room.task(ann).stage is TaskStage.BEGUN
     room.batch(openings=[room.opening(BOB, bob, (0,))])
@@ -299,8 +290,9 @@ def test_what_cannot_act_is_passed_over_and_changes_nothing(room: Room, how: str
 
 def test_a_batch_of_a_peer_that_does_not_serve_is_refused(room: Room) -> None:
     assert "only members with the role 'annotator'" in room.refused(AUTHOR, "curation/statements", StatementBatch())
-    too_many = StatementBatch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
-    assert "600 statements, at most 512" in room.refused(PEER, "curation/statements", too_many)
+    assert "600 statements, at most 512" in room.refused(
+        PEER, "curation/statements", StatementBatch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
+    )
 
 
 def test_a_session_is_of_one_peer(room: Room) -> None:
@@ -357,8 +349,7 @@ def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeyp
     room.batch(enrolments=[room.enrolment(who) for who in people])
     assert [who.public in room.curation.annotators for who in (*strangers, *people)] == 3 * [False] + 3 * [True] + [False]
     assert room.curation.annotators_count == 3 and room.curation.shares.get_record(PEER.public) == PeerAnnotators(3)
-    room.later(ENROLMENT_MS)
-    room.batch()
+    room.later(ENROLMENT_MS, batches=1)
     room.batch(enrolments=[room.enrolment(strangers[0])])
     assert strangers[0].public in room.curation.annotators, "a key may enrol again"
 
@@ -367,9 +358,7 @@ def test_an_annotator_that_answered_once_keeps_its_place(room: Room) -> None:
     room.project(ONE, tasks=2)
     (ann,), (bob,) = room.leased(ANN, BOB)
     room.batch(commits=[room.commit(ANN, ann, (1,))])
-    room.later(ENROLMENT_MS)
-    room.batch()
-    room.batch()
+    room.later(ENROLMENT_MS, batches=2)
     assert ANN.public in room.curation.annotators and BOB.public not in room.curation.annotators
     assert room.assignment(bob).state is AssignmentState.EXPIRED and room.task(bob).places_taken == 0
     passed = room.curation.passed_over
@@ -383,12 +372,13 @@ def test_an_annotator_that_answered_once_keeps_its_place(room: Room) -> None:
 
 def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
-    room.later(ENROLMENT_MS)
-    room.batch()
+    room.later(ENROLMENT_MS, batches=1)
     new = PEOPLE[6]
     rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
-    batch = StatementBatch(enrolments=(room.enrolment(CAT, peer=new),))
-    room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/statements", batch))
+    room.decide(
+        room.tx(PEER, "member/rotate", rotate),
+        room.tx(new, "curation/statements", StatementBatch(enrolments=(room.enrolment(CAT, peer=new),))),
+    )
     assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
     assert (room.curation.shares.get_record(PEER.public), room.curation.shares.get_record(new.public)) == (
         None,
@@ -399,9 +389,7 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
 def test_a_serving_peer_knows_when_a_place_expires(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN)])
     assert CurationChanges(room.curation, b"").next_expiry_ms() == room.now + ENROLMENT_MS
-    room.later(ENROLMENT_MS)
-    room.batch()
-    room.batch()
+    room.later(ENROLMENT_MS, batches=2)
     assert ANN.public not in room.curation.annotators and CurationChanges(room.curation, b"").next_expiry_ms() is None
 
 
@@ -417,8 +405,7 @@ def test_a_place_expires_after_its_peer_had_new_keys(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
     old = PEER
     for new in PEOPLE[6:8]:
-        rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, old.public)))
-        room.decide(room.tx(old, "member/rotate", rotate))
+        room.decide(room.tx(old, "member/rotate", RotateKey(new.public, new.sign(rotation_preimage(room.chain, old.public)))))
         old = new
     room.later(ENROLMENT_MS)
     room.batch(OTHER)
@@ -429,13 +416,10 @@ def test_a_place_expires_after_its_peer_had_new_keys(room: Room) -> None:
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
     room.project(ONE, tasks=2)
     room.batch(enrolments=[room.enrolment(ANN)])
-    room.later(ENROLMENT_MS - 1)
-    room.batch()
+    room.later(ENROLMENT_MS - 1, batches=1)
     room.batch(leases=[room.wish(ANN, expires_ms=room.now + 1)])
     (lease,) = room.person(ANN).leases
-    room.later(1)
-    room.batch()
-    room.batch()
+    room.later(1, batches=2)
     assert ANN.public not in room.curation.annotators
     assert room.assignment(lease).state is AssignmentState.EXPIRED and room.task(lease).places_taken == 0
 
@@ -529,8 +513,7 @@ def test_every_count_is_that_of_the_rows(history: list[tuple[str, int, int]], vo
                 if not room.refused(AUTHOR, "curation/redact", wish):
                     room.say(AUTHOR, "curation/redact", wish)
             case "wait":
-                room.later(OPENING_MS if answer else LEASE_MS)
-                room.batch()
+                room.later(OPENING_MS if answer else LEASE_MS, batches=1)
         check(room, project)
 
 
@@ -567,10 +550,8 @@ def crowded(room: Room) -> tuple[list[FastSigner], list[bytes]]:
     people = annotators(limits.ASSIGNED_MAX)
     for who in people[:-2]:
         room.leased(who)
-        room.later(LEASE_MS)
-        room.batch()
-    leases = [lease for (lease,) in room.leased(*people[-2:])]
-    return people[-2:], leases
+        room.later(LEASE_MS, batches=1)
+    return people[-2:], [lease for (lease,) in room.leased(*people[-2:])]
 
 
 def test_two_that_forfeit_at_once_send_their_task_to_its_author_once(room: Room) -> None:
@@ -578,9 +559,7 @@ def test_two_that_forfeit_at_once_send_their_task_to_its_author_once(room: Room)
     people, leases = crowded(room)
     room.batch(commits=[room.commit(who, lease, (1,)) for who, lease in zip(people, leases, strict=True)])
     assert room.task(leases[0]).stage is TaskStage.OPENING
-    room.later(OPENING_MS)
-    room.batch()
-    room.batch()
+    room.later(OPENING_MS, batches=2)
     task = room.task(leases[0])
     assert (task.stage, task.committed, task.places_taken, room.row(project).review) == (TaskStage.REVIEW, 0, 0, 1)
     room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, task.number), (1,)))
@@ -654,8 +633,7 @@ def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest
     new = PEOPLE[5]
     ((ann,), _) = room.leased(ANN, BOB)
     room.decide(room.rotation(PEER, new))
-    shares = dict(room.curation.shares.items())
-    assert shares == {new.public: PeerAnnotators(2)}
+    assert dict(room.curation.shares.items()) == {new.public: PeerAnnotators(2)}
     room.batch(new, enrolments=[room.enrolment(CAT, peer=new)])
     assert room.curation.annotators.get_record(CAT.public) is None, "two peers serve four people: two each"
     room.batch(OTHER, skips=[SkipAssignment(ann, "unclear")])
@@ -679,15 +657,12 @@ def test_an_author_goes_on_with_another_key(room: Room) -> None:
 
 
 def redaction(room: Room, project: bytes, number: int, digest: bytes = b"n" * 32) -> Redaction:
-    page = room.curation.pages.get_record(page_key(project, 0))
-    assert page is not None
+    page = held(room.curation.pages.get_record(page_key(project, 0)))
     return Redaction(project, 0, number, page.digest, digest, 99)
 
 
 def row_of(room: Room, project: bytes, number: int) -> TaskRow:
-    row = room.curation.tasks.get_record(task_id(project, number))
-    assert row is not None
-    return row
+    return held(room.curation.tasks.get_record(task_id(project, number)))
 
 
 def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
@@ -698,8 +673,7 @@ def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
     fresh = (begun + 1) % 3
     before = room.curation.pages.get_record(page_key(project, 0))
     room.say(AUTHOR, "curation/redact", redaction(room, project, fresh))
-    after = room.curation.pages.get_record(page_key(project, 0))
-    assert before and after == replace(before, digest=b"n" * 32, bytes=99)
+    assert before and room.curation.pages.get_record(page_key(project, 0)) == replace(before, digest=b"n" * 32, bytes=99)
     room.say(AUTHOR, "curation/redact", redaction(room, project, begun, b"m" * 32))
     assert (
         room.assignment(ann).state is AssignmentState.EXPIRED and room.person(ANN).leases == () and room.row(project).begun == 0
@@ -745,9 +719,7 @@ def test_votes_on_a_redacted_task_are_free_and_a_settled_one_keeps_its_label(roo
     assert row_of(room, project, open_).stage is TaskStage.REDACTED and room.assignment(other).state is AssignmentState.FORFEITED
     line = label_record(SEVERAL, row, AnnotationTask("text"), [])
     assert line["redacted"] is True and "text" not in line and line["label_text"] == [SEVERAL.options[1]]
-    room.later(LEASE_MS)
-    room.batch()
-    room.batch()
+    room.later(LEASE_MS, batches=2)
     assert (room.row(project).begun, room.row(project).settled) == (0, 1)
 
 
@@ -789,8 +761,7 @@ def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
     assert room.curation.redacted == 0
     room.say(OTHER, "curation/redact", wish)
     assert room.curation.redacted == 1 and row_of(room, project, 1).is_redacted and len(room.curation.wishes) == 0
-    stale = replace(wish, index=2, digest=b"p" * 32)
-    assert "that page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", stale)
+    assert "that page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", replace(wish, index=2, digest=b"p" * 32))
 
 
 def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room) -> None:
@@ -825,7 +796,6 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
 
     assert "another member's project" in refused(first, who=PEER)
     assert "no such page, or it has no gold" in refused(first, of=plain) and "no such page" in refused(first, page=1)
-    never = "that was not the right answer of task 1 when its page was added"
     for false in (
         replace(first, answer=(0,)),
         replace(first, salt=bytes(16)),
@@ -833,7 +803,7 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
         replace(second, index=1),
         replace(first, answer=(0,), proof=second.proof),
     ):
-        assert refused(false) == never
+        assert refused(false) == "that was not the right answer of task 1 when its page was added"
     assert "of task 3" in refused(first, replace(first, index=3)) and "of task 200" in refused(replace(first, index=200))
     assert "[7] is no answer: one of 0..1" in refused(misfit)
     assert "task 1 is said already" in refused(first, first)
@@ -849,8 +819,7 @@ def test_gold_comes_before_the_close_begins(room: Room) -> None:
     project = room.project(ONE, tasks=2, gold=golds)
     first, second = gold_answers(2, golds)
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
-    room.later(OPENING_MS - 1)
-    room.batch()
+    room.later(OPENING_MS - 1, batches=1)
     room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first,)))
     room.later(1)
     room.decide()
@@ -902,11 +871,7 @@ def test_a_released_task_comes_back_to_its_annotator_for_a_whole_lease(room: Roo
         assert room.leased(ANN) == [(ann,)]
         room.batch(releases=[ReleaseAssignment(ann)])
     assert room.leased(ANN) == [(ann,)] and room.task(ann).annotators == (ANN.public,)
-    room.later(LEASE_MS // 2)
-    room.batch()
-    room.batch()
+    room.later(LEASE_MS // 2, batches=2)
     assert room.assignment(ann).state is AssignmentState.LEASED, "the first lease would be over"
-    room.later(LEASE_MS // 2)
-    room.batch()
-    room.batch()
+    room.later(LEASE_MS // 2, batches=2)
     assert room.assignment(ann).state is AssignmentState.EXPIRED and room.leased(ANN) == [()]

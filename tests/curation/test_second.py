@@ -85,8 +85,7 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
 def test_a_second_client_reviews_labels_alike(classes: int) -> None:
     """Eighteen of forty lie always, and outvote the others: the labels of turn 20 are those that they contradict."""
     votes, truth, gold = liars(18, 30, True, classes)
-    rows = [Vote(*row) for row in votes.tolist()]
-    second = Question(classes, rows, dict(gold.tolist()))
+    second = Question(classes, [Vote(*row) for row in votes.tolist()], dict(gold.tolist()))
     labels = run_dawid_skene(classes, 500, 40, votes, gold).posterior()
     assert labels.tolist() == [second.p[task] for task in range(500)]
     assert (labels.argmax(axis=1) == truth).mean() > 0.93

@@ -18,7 +18,7 @@ from ledger.ledger_state import BlockBody, LedgerRules, core_modules, decode_bod
 from ledger.members import RegisterRoles
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import CachingVerifier, Signed, Verifier
+from protocol.identity import CachingVerifier, Signed
 from protocol.limits import COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import GossipEnvelope
 from tests.curation.room import ONE, OTHER, PEER, SEVERAL, Room, annotators
@@ -54,8 +54,7 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
     before = room.state
     after = room.batch(**batch)
     assert after.passed_over == (kind != "enrolments") and after.annotators_count == BATCH_MAX - (kind != "enrolments")
-    false = replace(statement, signature=NOISE)
-    batch[kind] = [*batch[kind][:-1], false]
+    batch[kind] = [*batch[kind][:-1], replace(statement, signature=NOISE)]
     signed = room.tx(PEER, "curation/statements", StatementBatch(**{name: tuple(items) for name, items in batch.items()}))
     for curation in (before.modules["curation"], after):
         with pytest.raises(RemoteProtocolError, match="bad-signature"):
@@ -85,20 +84,18 @@ def test_voters_refuse_a_block_with_more_signatures_and_a_leader_makes_none(room
     assert room.ledger.why_body_refused(room.state.height + 1, body, PEER.public) is None
 
 
-class Counting:
-    """Counts real verifications, with nothing remembered."""
+class Fresh(FastVerifier):
+    """Counts the signatures that it verifies."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._verifier: Verifier = FastVerifier()
+    count = 0
 
     def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
         self.count += 1
-        return self._verifier.verify(public, data, signature)
+        return super().verify(public, data, signature)
 
 
-def test_statements_of_a_full_block_are_verified_once_from_arrival_to_decision() -> None:
-    room, verifier = Room(), Counting()
+def test_statements_of_a_full_block_are_verified_once_from_arrival_to_decision(room: Room) -> None:
+    verifier = Fresh()
     room.rules.verifier = verifier
     signed = _full(room, 3, 100)
     statements = 3 * BATCH_MAX + 100
@@ -118,7 +115,8 @@ def test_statements_of_a_full_block_are_verified_once_from_arrival_to_decision()
 # On a link -------------------------------------------------------------------------------------------------------------
 
 
-def _pack() -> Pack:
+@pytest.fixture
+def pack() -> Pack:
     pack = Pack(modules=lambda: (CurationModule(),))
     pack[1].say(pack.world.tx(PEER, "member/register", RegisterRoles(("annotator",))))
     pack.until(lambda shell: shell.node.state.members.members[PEER.public].roles == ("annotator",))
@@ -135,29 +133,25 @@ def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
     return all(fault.peer != sender.public for fault in turn.faults)
 
 
-def test_a_batch_with_a_false_signature_costs_its_sender_the_link_and_takes_no_memory() -> None:
-    pack, room = _pack(), Room()
+def test_a_batch_with_a_false_signature_costs_its_sender_the_link_and_takes_no_memory(pack: Pack, room: Room) -> None:
     assert pack.world.chain == room.chain, "the same network"
     true, _ = room.enrolment(ANN), pack[0].said(GossipEnvelope)
-    false = _batch(pack, true, replace(room.enrolment(BOB), signature=NOISE))
-    assert not _hears(pack[0], PEOPLE[2], false), "the sender pays, whoever signed the batch"
+    assert not _hears(pack[0], PEOPLE[2], _batch(pack, true, replace(room.enrolment(BOB), signature=NOISE))), (
+        "the sender pays, whoever signed the batch"
+    )
     assert len(pack[0].node.ledger.mempool) == 0 and not pack[0].said(GossipEnvelope)
     assert _hears(pack[0], PEER, _batch(pack, true)) and len(pack[0].node.ledger.mempool) == 1
 
 
-def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link() -> None:
-    pack, room = _pack(), Room()
+def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link(pack: Pack, room: Room) -> None:
     enrolment = room.enrolment(ANN)
     pack[1].say(_batch(pack, enrolment))
     pack.until(lambda shell: shell.node.state.modules["curation"].annotators_count == 1)
-    again = _batch(pack, enrolment, nonce=3)
-    assert _hears(pack[0], PEER, again) and len(pack[0].node.ledger.mempool) == 1
+    assert _hears(pack[0], PEER, _batch(pack, enrolment, nonce=3)) and len(pack[0].node.ledger.mempool) == 1
 
 
-def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() -> None:
-    pack, room = _pack(), Room()
-    false = _batch(pack, replace(room.enrolment(BOB), signature=NOISE))
-    body = codec.encode(BlockBody((), (), (false,)))
+def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view(pack: Pack, room: Room) -> None:
+    body = codec.encode(BlockBody((), (), (_batch(pack, replace(room.enrolment(BOB), signature=NOISE)),)))
     ledger = pack[0].node.ledger
     problem = ledger.why_body_refused(ledger.state.height + 1, body, PEOPLE[2].public)
     assert problem is not None and "bad-signature" in problem
@@ -209,8 +203,7 @@ def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monk
 def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
     """Else it would wait for ever, and its peer with it."""
     wishes = StatementBatch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
-    openings = StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
-    for batch in (wishes, openings):
+    for batch in (wishes, StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)):
         signed = room.tx(PEER, "curation/statements", batch)
         assert room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
         assert room.problem(signed) is None
@@ -225,16 +218,6 @@ def test_small_batches_of_a_block_look_at_no_more_tasks_than_its_cost_allows(roo
 
 
 # Blocks that this peer has not seen --------------------------------------------------------------------------------------
-
-
-class Fresh(FastVerifier):
-    """Counts the signatures that are not known yet."""
-
-    count = 0
-
-    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
-        self.count += 1
-        return super().verify(public, data, signature)
 
 
 def _left_after_verification(world: World, body: BlockBody) -> int:
@@ -268,8 +251,7 @@ def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room)
 
 def test_closings_and_evidence_are_verified_ahead() -> None:
     world = World()
-    closing = world.closing(world.start())
-    assert _left_after_verification(world, BlockBody((closing,), (world.double(PEOPLE[3]),), ())) == 0
+    assert _left_after_verification(world, BlockBody((world.closing(world.start()),), (world.double(PEOPLE[3]),), ())) == 0
 
 
 def test_closings_and_evidence_are_verified_ahead_of_a_false_transaction() -> None:

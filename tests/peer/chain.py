@@ -47,8 +47,9 @@ def genesis_of(
     modules: tuple[ModuleVersion, ...] = (),
 ) -> Genesis:
     """Without `modules`: those of a network of tests."""
-    named = {founder.public: Founder("founder", roles) for founder in founders}
-    return Genesis(network, 1_000, bytes(16), named, modules or MODULES)
+    return Genesis(
+        network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, modules or MODULES
+    )
 
 
 class Chain:
@@ -107,8 +108,9 @@ class Chain:
 
     def say(self, author: Identity, kind: str, content: object) -> Transaction:
         """A decided transaction."""
-        nonce = self.ledger.state.members.members[author.public].nonce + 1
-        transaction = Transaction(nonce, self.ledger.state.height + 50, kind, wire.encode(content))
+        transaction = Transaction(
+            self.ledger.state.members.members[author.public].nonce + 1, self.ledger.state.height + 50, kind, wire.encode(content)
+        )
         self.ledger.mempool.add_transaction(sign_message(author, self.id, transaction))
         self.decide()
         return transaction
@@ -154,8 +156,7 @@ def lived(folder: Path) -> Chain:
     chain = Chain(folder)
     language = chain.start(LANGUAGE)
     chain.play(language, rejected=1)
-    scratch = chain.start(SCRATCH)
-    chain.play(scratch)
+    chain.play(chain.start(SCRATCH))
     chain.play(language)
     chain.settle()
     return chain

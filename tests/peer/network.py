@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +36,7 @@ from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from tests.waiting import patience
+from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
 
@@ -137,10 +139,11 @@ class Seat:
             error.add_note("\n".join(f"{event.kind}: {event.text}" for event in self.events.newest_events(20)))
             raise
 
-    async def scratch(self) -> bytes:
-        """Puts a scratch job on the log; its id once that is decided."""
+    async def start_job(self, spec: JobSpec = SCRATCH, **changes: Any) -> bytes:
+        """Puts a job on the log; its id once that is decided."""
         with patience(SECONDS_MAX):
-            return job_id(self.public, await self.author.submit("job/start", StartJob(SCRATCH.encode())))
+            content = StartJob(replace(spec, **changes).encode())
+            return job_id(self.public, await self.author.submit("job/start", content))
 
 
 def service_of(seat: Seat) -> PeerApi:
@@ -214,13 +217,7 @@ async def network(
 
 def certified(job: bytes) -> Callable[[Driver], bool]:
     """The job is over and the empty block that certifies its last root is applied."""
-
-    def condition(driver: Driver) -> bool:
-        state = driver.state
-        over = job in state.jobs.jobs and state.jobs.jobs[job].phase is JobPhase.FINISHED
-        return over and driver.node.ledger.certified_root == state.state_root
-
-    return condition
+    return lambda driver: has_finished(job)(driver) and driver.node.ledger.certified_root == driver.state.state_root
 
 
 def has_finished(job: bytes) -> Callable[[Driver], bool]:
@@ -234,14 +231,7 @@ def has_trained(job: bytes) -> Callable[[Driver], bool]:
 
 def settled(job: bytes) -> Callable[[Driver], bool]:
     """The job and its audits are over, and that is certified."""
-
-    def condition(driver: Driver) -> bool:
-        state = driver.state
-        return (
-            has_finished(job)(driver) and job not in state.audits.jobs and driver.node.ledger.certified_root == state.state_root
-        )
-
-    return condition
+    return lambda driver: certified(job)(driver) and job not in driver.state.audits.jobs
 
 
 def assert_same(seats: Sequence[Seat]) -> None:

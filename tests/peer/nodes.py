@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from consensus.effects import (
-    DecidedBlock,
     JournalRecord,
     OutgoingMessage,
     OwnRoundStatement,
@@ -53,12 +52,13 @@ class Journal(MemoryJournal):
         return replace(super().read_restart_state(), evidence=tuple(self.evidence))
 
     def spoken(self, job: bytes, number: int) -> dict[str, Signed]:
-        kept = [r for r in self.records if isinstance(r, OwnRoundStatement) and (r.job, r.round) == (job, number)]
-        return {record.tag: record.signed for record in kept}
+        return {record.tag: record.signed for record in self._of_round(job, number)}
 
     def accepted(self, job: bytes, number: int) -> list[Signed]:
-        kept = [r for r in self.records if isinstance(r, OwnRoundStatement) and (r.job, r.round) == (job, number)]
-        return [proposal for record in kept for proposal in record.accepted]
+        return [proposal for record in self._of_round(job, number) for proposal in record.accepted]
+
+    def _of_round(self, job: bytes, number: int) -> list[OwnRoundStatement]:
+        return [r for r in self.records if isinstance(r, OwnRoundStatement) and (r.job, r.round) == (job, number)]
 
 
 class Shell:
@@ -99,13 +99,11 @@ class Shell:
         while (
             decided := self.journal.get_decision(self._applying.height + 1)
         ) is not None and decided.height <= self.applies_up_to:
-            self.pack.queue.append((self.me, self._applied(decided)))
-
-    def _applied(self, decided: DecidedBlock) -> AppliedBlock:
-        transition = self.node.rules.apply_block(self._applying, decided.decode())
-        roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
-        self._applying = transition.finish_state(roots)
-        return AppliedBlock(decided, transition, self._applying)
+            transition = self.node.rules.apply_block(self._applying, decided.decode())
+            self._applying = transition.finish_state(
+                {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
+            )
+            self.pack.queue.append((self.me, AppliedBlock(decided, transition, self._applying)))
 
     def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
         self.sent.append((to, message))

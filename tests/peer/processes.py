@@ -125,8 +125,13 @@ def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
 
 def peer(*arguments: str) -> tuple[int, str, str]:
     """Status, output and complaints of one `peer` command."""
-    command = [sys.executable, "-m", "peer.cli", *arguments]
-    done = run_process(command, capture_output=True, text=True, env=environment(), stdin=subprocess.DEVNULL)
+    done = run_process(
+        [sys.executable, "-m", "peer.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

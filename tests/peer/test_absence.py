@@ -1,8 +1,9 @@
-"""Silence of days, and wishes that follow from it: five voters on one ledger, whose looks are made by hand. No clock runs."""
+"""Silence of days and the wishes that follow from it, and a person who retires a peer that is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +14,17 @@ import trio
 from trio.testing import MockClock
 
 from ledger.core.genesis import TRAINER
-from ledger.members import MembersState, RetireMember
+from ledger.members import ApproveVoter, MembersState, RetireMember
 from peer.runtime.membership import inactivity
 from peer.runtime.membership.inactivity import DAY_SECONDS, InactivityTracker, load_silences
+from peer.runtime.membership.membership import Membership
+from peer.runtime.telemetry.event_log import EventLog
 from protocol.errors import UserError
 from protocol.identity import short_id
-from tests.ledger.world import FAR_MS, PEOPLE, World
+from tests.ledger.world import FAR_MS, NEW, PEOPLE, World, stood
+from tests.peer.network import Seat, network, poll, service_of
 from tests.peer.network import network as daemons
-from tests.peer.network import poll
 from tests.sim.keys import FastSigner
-
-pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
 
 DAYS = 1
 LOOK_SECONDS = 600  # the days go by in fewer looks
@@ -103,6 +104,7 @@ def without(*gone: FastSigner) -> list[FastSigner]:
     return [person for person in FIVE if person not in gone]
 
 
+@pytest.mark.virtual
 def test_a_member_that_a_quorum_has_not_heard_for_the_days_is_retired_and_not_before(voters: Voters) -> None:
     voters.links = [without(GONE)]
     voters.live(DAYS - 0.1, without(GONE))
@@ -112,6 +114,7 @@ def test_a_member_that_a_quorum_has_not_heard_for_the_days_is_retired_and_not_be
     assert voters.members.is_current_key(GONE.public), "it stays a member"
 
 
+@pytest.mark.virtual
 def test_whoever_was_heard_once_begins_anew(voters: Voters) -> None:
     for heard in (lambda: voters.links.append([FIVE[0], GONE]), lambda: voters.signed.add(GONE.public)):
         voters.links, voters.signed = [without(GONE)], set()
@@ -126,6 +129,7 @@ def test_whoever_was_heard_once_begins_anew(voters: Voters) -> None:
         voters.live(0.01)
 
 
+@pytest.mark.virtual
 def test_a_peer_that_hears_no_quorum_counts_nothing(voters: Voters) -> None:
     """Anna hears one other, and that for longer than the days; then all hear all again."""
     anna, bert = FIVE[:2]
@@ -138,6 +142,7 @@ def test_a_peer_that_hears_no_quorum_counts_nothing(voters: Voters) -> None:
     assert voters.wishes() == {}
 
 
+@pytest.mark.virtual
 def test_a_restart_forgets_no_silence_and_adds_none(voters: Voters) -> None:
     voters.links = [without(GONE)]
     voters.live(0.6 * DAYS, without(GONE))
@@ -148,6 +153,7 @@ def test_a_restart_forgets_no_silence_and_adds_none(voters: Voters) -> None:
     assert GONE.public not in voters.members.upcoming
 
 
+@pytest.mark.virtual
 def test_one_operator_without_days_and_nobody_is_retired(voters: Voters) -> None:
     voters.links = [without(GONE)]
     voters.live(DAYS + 1, without(GONE, FIVE[3]))
@@ -155,6 +161,7 @@ def test_one_operator_without_days_and_nobody_is_retired(voters: Voters) -> None
     assert GONE.public in voters.members.upcoming
 
 
+@pytest.mark.virtual
 def test_f_never_falls_by_itself_and_the_operator_is_told_once_a_day(tmp_path: Path) -> None:
     voters = Voters(tmp_path, PEOPLE[:4])
     voters.links = [PEOPLE[:3]]
@@ -163,9 +170,9 @@ def test_f_never_falls_by_itself_and_the_operator_is_told_once_a_day(tmp_path: P
     assert f"`peer retire {short_id(PEOPLE[3].public)} --lower-tolerance`" in voters.told[0]
 
 
+@pytest.mark.virtual
 def test_half_of_the_days_before_its_operator_is_told_day_by_day(voters: Voters) -> None:
-    anna = voters.peers[FIVE[0]]
-    anna._seconds_max = 4 * DAY_SECONDS
+    voters.peers[FIVE[0]]._seconds_max = 4 * DAY_SECONDS
     voters.links = [without(GONE)]
     voters.live(3.9, FIVE[:1])
     name = short_id(GONE.public)
@@ -174,6 +181,7 @@ def test_half_of_the_days_before_its_operator_is_told_day_by_day(voters: Voters)
     ]
 
 
+@pytest.mark.virtual
 def test_what_a_person_has_said_stays(voters: Voters) -> None:
     anna, bert = FIVE[:2]
     voters.wish(anna, bert)
@@ -182,6 +190,7 @@ def test_what_a_person_has_said_stays(voters: Voters) -> None:
     assert voters.wishes()[anna.public] == bert.public and GONE.public in voters.members.upcoming
 
 
+@pytest.mark.virtual
 def test_all_wish_about_the_same_one_of_several(tmp_path: Path) -> None:
     eight = PEOPLE[:8]  # q is 6: two may be silent, and the second one would lower f
     voters = Voters(tmp_path, eight)
@@ -193,6 +202,7 @@ def test_all_wish_about_the_same_one_of_several(tmp_path: Path) -> None:
     assert any("f falls without it" in text for text in voters.told)
 
 
+@pytest.mark.virtual
 async def test_an_end_of_silence_is_on_disk_at_once_and_silence_within_the_hour(
     voters: Voters, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +222,7 @@ async def test_an_end_of_silence_is_on_disk_at_once_and_silence_within_the_hour(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.virtual
 async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inactivity, "OBSERVE_SECONDS", DAYS * DAY_SECONDS // 2)
     async with daemons(tmp_path, 5, roles=(TRAINER,)) as founders, trio.open_nursery() as nursery:
@@ -240,7 +251,68 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.virtual
 def test_a_line_that_cannot_be_read_is_told_and_its_silence_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "silences").write_text("nobody 5\n")
     told: list[str] = []
     assert load_silences(tmp_path / "silences", told.append) == {} and "counted anew" in told[0]
+
+
+def membership_of(seat: Seat, stands: bool = True, approve_invited: int = 0) -> Membership:
+    return Membership(seat.driver, seat.author, "", (TRAINER,), stands, approve_invited, None)
+
+
+async def test_it_is_said_how_many_wishes_there_are_and_are_needed_and_f_is_kept_unless_all_say_so(tmp_path: Path) -> None:
+    async with network(tmp_path, 4, roles=(TRAINER,)) as founders:
+        services: list[Any] = [service_of(seat) for seat in founders.seats]
+        gone = founders.seats[3]
+        name = short_id(gone.public)
+        with pytest.raises(UserError, match="0 may lie, not 1 as now: it takes a quorum that says --lower-tolerance"):
+            await services[0].retire_member(name, False)
+        assert (await services[0].retire_member(name, True)).startswith(f"1 of the 3 voters needed want {name} retired;")
+        moved = await services[0].retire_member(short_id(founders.seats[2].public), True)
+        assert f"Your wish about {name} is withdrawn by this one" in moved
+        for service, count in zip(services[:2], (1, 2), strict=True):
+            assert (await service.retire_member(name, True)).startswith(f"{count} of the 3")
+        await founders.seats[2].until(lambda driver: len(driver.state.members.retirement_votes) == 2)
+        view = next(view for view in await services[2].peers() if view.peer.startswith(name))
+        assert "2 of 3 want it retired" in view.membership
+        assert f"{name} is retired: it loses its vote and roles" in await services[2].retire_member(name, True)
+        await founders.seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
+        view = next(view for view in await services[0].peers() if view.peer.startswith(name))
+        assert (view.roles, view.voter, view.member) == ((), False, True) and "retired at height" in view.membership
+
+
+async def test_a_peer_that_is_retired_alive_trains_and_stands_again_and_no_policy_gives_its_vote_back(tmp_path: Path) -> None:
+    async with network(tmp_path, 4, roles=(TRAINER,)) as founders, trio.open_nursery() as nursery:
+        seats, gone = founders.seats, founders.seats[3]
+        for number, seat in enumerate(seats):
+            nursery.start_soon(membership_of(seat, approve_invited=9 * (number < 3)).run)
+        for seat in seats[:3]:
+            await service_of(seat).retire_member(short_id(gone.public), True)
+        await seats[0].until(lambda driver: gone.public in driver.state.members.candidates)
+        await seats[0].until(lambda driver: driver.state.members.members[gone.public].roles == (TRAINER,))
+        assert seats[0].driver.state.members.candidates[gone.public] == ()
+        await gone.event("member", f"{short_id(gone.public)} was retired at height")
+        await seats[2].event("member", f"`peer retire {short_id(gone.public)} --lower-tolerance` says so, too")
+        for seat in seats[:2]:
+            await seat.author.submit("member/approve", ApproveVoter(gone.public))
+        await gone.until(lambda driver: gone.public in driver.state.members.voters)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("retired", "approvals"), [(None, 1), (7, 0)])
+async def test_the_policy_skips_whom_people_have_retired(retired: int | None, approvals: int) -> None:
+    world, asked = World(), list[object]()
+    stood(world)
+    members = world.state.members
+    member = replace(members.members[NEW.public], retired=retired)
+    state = world.state.with_modules(members=replace(members, members={**members.members, NEW.public: member}))
+
+    async def submit(kind: str, content: object) -> None:
+        asked.append(content)
+
+    driver: Any = SimpleNamespace(signer=PEOPLE[0], state=state, events=EventLog())
+    author: Any = SimpleNamespace(submit=submit)
+    await Membership(driver, author, "", (TRAINER,), True, 9, None)._approve()
+    assert len(asked) == approvals

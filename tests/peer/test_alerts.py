@@ -1,21 +1,33 @@
-"""What an operator is told: each cause once, as long as it holds."""
+"""What operators and trainers are told: each cause once, as long as it holds, with what helps."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
-from ledger.jobs import NO_PROGRESS_ROUNDS
+from ledger.jobs import NO_PROGRESS_ROUNDS, RequestRollback, StopJob
+from ledger.ledger_state import LedgerState
+from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
 from peer.api.alerts import DISK_CRITICAL_BYTES, EXPULSION_ALERT_HEIGHTS, HOLD_MS, AlertInputs, AlertTracker, find_alerts
+from peer.node.node import RoundEnded
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
+from peer.runtime.telemetry.node_observer import NodeObserver, block_events, member_names
 from protocol.api import AlertCause, AlertView, PeerState
+from protocol.identity import short_id
 from protocol.verdicts import Verdict
+from rounds.round_state import RoundResult
+from tests.ledger.world import PEOPLE, UNAUDITED, World
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.fake_api import ME, OTHER, STATUS
-from tests.peer.network import network, service_of
+from tests.peer.network import network, one_root, poll, service_of
+from tests.sim.keys import FastSigner
 from tests.waiting import patience
 from training.api.job_notes import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from training.job_spec import InnerOptimizerKind
@@ -144,3 +156,196 @@ async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path
         for seat in others[:2]:
             await made.start(seat)
         await until_told()
+
+
+FOUNDERS, NEW = PEOPLE[:4], PEOPLE[8]
+NAMES = [short_id(person.public) for person in PEOPLE]
+
+
+class Telling(World):
+    """Notes the news of every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def decide_body(self, body: bytes) -> LedgerState:
+        before = self.state
+        self.told += [item.text for item in block_events(before, super().decide_body(body))]
+        return self.state
+
+
+@pytest.fixture
+def world() -> Telling:
+    return Telling()
+
+
+def test_who_comes_stands_and_goes_is_told(world: Telling) -> None:
+    world.decide(world.admission(NEW))
+    assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
+    world.decide(world.tx(NEW, "member/rename", RenameMember("erin")))
+    assert world.told[1:] == [f"{NAMES[8]} is called erin, and was newcomer before"]
+    height = world.state.height - 1
+    world.decide(world.tx(NEW, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))
+    world.decide(*(world.tx(person, "member/approve", ApproveVoter(NEW.public)) for person in FOUNDERS[:3]))
+    world.decide(world.tx(FOUNDERS[3], "member/resign", ResignAsVoter()))
+    for _ in range(3):
+        world.decide()
+    assert world.told[2:] == [
+        f"{NAMES[8]} votes now, as one of 5",
+        f"{NAMES[3]} votes no more; 4 voters are left",
+    ]
+
+
+def test_a_new_key_of_a_member_is_nobody_new(world: Telling) -> None:
+    world.decide(world.admission(NEW))
+    world.told.clear()
+    world.decide(world.rotation(NEW, PEOPLE[9]), world.rotation(PEOPLE[0], PEOPLE[10]))
+    for _ in range(3):
+        world.decide()
+    assert world.told == []
+
+
+def test_jobs_that_begin_and_end_are_told(world: Telling) -> None:
+    job = world.start()
+    assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
+    world.decide(world.tx(PEOPLE[0], "job/stop", StopJob(job)))
+    assert world.told[1:] == ["job language ended early, after 0 rounds"]
+
+
+def test_a_job_that_ends_without_progress_is_told_as_such(world: Telling) -> None:
+    key = world.start(spec=UNAUDITED + b":99")
+    for _ in range(8):
+        world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.NORM)),))
+    assert world.told[1:] == ["job unaudited ended early, after 8 rounds: its last 8 accepted nothing"]
+
+
+def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others(world: Telling) -> None:
+    key = world.start(spec=UNAUDITED + b":99")
+    for _ in range(9):
+        world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)),))
+    for _ in range(2):
+        world.decide(world.tx(FOUNDERS[1], "job/rollback", RequestRollback(key, 8)))
+    asks = f"{NAMES[1]} asks that job unaudited goes back to @8; whoever agrees says `rollback {key.hex()[:8]} 8`"
+    assert world.told[1:] == [asks]
+
+
+def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it() -> None:
+    dora, world = FOUNDERS[3], World()
+    before, after = world.state, world.decide(world.tx(dora, "member/rename", RenameMember("dora")))
+    unnamed = replace(before.members.members[dora.public], name=NAMES[3])
+    (told,) = block_events(
+        before.with_modules(members=replace(before.members, members=before.members.members | {dora.public: unnamed})), after
+    )
+    assert told.text == f"{NAMES[3]} is called dora"
+    assert member_names(after.members).replace_ids(told.text) == told.text, "nobody reads that dora is called dora"
+
+
+LATE, IN_TIME, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
+NO_VOUCHES: Any = ({}, frozenset(), frozenset())
+ABSENT = RoundResult({IN_TIME: bytes(32)}, {}, frozenset({LATE}), frozenset(), *NO_VOUCHES)
+ACCEPTED = RoundResult({LATE: bytes(32)}, {}, frozenset({IN_TIME}), frozenset(), *NO_VOUCHES)
+UNJUDGED = RoundResult(
+    {}, {LATE: Verdict.UNJUDGED}, frozenset(), frozenset({LATE}), *NO_VOUCHES
+)  # the voters were late, not this trainer
+ELSEWHERE = RoundResult({IN_TIME: bytes(32)}, {}, frozenset(), frozenset(), *NO_VOUCHES)  # it did not train in this round
+
+
+def after(*proposed: bool, seconds: float = 20.0) -> StragglerDetector:
+    """After so many rounds that were closed without its update, whether or not it had said it by then."""
+    late = StragglerDetector()
+    for said in proposed:
+        late.record_round(ABSENT, LATE, said, seconds)
+    return late
+
+
+def test_a_few_rounds_or_seconds_say_nothing() -> None:
+    assert after(*[False] * (LATE_ROUNDS_MIN - 1)).describe_cause("text") == ""
+    assert after(*[False] * 9, seconds=LATE_SECONDS_MIN / 10).describe_cause("text") == "", "a worker that has just been started"
+    assert after(*[False] * LATE_ROUNDS_MIN).describe_cause("text") != ""
+
+
+def test_who_is_absent_nearly_always_is_late_although_it_comes_in_time_now_and_then() -> None:
+    late = StragglerDetector()
+    told = []
+    for number in range(40):
+        if late.record_round(ACCEPTED if number in (0, 1, 32) else ABSENT, LATE, False, 1.5):
+            told.append(number)
+        assert bool(late.describe_cause("text")) == (number >= 21), "after half a minute, and from then on"
+    assert told == [21], "and not again when it was in time once"
+
+
+@pytest.mark.parametrize("outcome", [ACCEPTED, UNJUDGED])
+def test_who_comes_in_time_in_half_of_the_rounds_is_not_late(outcome: RoundResult) -> None:
+    late = after(*[False] * LATE_ROUNDS_MIN)
+    for _ in range(LATE_ROUNDS_MIN - 1):
+        late.record_round(outcome, LATE, True, 20.0)
+    assert late.describe_cause("text") != "", "it was late in most of the last rounds"
+    late.record_round(outcome, LATE, True, 20.0)
+    assert late.describe_cause("text") == ""
+
+
+def test_rounds_in_which_it_does_not_train_count_for_nothing() -> None:
+    late = after(*[False] * LATE_ROUNDS_MIN)
+    for _ in range(100):
+        assert not late.record_round(ELSEWHERE, LATE, True, 20.0)
+    assert "in 3 of the last 3 rounds" in late.describe_cause("text")
+
+
+def test_what_was_late_long_ago_is_forgotten() -> None:
+    late = after(*[False] * 100, seconds=1.0)
+    assert "in 60 of the last 60 rounds" in late.describe_cause("text")
+    assert not any(late.record_round(ACCEPTED, LATE, True, 1.0) for _ in range(60))
+    assert not any(late.record_round(ABSENT, LATE, True, 1.0) for _ in range(30)) and late.describe_cause("text") == ""
+    assert late.record_round(ABSENT, LATE, True, 1.0), "late again, told again"
+
+
+def test_who_computes_too_slowly_is_told_of_threads_and_steps() -> None:
+    why = after(False, False, True).describe_cause("text")
+    assert "missing in 3 of the last 3 rounds of 'text'" in why and "closes after 20.0 s, before they are computed" in why
+    assert "`threads`" in why and "`local_steps`" in why and "`proposal_seconds`" in why and "link" not in why
+
+
+def test_who_proposes_and_is_not_heard_is_told_of_its_link() -> None:
+    why = after(True, False, True).describe_cause("text")
+    assert "link is too slow, or cut" in why and "more `local_steps`" in why and "`proposal_seconds`" in why
+
+
+def test_it_is_told_ever_more_rarely() -> None:
+    late = StragglerDetector()
+    assert [number for number in range(1, 100) if late.record_round(ABSENT, LATE, False, 20.0)] == [3, 6, 12, 24, 48, 96]
+
+
+async def test_the_log_says_it_once_in_a_while_and_the_status_as_long_as_it_lasts() -> None:
+    now = 0.0
+    witness = NodeObserver(EventLog(), lambda: now)
+    running = {JOB: SimpleNamespace(name="text")}
+    state: Any = SimpleNamespace(jobs=SimpleNamespace(running=lambda: running))
+    for number in range(5):
+        assert bool(witness.straggler_text(running)) == (number >= 3)
+        opened, now = now, now + 20.0
+        closed: Any = SimpleNamespace(job=JOB, round=number, outcome=ABSENT)
+        witness.check_straggling(closed, state, LATE, RoundEnded((JOB, number), opened, False))
+    (event,) = await witness.events.wait_for_events(0, 0.0)
+    assert event.kind == "warning" and event.fields["round"] == "2" and "last 3 rounds" in event.text
+    assert "last 5 rounds" in witness.straggler_text(running)
+    assert witness.straggler_text({}) == "", "the job has ended"
+    for number in range(5, 9):
+        closed = SimpleNamespace(job=JOB, round=number, outcome=ACCEPTED)
+        witness.check_straggling(closed, state, LATE, RoundEnded((JOB, number), now - 20.0, True))
+    assert witness.straggler_text(running) == ""
+
+
+async def test_a_peer_looks_at_every_round_that_closes_and_knows_whether_it_proposed_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bytes, bool] = {}
+
+    def took_part(witness: NodeObserver, closed: Any, state: Any, me: bytes, round: RoundEnded) -> None:
+        seen[me] = round.has_proposed
+
+    monkeypatch.setattr(NodeObserver, "check_straggling", took_part)
+    async with network(tmp_path, founders=2) as made:
+        await one_root(made.seats, await made.seats[0].start_job())
+        await poll(lambda: len(seen) == 2)
+    assert seen == {made.seats[0].public: True, made.seats[1].public: False}

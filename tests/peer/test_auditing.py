@@ -31,7 +31,6 @@ from ledger.audits.audit_state import (
 )
 from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
-from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
 from peer.roles import voter
 from peer.roles.trainer import Trainer
@@ -52,7 +51,6 @@ from tests.ledger.court import Court, withheld
 from tests.ledger.world import AUDITS, LOSS, PEOPLE, secret_of
 from tests.peer import network as network_module
 from tests.peer.network import (
-    SCRATCH,
     Network,
     Seat,
     accepted,
@@ -185,8 +183,7 @@ class Trainers(Network):
     async def train(self, spec: JobSpec) -> bytes:
         keep = self.seats[0].blobs.add_bytes
         spec = replace(spec, data=keep(data.split_into_shards(iter([TEXT]), keep).encode())).validated()
-        with patience():
-            return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", StartJob(spec.encode())))
+        return await self.seats[0].start_job(spec)
 
 
 @asynccontextmanager
@@ -196,8 +193,7 @@ async def trainers(folder: Path, attack: str = "") -> AsyncIterator[Trainers]:
         assert isinstance(made, Trainers)
         made.workers = {}
         for number, seat in enumerate(made.seats):
-            lies = attack if number == 3 else ""
-            await made.start(seat, made.role(seat, lies))
+            await made.start(seat, made.role(seat, attack if number == 3 else ""))
         yield made
 
 
@@ -336,10 +332,7 @@ async def test_a_lie_in_the_last_rounds_is_refused_before_the_vote_and_honest_wo
 @pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        spec = replace(SCRATCH, rounds=3, audit=AuditMode.SAMPLED, audit_window=40)
-        author = made.seats[1].author
-        with patience():
-            job = job_id(made.seats[1].public, await author.submit("job/start", StartJob(spec.encode())))
+        job = await made.seats[1].start_job(rounds=3, audit=AuditMode.SAMPLED, audit_window=40)
         for seat in made.seats:
             await seat.until(settled(job))
         assert set(results(made.seats[0])) == {AuditResult.PASSED}
@@ -539,8 +532,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
 async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sortition, "draw_auditors", lambda tickets, *_: (min(tickets),))
     async with trainers(tmp_path, "false-update") as made:
-        job = await made.train(replace(SPEC, rounds=2))
-        await ended(made, job)
+        await ended(made, await made.train(replace(SPEC, rounds=2)))
         assert standing(made, 3).suspensions == 1 and standing(made, 3).rewards == 0
         assert not any(standing(made, number).refuted for number in range(3))
 
@@ -813,8 +805,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
         for _ in range(FALSE_CHALLENGES_MAX):
             withheld(court, challenger, PEOPLE[0].public)
     *_, entry = court.state.audits.log
-    told = describe_audit_entry(entry, court.state)
-    assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many")
+    assert describe_audit_entry(entry, court.state).startswith(f"{short_id(entry.trainer)} is suspended: too many")
     assert suspension_reason(entry.trainer, court.state) == (
         f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
     )

@@ -81,8 +81,12 @@ class Log:
             body = codec.encode(BlockBody((), (), tuple(transactions)))
             self.world.decide_body(body)
             height, zero = self.state.height, bytes(32)
-            block = Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)
-            self.blocks[height] = DecidedBlock(height, zero, encode_block(block), Certificate(b"-", {}))
+            self.blocks[height] = DecidedBlock(
+                height,
+                zero,
+                encode_block(Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)),
+                Certificate(b"-", {}),
+            )
             self.world.ledger.mempool.height = height
             self.world.ledger.mempool.prune_transactions(self.rules, self.state)
         self._wake()
@@ -272,8 +276,7 @@ async def test_several_that_a_snapshot_took_out_of_the_pool_act_once_each() -> N
 async def test_where_a_snapshot_hides_what_was_decided_that_is_said_and_nothing_is_signed_anew() -> None:
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
-        signed = await log.said()
-        log.decide([], [signed], [])
+        log.decide([], [await log.said()], [])
         log.restored()
         await asked.settled()
         assert "snapshot" in asked.error and log.is_silent() and log.starts() == 1
@@ -386,7 +389,7 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up)
         await poll(lambda: len(pool) == 1)
-        nursery.start_soon(seat.scratch)
+        nursery.start_soon(seat.start_job)
         await poll(lambda: len(pool) == 2)
         given_up.cancel()
         pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible

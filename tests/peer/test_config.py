@@ -76,14 +76,10 @@ def test_an_unknown_key_in_a_file_names_key_file_and_the_nearest_one(tmp_path: P
         load_settings({}, home, file)
 
 
-def test_an_unknown_variable_is_named_with_the_nearest_one(home: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"PEER_LISTN is no setting of a peer; did you mean PEER_LISTEN\?"):
-        load_settings({}, {**home, "PEER_LISTN": "x"})
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
+        ("LISTN", "LISTEN"),
         ("LSITEN", "LISTEN"),
         ("NMAE", "NAME"),
         ("ROL", "ROLE"),
@@ -112,8 +108,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "ROLL",
         "LISTENERS",
     )
-    others = {f"PEER_{name}": "tcp://10.0.0.1:7700" for name in names}
-    assert load_settings({}, {**home, **others}) == load_settings({}, home)
+    assert load_settings({}, {**home, **{f"PEER_{name}": "tcp://10.0.0.1:7700" for name in names}}) == load_settings({}, home)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +157,7 @@ def test_a_bad_value_is_named_with_its_origin(tmp_path: Path, home: dict[str, st
 
 def test_a_peer_that_accepts_no_connections_tells_nobody_to_dial_it(tmp_path: Path, home: dict[str, str]) -> None:
     assert load_settings({"listen": "none"}, home).config.listen == "none"
-    file = write(tmp_path, 'listen = ["127.0.0.1:1", "[::1]:1"]')
-    assert load_settings({}, home, file).config.listen == "127.0.0.1:1,[::1]:1"
+    assert load_settings({}, home, write(tmp_path, 'listen = ["127.0.0.1:1", "[::1]:1"]')).config.listen == "127.0.0.1:1,[::1]:1"
     with pytest.raises(UserError, match=r"advertise = .* accepts no connections"):
         load_settings({"listen": "none", "advertise": "example.org:7700"}, home)
 
@@ -194,8 +188,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, home: dict[str, str
 
 
 def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home: dict[str, str]) -> None:
-    flags = {"name": 'quo"te \\ ü', "bootstrap": "a:1,b:2", "evaluate": False, "threads": 3, "local_data": "/a b"}
-    settings = load_settings(flags, home)
+    settings = load_settings(
+        {"name": 'quo"te \\ ü', "bootstrap": "a:1,b:2", "evaluate": False, "threads": 3, "local_data": "/a b"}, home
+    )
     text = format_settings(settings)
     assert set(tomllib.loads(text)) == set(setting_descriptions()) - {"data_directory"}
     assert load_settings({}, home, write(tmp_path, text)).config == settings.config

@@ -40,10 +40,14 @@ def parse(line: str) -> argparse.Namespace | None:
     return command_line_parser.parse_line(WORDS, line)
 
 
-def request(line: str) -> TrainRequest:
+def parsed(line: str) -> argparse.Namespace:
     options = parse(line)
     assert options is not None
-    return job_commands.build_train_request(options)
+    return options
+
+
+def request(line: str) -> TrainRequest:
+    return job_commands.build_train_request(parsed(line))
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# a remark"])
@@ -165,8 +169,7 @@ def test_estimates_beside_a_preset_are_those_that_were_measured() -> None:
 
 
 async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = (await said(monkeypatch, capsys, "help\n"))[0].splitlines()
-    assert [line.split()[0] for line in printed] == list(WORDS)
+    assert [line.split()[0] for line in (await said(monkeypatch, capsys, "help\n"))[0].splitlines()] == list(WORDS)
 
 
 def test_the_options_of_a_command_are_known() -> None:
@@ -353,8 +356,9 @@ async def test_ways_to_draw_that_exclude_each_other_are_refused_in_one_line(
 async def test_a_chat_takes_its_turns_along_until_it_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite"
-    printed, status, api = await said(monkeypatch, capsys, "\n".join(lines) + "\n")
+    printed, status, api = await said(
+        monkeypatch, capsys, "\n".join((r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite")) + "\n"
+    )
     assert status == 0 and "invitation-string" in printed, "the chat ends, and the prompt goes on"
     how = SamplingOptions()
     first = "Q: one\nA:"
@@ -379,11 +383,10 @@ async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.Mo
     async with trio.open_nursery() as nursery:
         await nursery.start(interrupts.follow, nursery.cancel_scope)
         for at_prompt in (AtPrompt(None, interrupts), None):  # type: ignore[arg-type]
-            lines, api, options = ["wait", "go"], FakeApi(), parse("chat")
+            lines, api, options = ["wait", "go"], FakeApi(), parsed("chat")
             typed = io.StringIO("wait\ngo\n")
             typed.isatty = lambda: True  # type: ignore[method-assign]
             monkeypatch.setattr(sys, "stdin", typed)
-            assert options is not None
             nursery.start_soon(_interrupt, api)
             with trio.fail_after(90):
                 assert await console.execute_command(api, options, shown.append, at_prompt) == 0  # type: ignore[arg-type]
@@ -560,10 +563,8 @@ async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing
             await trio.sleep(wait_seconds)
             return ()
 
-    options = parse("test")
-    assert options is not None
     with pytest.raises(UserError, match="is not decided after 180 s"):
-        await console.execute_command(Silent(), options, lambda what: None)
+        await console.execute_command(Silent(), parsed("test"), lambda what: None)
 
 
 async def test_the_round_of_a_challenge_may_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -677,11 +678,9 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
     shown: list[str] = []
     interrupts = console._Interrupts(shown.append, "stops the peer")  # type: ignore[arg-type]
     api = FakeApi()
-    options = parse("sample wait")
-    assert options is not None
 
     async def wait() -> str:
-        await console.execute_command(api, options, lambda what: None)
+        await console.execute_command(api, parsed("sample wait"), lambda what: None)
         return "sample"
 
     async def nothing() -> str:
@@ -689,12 +688,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
 
     async with trio.open_nursery() as nursery:
         await nursery.start(interrupts.follow, nursery.cancel_scope)
-
-        async def interrupt() -> None:
-            await api.waiting.wait()
-            signal.raise_signal(signal.SIGINT)
-
-        nursery.start_soon(interrupt)
+        nursery.start_soon(_interrupt, api)
         with trio.fail_after(90):
             assert await interrupts.run("sample wait", wait) == ""
         assert api.cancelled.is_set() and shown == [
@@ -753,9 +747,7 @@ async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch:
     api, shown = Holding(), list[Any]()
 
     async def evaluate(line: str) -> None:
-        options = parse(f"evaluate {line}")
-        assert options is not None
-        await console.execute_command(api, options, shown.append)  # type: ignore[arg-type]
+        await console.execute_command(api, parsed(f"evaluate {line}"), shown.append)  # type: ignore[arg-type]
 
     await evaluate("mine a.txt --tokens 9")
     assert asked.pop() == (str(tmp_path / "mine"), str(tmp_path / "a.txt"), "9") and not api.asked

@@ -6,7 +6,7 @@ import shlex
 import socket
 import sqlite3
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -61,11 +61,6 @@ async def test_every_value_arrives_as_it_was_given(client: PeerApi, api: FakeApi
 async def all_of(pieces: AsyncGenerator[TextPieceView, None]) -> list[TextPieceView]:
     async with aclosing(pieces):
         return [piece async for piece in pieces]
-
-
-async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
-    ours, theirs = trio.socket.socketpair()
-    return trio.SocketStream(ours), trio.SocketStream(theirs)
 
 
 def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> None:
@@ -138,7 +133,7 @@ async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: py
             finally:
                 ended.set()
 
-    ours, theirs = await socket_pair()
+    ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
     async with ours, theirs:
         await control_socket._send(
             theirs, [control_socket.VERSION, "sample_text", rpc_methods()["sample_text"].encode_arguments("p", SamplingOptions())]
@@ -164,15 +159,10 @@ async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) ->
         await control_socket.make_client(tmp_path).status()
 
 
-def leave_stale_socket(path: Path) -> None:
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(str(path))
-    left.close()
-
-
 @pytest.mark.real("sockets")
 async def test_a_socket_left_by_a_killed_daemon_is_no_daemon_and_is_replaced(tmp_path: Path, nursery: trio.Nursery) -> None:
-    leave_stale_socket(tmp_path / "control.sock")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "control.sock"))
     with pytest.raises(UserError, match="no peer runs"):
         await control_socket.make_client(tmp_path).status()
     await nursery.start(serve_control_socket, FakeApi(), tmp_path)
@@ -193,16 +183,11 @@ async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "control.sock").read_text() == "precious"
 
 
-async def stop_after(use: Callable[[], object], directory: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control_socket, FakeApi(), directory)
-        use()
-        nursery.cancel_scope.cancel()
-
-
 @pytest.mark.real("sockets")
 async def test_the_socket_goes_when_the_server_stops(tmp_path: Path) -> None:
-    await stop_after(lambda: None, tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control_socket, FakeApi(), tmp_path)
+        nursery.cancel_scope.cancel()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -302,5 +287,4 @@ async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> No
     directory.mkdir()
     with pytest.raises(UserError) as caught:
         await control_socket.make_client(directory).status()
-    advice = str(caught.value).split("`")[1]
-    assert shlex.split(advice) == ["peer", "run", "--data-dir", str(directory)]
+    assert shlex.split(str(caught.value).split("`")[1]) == ["peer", "run", "--data-dir", str(directory)]

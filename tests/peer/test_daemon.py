@@ -1,7 +1,8 @@
-"""One daemon as a process: what it loads, how it ends, what it says when its disk fails."""
+"""One daemon as a process: what it loads, which GPUs and addresses it uses, how it ends, what it says when its disk fails."""
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import socket
@@ -16,8 +17,11 @@ from urllib.request import urlopen
 import pytest
 import trio
 
+from peer.daemon import host_addresses
+from peer.daemon.host_addresses import own_addresses
 from protocol.api import TextPieceView, TrainRequest
 from protocol.errors import UserError
+from protocol.limits import ADVERTISED_MAX
 from protocol.sampling import TOKENS_MAX, SamplingOptions
 from tests.peer.processes import Daemon, children, command, daemons, has_aiohttp, has_torch, peer, wait
 from tests.waiting import in_time, patience, patience_seconds
@@ -176,8 +180,7 @@ def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohtt
         "import curation.service.http_routes, curation.pages.annotation_pages\n"
         "print([name for name in ('torch', 'aiohttp', 'asyncio', 'jinja2', 'web.app') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.real("processes")
@@ -191,14 +194,12 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
             await daemon.client.run_test_round()
         except Exception as error:  # whatever a client sees of a peer that stops
             assert "peer" in str(error)
-    status = await trio.to_thread.run_sync(wait, daemon.process)
-    assert status == 2, daemon.log
+    assert await trio.to_thread.run_sync(wait, daemon.process) == 2, daemon.log
     assert "Traceback" not in daemon.log
     last = daemon.log.strip().splitlines()[-1]
     assert last.startswith("peer: error: ")
     assert "ledger.sqlite" in last
-    after = await daemon.start(*RUN).answers()
-    assert after.state_root == before.state_root
+    assert (await daemon.start(*RUN).answers()).state_root == before.state_root
     await daemon.client.run_test_round()
     await daemon.until(height=before.height + 3)
 
@@ -237,3 +238,69 @@ async def test_a_damaged_genesis_or_ledger_is_named(daemon: Daemon) -> None:
     status, _, error = peer("run", *place)
     assert (status, error.count("\n")) == (2, 1)
     assert str(ledger) in error
+
+
+SECONDS_MAX = 300.0  # for what takes fifteen seconds on a machine that has time
+ROUNDS = 12
+JOB = ("--rounds", str(ROUNDS), "--set", "local_steps=5", "batch=4", "audit=off", "byzantine_max=0", "proposal_seconds=5")
+
+
+@pytest.mark.real("processes")
+@pytest.mark.large
+async def test_the_round_after_a_process_was_killed_has_the_trainer_again(tmp_path: Path) -> None:
+    assert command("init", "--data-dir", str(tmp_path / "ada"), "--network", "alone")[0] == 0
+    with daemons([tmp_path / "ada"]) as (ada,), patience():
+        ada.start("run", "--listen", "127.0.0.1:0", "--role", "full", "--device", "cpu", "--gpus", "2", "--parallel", "ddp")
+        await ada.answers()
+        status, _, told = command("train", "--data-dir", str(ada.directory), *JOB)
+        assert status == 0, told
+        while not (await ada.client.jobs())[0].round:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        (worker,) = children(ada.pid)
+        (rank,) = children(worker)
+        os.kill(rank, signal.SIGKILL)
+        while (job := (await ada.client.jobs())[0]).state != "finished":  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        rounds = await ada.client.rounds(ROUNDS)
+        assert children(ada.pid) != [worker]
+    absent = [of.round for of in rounds if "absent" in of.verdicts.values()]
+    assert len(absent) <= 1, f"the trainer was away in rounds {absent}"
+    assert sum(job.accepted.values()) == ROUNDS - len(absent)
+
+
+def test_what_the_operator_advertises_is_said_as_it_is() -> None:
+    assert own_addresses(("0.0.0.0:7700",), ("home.example.org:9000",)) == ("home.example.org:9000",)
+
+
+@pytest.mark.real("sockets")
+def test_who_listens_on_one_host_is_reached_there_also_on_loopback() -> None:
+    assert own_addresses(("127.0.0.1:7700",), ()) == ("127.0.0.1:7700",)
+
+
+def test_a_wildcard_becomes_all_hosts_of_this_machine_but_loopback_the_routed_one_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_addresses, "_routed", lambda: iter(["10.0.1.5"]))
+    monkeypatch.setattr(host_addresses, "_of_interfaces", lambda: iter(["127.0.0.1", "192.168.7.2", "10.0.1.5"]))
+    assert own_addresses(("0.0.0.0:7700",), ()) == ("10.0.1.5:7700", "192.168.7.2:7700")
+
+
+def test_a_wildcard_on_a_machine_with_loopback_alone_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_addresses, "_routed", lambda: iter([]))
+    monkeypatch.setattr(host_addresses, "_of_interfaces", lambda: iter(["127.0.0.1"]))
+    assert own_addresses(("0.0.0.0:7700",), ()) == ()
+
+
+@pytest.mark.real("sockets")
+def test_no_more_addresses_are_said_than_an_invitation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_addresses, "_of_interfaces", lambda: (f"10.0.0.{n}" for n in range(1, 40)))
+    assert len(own_addresses(("0.0.0.0:7700",), ())) == ADVERTISED_MAX
+
+
+@pytest.mark.real("sockets")
+def test_the_interfaces_of_this_machine_are_read() -> None:
+    assert "127.0.0.1" in list(host_addresses._of_interfaces())
+
+
+@pytest.mark.real("sockets")
+def test_the_address_outside_is_the_first_that_others_are_told() -> None:
+    assert own_addresses(["10.0.0.1:7700"], [], "1.1.1.1:7701") == ("1.1.1.1:7701", "10.0.0.1:7700")
+    assert own_addresses(["0.0.0.0:7700"], ["1.1.1.1:7701"], "1.1.1.1:7701") == ("1.1.1.1:7701",)

@@ -65,8 +65,7 @@ async def looked(directory: DataDirectory, **flags: str) -> list[DoctorFinding]:
 
 
 def test_each_cause_of_an_alert_has_advice() -> None:
-    told = [AlertView(cause, "", AlertSeverity.WARNING, "what") for cause in AlertCause]
-    found = list(_of_status(STATUS, told))
+    found = list(_of_status(STATUS, [AlertView(cause, "", AlertSeverity.WARNING, "what") for cause in AlertCause]))
     assert len([finding for finding in found if finding.text == "what" and finding.advice]) == len(AlertCause) - 1, (
         "but for the disk"
     )
@@ -103,8 +102,7 @@ async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDi
     directory.ledger.write_bytes(b"this is a text\n" * 400)
     assert "ledger.sqlite" in fault_of("data", await looked(directory)).text
     directory.ledger.unlink()
-    whole = directory.genesis.read_bytes()
-    directory.genesis.write_bytes(whole[:-1])
+    directory.genesis.write_bytes(directory.genesis.read_bytes()[:-1])
     assert "is damaged" in fault_of("data", await looked(directory)).text
     directory.genesis.unlink()
     assert "no network yet" in fault_of("data", await looked(directory)).text
@@ -184,8 +182,10 @@ def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataD
     directory.identity_key.chmod(0o644)
     words = ("doctor", "--data-dir", str(directory.path), "--listen", "127.0.0.1:0", "--role", "voter")
     status, out, _ = command(*words, "--json")
-    found = [DoctorFinding(**one) for one in json.loads(out)]
-    assert status == EXIT_STATUS[FindingLevel.FAULT] == 4 and "0644" in fault_of("key", found).text
+    assert (
+        status == EXIT_STATUS[FindingLevel.FAULT] == 4
+        and "0644" in fault_of("key", [DoctorFinding(**one) for one in json.loads(out)]).text
+    )
     status, out, _ = command(*words)
     assert status == 4 and "chmod 600" in out
     assert command("doctor", "--config", str(directory.path / "none.toml"))[0] == 4
@@ -325,8 +325,7 @@ async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() 
 
 
 def test_what_others_say_of_reaching_this_peer_is_told() -> None:
-    levels = {said: [found.level for found in reachability_checks.check_reachability(said)] for said in ReachabilityState}
-    assert levels == {
+    assert {said: [found.level for found in reachability_checks.check_reachability(said)] for said in ReachabilityState} == {
         ReachabilityState.DIRECT: [FindingLevel.OK],
         ReachabilityState.RELAYED: [FindingLevel.WARNING],
         ReachabilityState.UNKNOWN: [],
@@ -372,8 +371,7 @@ def test_little_memory_is_named_with_its_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_least_bound_of_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds = {"_left_in_group": 7_000, "_address_space": None}
-    for name, left in bounds.items():
+    for name, left in {"_left_in_group": 7_000, "_address_space": None}.items():
         monkeypatch.setattr(machine, name, lambda left=left: left)
     monkeypatch.setattr(machine, "_meminfo", lambda: {"MemAvailable": 9_000})
     assert machine.available_bytes() == (7_000, "control group")

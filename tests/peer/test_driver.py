@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
 from storage.disk_blob_store import DiskBlobStore
 from tests.peer.chain import LANGUAGE
-from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
+from tests.peer.network import SECONDS_MAX, accepted, certified, network, one_root, poll
 from tests.waiting import patience
 from training.round_context import OpenRoundContext
 from training.worker_protocol import WorkerFailed
@@ -31,7 +32,7 @@ from transport.network import Priority
 async def test_four_voters_decide_a_scratch_job_and_compute_one_root(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         before = made.seats[0].driver.state.state_root
-        job = await made.seats[0].scratch()
+        job = await made.seats[0].start_job()
         assert await one_root(made.seats, job) != before
         assert accepted(made.seats[3], job) == {made.seats[0].public: 1}
 
@@ -40,7 +41,7 @@ async def test_a_silent_voter_does_not_hold_up_three_others(tmp_path: Path) -> N
     async with network(tmp_path, founders=4, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:3]]
         for seat in seats:
-            job = await seat.scratch()
+            job = await seat.start_job()
             await one_root(seats, job)
             assert accepted(seats[0], job) == {seat.public: 1}
 
@@ -49,24 +50,17 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
     async with network(tmp_path, founders=4, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:2]]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(seats[0].scratch)
+            nursery.start_soon(seats[0].start_job)
             await poll(lambda: len(seats[1].driver.node.ledger.mempool) > 0)
             assert [seat.driver.state.height for seat in seats] == [0, 0]
             assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
-        job = next(iter(seats[0].driver.state.jobs.jobs))
-        await one_root(seats, job)
-
-
-async def _has_voted(seat: Seat) -> None:
-    """Until this voter has signed something about an undecided block: it would decide if two sufficed."""
-    await poll(lambda: bool(seat.store.read_restart_state().votes))
+        await one_root(seats, next(iter(seats[0].driver.state.jobs.jobs)))
 
 
 async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1) as made:
-        job = await made.seats[0].scratch()
-        await one_root(made.seats, job)
+        await one_root(made.seats, await made.seats[0].start_job())
         observer = made.seats[-1]
         assert observer.public not in observer.driver.state.members.members
         assert observer.store.read_restart_state().votes == ()
@@ -75,103 +69,97 @@ async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path
 
 async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_voting(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        root = await one_root(made.seats, await made.seats[0].scratch())
+        root = await one_root(made.seats, await made.seats[0].start_job())
         again = made.seats[2]
         await again.stop()
         await made.start(again)
         assert again.driver.state.state_root == root
         await made.seats[1].stop()  # now the one that came back is needed for every quorum
-        remaining = [made.seats[n] for n in (0, 2, 3)]
-        await one_root(remaining, await made.seats[0].scratch())
+        await one_root([made.seats[n] for n in (0, 2, 3)], await made.seats[0].start_job())
 
 
 async def test_a_peer_that_was_away_gets_missed_blocks_and_payloads_from_others_than_their_author(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
         first = [await made.start(seat) for seat in made.seats[:3]]
         author = first[0]
-        jobs = [await author.scratch()]
+        jobs = [await author.start_job()]
         await one_root(first, jobs[0])
-        jobs.append(await author.scratch())
+        jobs.append(await author.start_job())
         await one_root(first, jobs[1])
         await author.stop()
         late = await made.start(made.seats[3])
         await one_root([*first[1:], late], jobs[1])
         assert late.network.traffic().blobs_received > 0
-        job = await late.scratch()  # with the late one and without the author there are three again
+        job = await late.start_job()  # with the late one and without the author there are three again
         await one_root([*first[1:], late], job)
 
 
 async def test_two_voters_without_a_link_to_each_other_agree_through_the_others(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        lost = replace(made.mesh.conditions_between(b"", b""), loss=1.0)
-        made.mesh.set_conditions(made.seats[0].public, made.seats[1].public, lost)
+        made.mesh.set_conditions(
+            made.seats[0].public, made.seats[1].public, replace(made.mesh.conditions_between(b"", b""), loss=1.0)
+        )
         for seat in made.seats:
             await made.start(seat)
-        await one_root(made.seats, await made.seats[0].scratch())
+        await one_root(made.seats, await made.seats[0].start_job())
 
 
 async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        await one_root(made.seats, await made.seats[0].scratch())
+        await one_root(made.seats, await made.seats[0].start_job())
         height = made.seats[0].driver.state.height
         keys = [seat.public for seat in made.seats]
         made.mesh.partition(keys[:2], keys[2:])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.seats[0].scratch)
-            await _has_voted(made.seats[1])
+            nursery.start_soon(made.seats[0].start_job)
+            # Until this voter has signed something about an undecided block: it would decide if two sufficed.
+            await poll(lambda: bool(made.seats[1].store.read_restart_state().votes))
             assert {seat.driver.state.height for seat in made.seats} == {height}
             made.mesh.heal_partition()
-        newest = max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0]
-        await one_root(made.seats, newest)
+        await one_root(made.seats, max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0])
 
 
 # What roles and payloads may do ------------------------------------------------------------------------------------------
 
 
 class Withheld:
-    """A blob store that serves nothing to others until it is told to."""
+    """A blob store that serves nothing to others until the event is set."""
 
-    def __init__(self, blobs: DiskBlobStore) -> None:
-        self._blobs = blobs
-        self.released = False
+    def __init__(self, released: trio.Event, blobs: DiskBlobStore) -> None:
+        self._released, self._blobs = released, blobs
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._blobs, name)
 
     def piece_size(self, digest: bytes) -> int | None:
-        return self._blobs.piece_size(digest) if self.released else None
+        return self._blobs.piece_size(digest) if self._released.is_set() else None
 
 
 async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it_comes(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        held: list[Withheld] = []
-
-        def withhold(blobs: DiskBlobStore) -> Withheld:
-            held.append(Withheld(blobs))
-            return held[0]
-
-        author = await made.start(made.seats[0], serve=withhold)
+        released = trio.Event()
+        author = await made.start(made.seats[0], serve=partial(Withheld, released))
         others = [await made.start(seat) for seat in made.seats[1:]]
-        job = await author.scratch()
+        job = await author.start_job()
         for seat in others:
             await seat.event("proposal", "proposes")
             with patience():
                 await seat.author.submit("member/register", RegisterRoles(("trainer",)))
         assert [seat.driver.state.jobs.jobs[job].round for seat in others] == [0, 0, 0]
-        held[0].released = True
+        released.set()
         await one_root(made.seats, job)
         assert accepted(others[0], job) == {author.public: 1}
 
 
 async def test_an_old_proposal_that_is_read_back_from_the_disk_is_no_event(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        author = await made.start(made.seats[0], serve=Withheld)
+        author = await made.start(made.seats[0], serve=partial(Withheld, trio.Event()))
         others = [await made.start(seat) for seat in made.seats[1:]]
-        job = await author.scratch()
+        job = await author.start_job()
         for seat in (author, *others):
             await seat.event("proposal", "proposes")
         await author.stop()
-        await made.start(author, serve=Withheld)
+        await made.start(author, serve=partial(Withheld, trio.Event()))
         await poll(lambda: author.public in author.driver.node.rounds.books[job].proposals)
         assert [event.text for event in await author.events.wait_for_events(0, 0.0) if event.kind == "proposal"] == []
 
@@ -208,10 +196,10 @@ async def test_a_role_that_fails_is_a_warning_and_the_peer_goes_on(tmp_path: Pat
         failing = await made.start(made.seats[0], Failing(error, at))
         for seat in made.seats[1:]:
             await made.start(seat)
-        job = await made.seats[1].scratch()
+        job = await made.seats[1].start_job()
         while at == "reexecute" and not any(text in event.text for event in failing.events.newest_events(100)):
             await one_root(made.seats, job)  # others were drawn to re-execute it
-            job = await made.seats[1].scratch()
+            job = await made.seats[1].start_job()
         assert str(error) in await failing.event("warning", text)
         await one_root(made.seats, job)
 
@@ -221,7 +209,7 @@ async def test_a_trainer_that_cannot_propose_still_decides_what_the_others_want(
         failing = await made.start(made.seats[0], Failing(WorkerFailed("no memory"), "propose"))
         for seat in made.seats[1:]:
             await made.start(seat)
-        await failing.scratch()  # its round stays open: nothing is proposed, so nothing is voted on
+        await failing.start_job()  # its round stays open: nothing is proposed, so nothing is voted on
         await failing.event("warning", "training in round 1 failed: no memory")
         for seat in made.seats[1:]:
             with patience():
@@ -237,7 +225,7 @@ async def test_a_disk_that_fails_stops_the_peer_and_only_this_peer(tmp_path: Pat
             raise StorageError("the disk is full")
 
         monkeypatch.setattr(broken.store, "append_records", fail)
-        job = await others[0].scratch()
+        job = await others[0].start_job()
         with patience():
             await broken.ended.wait()
         assert str(broken.failure) == "the disk is full"
@@ -249,7 +237,7 @@ async def test_a_role_whose_disk_fails_stops_the_peer(tmp_path: Path) -> None:
         broken = await made.start(made.seats[0], Failing(StorageError("the disk is full"), "check"))
         for seat in made.seats[1:]:
             await made.start(seat)
-        job = await made.seats[1].scratch()
+        job = await made.seats[1].start_job()
         with patience():
             await broken.ended.wait()
         assert str(broken.failure) == "the disk is full"
@@ -277,7 +265,7 @@ async def test_what_a_driver_has_sent_is_on_its_disk(tmp_path: Path) -> None:
             return deliver(peer, data, priority)
 
         author.network.send = spy  # type: ignore[method-assign]
-        await one_root(made.seats, await author.scratch())
+        await one_root(made.seats, await author.start_job())
         assert sent
         assert missing == []
 
@@ -288,32 +276,28 @@ def _height(vote: Signed) -> int:
 
 async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
-        held: list[Withheld] = []
-
-        def withhold(blobs: DiskBlobStore) -> Withheld:
-            held.append(Withheld(blobs))
-            return held[0]
-
-        author = await made.start(made.seats[0], serve=withhold)
+        released = trio.Event()
+        author = await made.start(made.seats[0], serve=partial(Withheld, released))
         for seat in made.seats[1:]:
             await made.start(seat)
         stranger, judge = made.seats[-1], made.seats[1]
-        job = await author.scratch()
+        job = await author.start_job()
         await judge.until(lambda driver: job in driver.state.jobs.jobs)
         root = judge.driver.state.jobs.jobs[job].model_root
         for ballot in (Ballot(job, 0, root, ()), Ballot(job, 0, bytes(32), ())):
             signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
-            relay = GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))
-            stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
+            stranger.network.send(
+                judge.public, codec.encode(GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))), Priority.VOTE
+            )
         await poll(lambda: set(judge.driver.node.refusal_counts) == {"not-a-member", "wrong-round"})
-        held[0].released = True
+        released.set()
         await one_root(made.seats, job)
 
 
 async def test_a_message_pays_for_its_turn_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with network(tmp_path, founders=1, observers=1) as made:
         voter, stranger = made.seats
-        await one_root(made.seats, await voter.scratch())
+        await one_root(made.seats, await voter.start_job())
         charged: list[tuple[float, float]] = []
 
         def worked(peer: bytes, seconds: float) -> None:
@@ -328,25 +312,24 @@ async def test_a_message_pays_for_its_turn_of_the_node(tmp_path: Path, monkeypat
 async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1) as made:
         stranger, voter = made.seats[-1], made.seats[0]
-        await one_root(made.seats, await voter.scratch())
+        await one_root(made.seats, await voter.start_job())
         driver = voter.driver
         voters = driver.replica._chain.voters.get(driver.replica.height)
         assert voters is not None
         forged = sign_message(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
-        vote = Vote(Signed(forged.body, voter.public, forged.signature))
-        stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
+        stranger.network.send(
+            voter.public, codec.encode(Vote(Signed(forged.body, voter.public, forged.signature))), Priority.VOTE
+        )
         await poll(lambda: voter.network.refusal_counts().get("bad-signature") == 1)
         assert not any(event.kind == "warning" for event in await voter.events.wait_for_events(0, 0.0)), (
             "it counts, and fills no screen"
         )
-        job = await made.seats[1].scratch()
-        await one_root(made.seats[:-1], job)
+        await one_root(made.seats[:-1], await made.seats[1].start_job())
 
 
 async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        job = await made.seats[0].scratch()
-        await made.seats[1].until(certified(job))
+        await made.seats[1].until(certified(await made.seats[0].start_job()))
         roots = made.seats[1].store.state_roots()
         last = made.seats[1].store.get_decision(made.seats[1].driver.state.height)
         assert last is not None
@@ -368,7 +351,7 @@ async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobo
         monkeypatch.setattr(time, "time", lambda: wall() + 7_200.0)
         slept = 3_599.0  # what is read when something holds us up between two clocks
         assert 0.0 <= driver.now() - woken < SECONDS_MAX
-        await one_root(made.seats, await made.seats[0].scratch())
+        await one_root(made.seats, await made.seats[0].start_job())
         decided = made.seats[0].store.get_decision(1)
         assert decided is not None and woken <= decided.decode().time_ms / 1_000 + 0.001 < woken + SECONDS_MAX
 

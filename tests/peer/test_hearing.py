@@ -97,8 +97,10 @@ async def test_a_voter_with_too_few_names_both_sides(autojump_clock: MockClock) 
 
 async def test_who_was_never_there_is_no_other_side(autojump_clock: MockClock) -> None:
     async with world(voters=2) as (_, peers):
-        members = SimpleNamespace(voters=tuple(KEYS), is_current_key=lambda key: True)
-        late = LivenessMonitor(peers[0][0], CurrentState(SimpleNamespace(members=members)))
+        late = LivenessMonitor(
+            peers[0][0],
+            CurrentState(SimpleNamespace(members=SimpleNamespace(voters=tuple(KEYS), is_current_key=lambda key: True))),
+        )
         late.exchange_reports()
         await trio.sleep(60)
         assert late.partition_text(NAMES) == ""

@@ -1,29 +1,37 @@
-"""The log: one line for one thing, which people and programs can read."""
+"""The log and the observer of a node: one line for one thing, told once, which people and programs can read."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio.testing
 
+from consensus.effects import StoredBlock
+from consensus.evidence import Evidence
 from features.peer_names import PeerNames
-from ledger.members import RenameMember, RotateKey
+from ledger.members import Member, RenameMember, RotateKey
 from peer.commands.local_commands import _log_to
 from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import why_halted, why_waiting
 from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
 from peer.settings.config import Config
 from protocol import codec
 from protocol.identity import peer_id, short_id, sign_message
-from protocol.messages import Transaction
+from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Transaction, Vouch
+from protocol.verdicts import Verdict
+from rounds.round_state import RoundResult
 from tests.ledger.world import PEOPLE, World
 from tests.peer.network import certified, network
 from tests.sim.keys import FastSigner
+from training.job_spec import AuditMode, JobSpec
 
 OLD, NEW, CHAIN = FastSigner("old"), FastSigner("new"), bytes(32)
 
@@ -102,11 +110,10 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "peer")
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        await seat.until(certified(await seat.scratch()))
+        await seat.until(certified(await seat.start_job()))
         kinds = [event.kind for event in await seat.driver.events.wait_for_events(0, 0.0)]
     assert {"decided", "proposal", "ballot", "applied"} < set(kinds), "people at the prompt see all of it"
-    told = [record.getMessage() for record in caplog.records if record.name == "peer"]
-    assert told == ["round 1: accepted founder"]
+    assert [record.getMessage() for record in caplog.records if record.name == "peer"] == ["round 1: accepted founder"]
 
 
 async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:
@@ -174,3 +181,185 @@ def test_a_log_whose_folder_was_taken_away_stops_nobody_and_is_told_again_after_
         (tmp_path / "away").rename(folder)
         logging.getLogger("peer").info("back")
         assert (folder / "peer.log").read_text().endswith("back\n")
+
+
+LIAR, HISTORY, OTHER = FastSigner("liar"), bytes(32), b"o" * 32
+
+
+@pytest.fixture
+def log() -> EventLog:
+    return EventLog()
+
+
+async def event_texts(log: EventLog) -> list[str]:
+    return [event.text for event in await log.wait_for_events(0, 0.0)]
+
+
+@pytest.fixture
+def witness(log: EventLog) -> NodeObserver:
+    return NodeObserver(log, lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("report", "given", "told"),
+    [
+        pytest.param(
+            NodeObserver.report_vote_lockout,
+            [(5, 0), (5, 7), (6, 7), (7, 7)],
+            "silent until height 7: signatures of ours are missing from this disk (was it restored from a backup?)",
+            id="silence, with its end and its likely cause",
+        ),
+        pytest.param(
+            NodeObserver.report_muted_rounds,
+            [(frozenset(rounds),) for rounds in ((), ((HISTORY, 3),), ((HISTORY, 3),), ())],
+            "saying nothing more in round 4: a message of ours in it is missing from this disk",
+            id="a round of which something was forgotten",
+        ),
+    ],
+)
+async def test_what_holds_for_a_while_is_told_once(
+    log: EventLog, witness: NodeObserver, report: Callable[..., None], given: list[tuple[Any, ...]], told: str
+) -> None:
+    for arguments in given:
+        report(witness, *arguments)
+    assert await event_texts(log) == [told]
+
+
+@pytest.mark.parametrize(
+    ("audit", "liars", "told"),
+    [
+        (AuditMode.SAMPLED, 1, ["audit=sampled needs a steady uplink of "]),
+        (AuditMode.SAMPLED, 0, ["audit=sampled needs a steady uplink of ", "audits are sampled and byzantine_max=0: nobody is "]),
+        (AuditMode.OFF, 0, ["audits are off and byzantine_max=0: nobody is assumed to"]),
+        (AuditMode.OFF, 1, []),
+        (AuditMode.FULL, 0, []),
+    ],
+)
+async def test_every_peer_is_told_the_limits_of_a_job_that_starts(
+    log: EventLog, audit: AuditMode, liars: int, told: list[str]
+) -> None:
+    spec = JobSpec(name="text", data=bytes(32), audit=audit, byzantine_max=liars)
+    job = SimpleNamespace(name=spec.name, author=LIAR.public, spec=spec.encode())
+    NodeObserver(log, lambda: 0.0).report_started_job(HISTORY, SimpleNamespace(jobs=SimpleNamespace(jobs={HISTORY: job})))
+    found = await event_texts(log)
+    assert [line.startswith(f"job text: {start}") for line, start in zip(found, told, strict=True)] == [True] * len(told)
+
+
+async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
+    witness, trainers = NodeObserver(log, lambda: 0.0), sorted(FastSigner(f"trainer {number}").public for number in range(3))
+    judgements = tuple(map(Judgement, trainers, [HISTORY] * 3, (Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED)))
+    messages = (
+        Proposal(HISTORY, 2, HISTORY, HISTORY, 1, HISTORY, None),
+        Vouch(HISTORY, 2, judgements),
+        Ballot(HISTORY, 2, HISTORY, judgements),
+        CutOff(HISTORY, 2, ()),
+    )
+    for message in messages:
+        witness.report_round_message(LIAR.public, message)
+    one, other, third = map(short_id, trainers)
+    said = [
+        "proposes",
+        f"vouches for {one}, rejects {other} (replay), is unsure of {third}",
+        f"votes {one}: accept, {other}: replay, {third}: unjudged",
+        "wants to close",
+    ]
+    assert await event_texts(log) == [f"round 3: {short_id(LIAR.public)} {words}" for words in said]
+    assert [event.kind for event in await log.wait_for_events(0, 0.0)] == ["proposal", "vouch", "ballot", "cut-off"]
+
+
+async def test_an_expulsion_names_what_was_signed(log: EventLog, witness: NodeObserver) -> None:
+    proposals = [Proposal(HISTORY, 0, HISTORY, bytes([n]) * 32, 1, HISTORY, None) for n in range(2)]
+    given_up = (Commit(HISTORY, 1, 0, HISTORY), Timeout(HISTORY, 1, 0, -1, None))
+    for first, second in (proposals, given_up):
+        witness.report_expulsion(Evidence(sign_message(LIAR, HISTORY, first), sign_message(LIAR, HISTORY, second)))
+    name = short_id(LIAR.public)
+    assert await event_texts(log) == [
+        f"{name} was expelled: it signed two different proposals",
+        f"{name} was expelled: it signed a commit and a timeout that exclude each other",
+    ]
+
+
+def replica_of(**conditions: str | None) -> Any:
+    fine = dict.fromkeys(("block_refusal", "state_root_split", "fork_proof", "duplicate_identity_reason"))
+    return SimpleNamespace(height=5, **fine | conditions)
+
+
+async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog, witness: NodeObserver) -> None:
+    for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
+        witness.report_conditions(replica_of(state_root_split=text), "")
+    assert [line.split(";")[0] for line in await event_texts(log)] == ["2 of 4 differ", "3 of 4 differ"]
+    assert all("When peers do not hold the same state" in line for line in await event_texts(log)), "and what to do"
+
+
+async def test_another_history_is_told_once_and_is_no_halt(log: EventLog, witness: NodeObserver) -> None:
+    for rivalry in (None, "block 12 is certified", "block 12 is certified"):
+        witness.report_conditions(replica_of(fork_proof=rivalry), "")
+    (line,) = await event_texts(log)
+    assert line.startswith("DISPUTED: block 12 is certified; compare the blocks ")
+
+
+def test_the_state_that_people_see_names_the_gravest_reason() -> None:
+    fine = {
+        "height": 9,
+        "divergence": None,
+        "state_root_split": None,
+        "no_votes_below": 7,
+        "duplicate_identity_reason": None,
+        "is_outdated": False,
+    }
+    assert why_halted(SimpleNamespace(**fine), None) == ""
+    assert why_halted(SimpleNamespace(**fine | {"no_votes_below": 10}), None).startswith("silent until height 10")
+    disputed = SimpleNamespace(**fine | {"no_votes_below": 10, "state_root_split": "2 of 4 differ"})
+    assert why_halted(disputed, None).startswith("HALTED: 2 of 4 differ; ")
+    diverged = SimpleNamespace(**vars(disputed) | {"divergence": "height 8 was decided otherwise"})
+    assert why_halted(diverged, None) == "HALTED: height 8 was decided otherwise; the certified state is being restored"
+    expelled = Member("ben", (), 0, None, 3, expelled=6)
+    assert why_halted(diverged, expelled).startswith("EXPELLED at height 6: ")
+    assert why_halted(SimpleNamespace(**fine), None, "it was used") == "not a member: it was used"
+    assert why_halted(SimpleNamespace(**fine), replace(expelled, expelled=None), "it was used") == ""
+
+
+@pytest.mark.parametrize(
+    ("links", "may_speak", "words"),
+    [
+        (0, False, "waiting for a quorum: 1 of 4 voters are here, 3 are needed"),
+        (1, True, "waiting for a quorum: 2 of 4 voters are here, 3 are needed"),
+        (2, False, "waiting for a quorum: 3 voters must first say what they heard this peer sign"),
+        (2, True, ""),
+    ],
+)
+def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: bool, words: str) -> None:
+    keys = sorted(FastSigner(f"voter {number}").public for number in range(4))
+    state = SimpleNamespace(height=4, members=SimpleNamespace(voters=tuple(keys)))
+    replica = SimpleNamespace(
+        is_voter=True,
+        height=5,
+        divergence=None,
+        state_root_split=None,
+        no_votes_below=0,
+        duplicate_identity_reason=None,
+        is_outdated=False,
+    )
+    node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_sign_round_messages=may_speak)
+    assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
+    state.height = 1
+    assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it applies blocks"
+    state.height, replica.no_votes_below = 4, 6
+    assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it is silent for another reason"
+
+
+async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
+    now = iter(float(second) for second in range(100))
+    witness = NodeObserver(log, lambda: next(now))
+    refused = {LIAR.public: Verdict.UNJUDGED, HISTORY: Verdict.NORM, OTHER: Verdict.NORM}
+    outcome = RoundResult({}, refused, frozenset(), frozenset(), {}, frozenset(), frozenset(), diverging=frozenset({HISTORY}))
+    closed = SimpleNamespace(outcome=outcome, job=HISTORY, round=3)
+    jobs = SimpleNamespace(jobs={HISTORY: SimpleNamespace(model_root=HISTORY)})
+    certificate = SimpleNamespace(signatures={})
+    for height, records in ((5, ()), (6, (StoredBlock(6, HISTORY, b""),))):
+        decided = SimpleNamespace(height=height, certificate=certificate, decode=lambda: SimpleNamespace(time_ms=0))
+        witness.record_step(SimpleNamespace(records=records, decided_blocks=(decided,)))
+    replayed, lived = (witness.record_closed_round(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
+    assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
+    told = f"round 4: unjudged {short_id(LIAR.public)}, diverging {short_id(HISTORY)}, rejected {short_id(OTHER)} (norm)"
+    assert told in await event_texts(log)

@@ -1,10 +1,10 @@
-"""`/healthz` and `/metrics` on loopback: what monitors read, and what a stranger on this machine cannot do with it."""
+"""What counts as working, and `/healthz` and `/metrics` on loopback, where monitors read it and strangers cannot do anything."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,28 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from consensus.pbft.block_sync import BlockSync
+from peer.commands.definitions.status_commands import EXIT_STATUS
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import (
+    BEHIND_MIN,
+    BEHIND_SECONDS,
+    STALLED_SECONDS,
+    heights_behind,
+    peer_state,
+    why_stalled,
+)
+from peer.runtime.telemetry.node_observer import NodeObserver
 from peer.settings.config import load_settings
 from protocol.addresses import parse_address
-from protocol.api import AlertView, StatsView
+from protocol.api import AlertView, PeerState, StatsView
 from protocol.errors import UserError
+from protocol.identity import short_id
 from tests.peer.fake_api import ME, OTHER, STATS, FakeApi
+from tests.peer.network import network, one_root, poll, service_of
+from tests.sim.keys import FastSigner
 from tests.waiting import patience
+from transport.wire.failure_detector import KeepaliveConfig
 from web import metrics_endpoint
 
 HOSTILE = 'a"b\\c\nd'  # a name of a network cannot be that; a monitor must read whatever comes all the same
@@ -114,8 +130,7 @@ async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.real("sockets")
 async def test_health_says_why_and_heads_have_no_body(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    async with serving(desk) as place:
+    async with serving(Desk(tmp_path)) as place:
         assert (await asked(place, get("/healthz")))[::2] == (200, "ok\n")
         code, headers, body = await asked(place, get("/healthz").replace(b"GET", b"HEAD"))
         assert (code, headers["content-length"], headers["connection"], body) == (200, "3", "close", "")
@@ -213,3 +228,183 @@ async def test_it_is_off_unless_named_and_only_on_loopback(tmp_path: Path) -> No
     for address in ("0.0.0.0:7790", "192.0.2.1:7790", "7790", "example.org:1"):
         with pytest.raises(UserError, match="metrics = "):
             load_settings({"metrics": address}, {})
+
+
+KEYS = sorted(FastSigner(f"voter {number}").public for number in range(4))
+STRANGER, JOB = FastSigner("stranger").public, bytes(32)
+HALTED = "HALTED: 2 of 4 differ"
+
+
+def node(
+    me: bytes = KEYS[0], voters: int = 4, claims: dict[bytes, int] | None = None, books: dict[bytes, Any] | None = None
+) -> Any:
+    """At height 10, with one more that is decided and not applied."""
+    catch_up = BlockSync()
+    for peer, height in (claims or {}).items():
+        catch_up.record_claim(peer, height)
+    return SimpleNamespace(
+        me=me,
+        state=SimpleNamespace(
+            height=10,
+            members=SimpleNamespace(voters=tuple(KEYS[:voters])),
+            jobs=SimpleNamespace(jobs={JOB: SimpleNamespace(name="text")}),
+        ),
+        replica=SimpleNamespace(height=11, height_claimed_by=catch_up.height_claimed_by),
+        rounds=SimpleNamespace(books=books or {}),
+    )
+
+
+def book(proposals: int = 1, opened: float = 0.0, times_up: float = 20.0) -> Any:
+    terms = SimpleNamespace(round=3, quorum=3, trainers=frozenset(KEYS[1:3]))
+    return SimpleNamespace(
+        terms=terms,
+        opened_at=opened,
+        cut_off_due_at=times_up,
+        proposals=dict.fromkeys(KEYS[:proposals]),
+        ballots=dict.fromkeys(KEYS[:2]),
+    )
+
+
+# One word ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("halted", "waiting", "behind", "ago", "suspended", "state", "status"),
+    [
+        ("", "", 0, 4.0, "", PeerState.WORKING, 0),
+        ("", "", 0, 86_400.0, "", PeerState.WORKING, 0),  # an idle network works
+        ("", "", None, None, "", PeerState.WORKING, 0),  # alone from the beginning
+        ("", "", BEHIND_MIN - 1, BEHIND_SECONDS - 1, "", PeerState.WORKING, 0),  # votes on their way
+        ("", "", 0, 4.0, "suspended until round 9", PeerState.SUSPENDED, 0),
+        ("", "", BEHIND_MIN, 0.0, "", PeerState.BEHIND, 3),
+        ("", "", 1, BEHIND_SECONDS, "suspended until round 9", PeerState.BEHIND, 3),
+        ("", "", 1, None, "", PeerState.BEHIND, 3),  # a newcomer
+        ("", "waiting for a quorum", 9, 4.0, "suspended", PeerState.WAITING, 3),
+        ("silent until height 7: …", "waiting", 9, 4.0, "", PeerState.SILENT, 3),
+        ("not a member: …", "waiting", 9, None, "", PeerState.JOINING, 3),
+        (HALTED, "waiting", 9, 4.0, "", PeerState.HALTED, 4),
+        ("EXPELLED at height 6: …", "waiting", 9, 4.0, "", PeerState.EXPELLED, 4),
+    ],
+)
+def test_the_gravest_state_is_told_and_becomes_the_exit_status(
+    halted: str, waiting: str, behind: int | None, ago: float | None, suspended: str, state: PeerState, status: int
+) -> None:
+    assert peer_state(halted, waiting, behind, ago, suspended) is state
+    assert EXIT_STATUS[state] == status
+
+
+# How far behind ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("linked", "claims", "behind"),
+    [
+        ((), {}, None),
+        ((STRANGER,), {STRANGER: 99}, None),
+        (KEYS[1:], {}, 0),
+        (KEYS[1:], {KEYS[1]: 99}, 0),  # one of four may lie
+        (KEYS[1:], {KEYS[1]: 99, KEYS[2]: 14}, 3),
+        (KEYS[1:], {STRANGER: 99, KEYS[2]: 14}, 0),
+        (KEYS[1:2], {KEYS[1]: 14}, 3),  # nobody else is there to say
+        (KEYS[1:], {KEYS[1]: 5, KEYS[2]: 6}, 0),  # this peer has passed them since
+    ],
+)
+def test_as_many_heights_behind_as_an_honest_voter_says(linked: tuple[bytes, ...], claims: dict[bytes, int], behind: int) -> None:
+    assert heights_behind(node(claims=claims), frozenset(linked)) == behind
+
+
+def test_the_only_voter_is_never_behind() -> None:
+    assert heights_behind(node(voters=1), frozenset()) == 0
+
+
+# Waiting although others are linked ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waits", "linked", "since", "now", "words"),
+    [
+        pytest.param(node(), KEYS, 0.0, 1e6, "", id="without work nothing is waited for"),
+        pytest.param(node(), KEYS[1:3], STALLED_SECONDS - 1, 0.0, "", id="work without a decision is not yet waited for"),
+        pytest.param(
+            node(),
+            KEYS[1:3],
+            STALLED_SECONDS,
+            0.0,
+            "waiting for a decision: height 11 has not come for 30 s (3 of 4 voters are here)",
+            id="work without a decision is waited for after a while",
+        ),
+        pytest.param(
+            node(me=STRANGER), (), 0.0, 0.0, "waiting for the voters: none of 4 is here", id="a peer without a vote needs a voter"
+        ),
+        pytest.param(node(me=STRANGER), KEYS[:1], 0.0, 0.0, "", id="a peer without a vote needs one voter only"),
+        pytest.param(node(books={JOB: book()}), KEYS, 0.0, 20.0 + STALLED_SECONDS - 1, "", id="times of a round are nearly up"),
+        pytest.param(
+            node(books={JOB: book()}),
+            KEYS,
+            0.0,
+            20.0 + STALLED_SECONDS,
+            "waiting for the ballots of round 4 of 'text', open for 50 s: 2 of 3 needed are here",
+            id="a round whose times are up waits for ballots",
+        ),
+        pytest.param(
+            node(books={JOB: book(proposals=0)}), KEYS[1:2], 0.0, 1e6, "", id="somebody may still compute: nobody is waited for"
+        ),
+        pytest.param(
+            node(books={JOB: book(proposals=0)}),
+            KEYS[3:],
+            0.0,
+            60.0,
+            "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is here",
+            id="no trainer is here",
+        ),
+    ],
+)
+def test_why_a_peer_is_stalled(waits: Any, linked: Sequence[bytes], since: float, now: float, words: str) -> None:
+    assert why_stalled(waits, frozenset(linked), since, now) == words
+
+
+async def test_the_time_of_waiting_begins_with_the_work_and_ends_with_a_decision() -> None:
+    now = 100.0
+    witness = NodeObserver(EventLog(), lambda: now)
+    witness.record_pending_work(True)
+    now = 130.0
+    witness.record_pending_work(True)
+    assert witness.pending_work_seconds == 30.0
+    block = SimpleNamespace(time_ms=1_000)
+    decided = SimpleNamespace(height=5, certificate=SimpleNamespace(signatures={}), decode=lambda: block)
+    witness.record_step(SimpleNamespace(records=(), decided_blocks=(decided,)))
+    witness.record_pending_work(True)
+    assert (witness.pending_work_seconds, witness.last_decision_at) == (0.0, 1.0), "decided long ago, heard now"
+    now = 140.0
+    witness.record_pending_work(False)
+    assert witness.pending_work_seconds == 0.0
+
+
+# In a network --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=1) as made:
+        *voters, observer = made.seats
+        await one_root(made.seats, await voters[0].start_job())
+        await poll(lambda: len({seat.driver.state.height for seat in made.seats}) == 1)
+        status = await service_of(voters[0]).status()
+        assert (status.state, status.heights_behind) == ("working", 0)
+        assert status.decided_seconds_ago is not None and status.decided_seconds_ago < 60
+        assert (await service_of(observer).status()).state == "joining"
+        for seat in voters[2:]:
+            await seat.stop()
+        await poll(lambda: len(voters[0].network.connected_peers()) == 2)
+        status = await service_of(voters[0]).status()
+        assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are here, 3 are needed")
+        voters[0].network.keepalive = KeepaliveConfig(suspect_seconds=0.1)
+        await poll(lambda: bool(voters[0].hearing.partition_text(voters[0].events.names)))
+        status = await service_of(voters[0]).status()
+        sides = [sorted(short_id(seat.public) for seat in side) for side in (voters[:2], voters[2:])]
+        here, there = (", ".join(f"founder ({key})" for key in side) for side in sides)
+        told = f"partition: 2 of 4 voters here ({here}), 3 are needed: nothing is decided until 1 more comes; not heard: {there}"
+        assert (status.state, status.waiting) == ("waiting", told)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(voters[0].start_job)
+            await poll(lambda: voters[0].driver.observer.pending_work_seconds > 0)
+            nursery.cancel_scope.cancel()

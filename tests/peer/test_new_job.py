@@ -1,4 +1,4 @@
-"""What a peer adds to a job that a person starts."""
+"""What a peer adds to a job that a person starts, and how drivers fetch and check the model that it starts from."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
+import trio
 
 from ledger.core.genesis import TRAINER
-from ledger.jobs import JobsModule
+from ledger.jobs import Job, JobPhase, JobsModule, StopJob
+from peer.api.handlers.job_handler import describe_machine_time, replays_per_round
+from peer.runtime.blob_retention import StartModelAttester
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf.api import supervised_jobs, tuning_plan_builder
 from rlhf.data.dataset_files import InvalidLines
 from rlhf.objectives.ppo import PpoSettings
+from tests.peer.chain import LANGUAGE
+from tests.peer.network import Network, Seat, network
+from tests.rounds.building import JOB, KEYS, ROOT
+from tests.waiting import patience
 from training.api import job_builder
 from training.api.job_builder import (
     add_compression_warmup_rounds,
@@ -36,7 +45,9 @@ from training.job_spec import (
     complete_fields,
 )
 from training.model_store import JobModelStore
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
+from transport.blobs import blob_exchange
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
 
@@ -70,8 +81,7 @@ SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
     ],
 )
 def test_the_last_rounds_of_sampled_jobs_are_re_executed(spec: JobSpec, said: tuple[str, ...], closing: int) -> None:
-    made = add_final_full_audit_rounds(spec, said)
-    assert made == replace(spec, final_full_audit_rounds=closing)
+    assert add_final_full_audit_rounds(spec, said) == replace(spec, final_full_audit_rounds=closing)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +209,165 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:
     with pytest.raises(UserError, match=r"'kl' is not a field of a job.* kl_target"):
         supervised_jobs.parse_objective_overrides({"kl": "3"}, PpoSettings, frozenset())
+
+
+MODEL = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24, tied=False, rope_base=5e5)
+
+
+def own(seed: int = 0) -> Float32Array:
+    return np.random.default_rng(seed).normal(size=layout_of(JobSpec(name="own", data=bytes(32), model=MODEL)).size).astype("<f4")
+
+
+async def started(seat: Seat, start: bytes) -> bytes:
+    return await seat.start_job(JobSpec(name="own", data=bytes(32), model=MODEL, initial_model=start, byzantine_max=0))
+
+
+async def has_model(made: Network, job: bytes, values: Float32Array) -> None:
+    for seat in made.seats:
+        await seat.until(lambda driver: job in driver.state.jobs.jobs)
+        assert np.array_equal(seat.driver.host.open_model(job, 0).parameters, values)
+    assert len({seat.driver.state.jobs.jobs[job].model_root for seat in made.seats}) == 1
+
+
+async def test_voters_fetch_it_from_whoever_has_it_and_all_make_one_model(tmp_path: Path) -> None:
+    values = own()
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        start = made.seats[0].blobs.add_bytes(values.tobytes())
+        await has_model(made, await started(made.seats[0], start), values)
+        assert all(seat.blobs.size(start) == values.nbytes for seat in made.seats)
+
+
+async def test_nothing_waits_for_what_nobody_has_and_it_starts_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_exchange, "RETRY_SECONDS_MAX", 0.5)
+    values, other = own(1), own(2)
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        first, second, *_ = made.seats
+        start = first.blobs.add_bytes(values.tobytes())
+        first.blobs.delete_blob(start)
+        job = await started(first, start)
+        passing = await started(second, second.blobs.add_bytes(other.tobytes()))
+        await has_model(made, passing, other)
+        assert [waiting.job for waiting in first.driver.state.jobs.queue] == [job]
+        await second.author.submit("job/stop", StopJob(passing))
+        first.blobs.add_bytes(values.tobytes())
+        await has_model(made, job, values)
+
+
+@pytest.mark.parametrize("bad", ["a number that is not finite", "1 parameters"])
+async def test_voters_end_what_is_unsound(tmp_path: Path, bad: str) -> None:
+    values = own(3)
+    values[-1] = np.nan
+    if bad == "1 parameters":
+        values = values[:-1]
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        job = await started(made.seats[1], made.seats[1].blobs.add_bytes(values.tobytes()))
+        for seat in made.seats:
+            await seat.event("warning", "cannot start, and this voter wants it to end")
+            await seat.until(lambda driver: not driver.state.jobs.queue)
+            assert job not in seat.driver.state.jobs.jobs and seat.failure is None
+
+
+async def test_bytes_of_another_digest_are_taken_by_nobody(tmp_path: Path) -> None:
+    values = own(4)
+    async with network(tmp_path, 4, observers=1, roles=(TRAINER,)) as made:
+        *voters, damaged = made.seats
+        start = damaged.blobs.add_bytes(values.tobytes())
+        data = damaged.blobs.read_range(start)
+        damaged.blobs.path(start).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        job = await started(voters[0], start)
+        await damaged.event("peer", "lost the link")
+        assert all(seat.blobs.size(start) is None for seat in voters)
+        voters[0].blobs.add_bytes(values.tobytes())
+        made.seats.remove(damaged)
+        await has_model(made, job, values)
+
+
+async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tmp_path: Path) -> None:
+    values = own(5)
+    values[0] = np.inf
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        with mock.patch("training.parameter_blob.blob_problem", return_value=None):
+            await started(made.seats[0], made.seats[0].blobs.add_bytes(values.tobytes()))
+            for seat in made.seats:
+                with patience():
+                    await seat.ended.wait()
+                assert "has a number that is not finite" in str(seat.failure)
+
+
+async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path) -> None:
+    """It makes another first model than the others, and knows by the next block that its state is not the decided one."""
+    values = own(6)
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        *honest, careless = made.seats
+        start = honest[0].blobs.add_bytes(values.tobytes())
+        careless.blobs.path(start).write_bytes(bytes([values.tobytes()[0] ^ 1]) + values.tobytes()[1:])
+        job = await started(honest[0], start)
+        made.seats.remove(careless)
+        await has_model(made, job, values)
+        await honest[0].start_job()
+        await careless.event("warning", "restoring the certified state")
+
+
+async def test_what_a_fault_of_the_system_ended_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bytes] = []
+
+    async def answer(self: StartModelAttester, key: bytes, spec: JobSpec) -> None:
+        begun.append(key)
+        raise OSError("too many open files")
+
+    waiting = SimpleNamespace(spec=JobSpec(name="own", data=bytes(32), model=MODEL).encode())
+    monkeypatch.setattr(StartModelAttester, "_due", lambda self: {bytes(32): waiting})
+    monkeypatch.setattr(StartModelAttester, "_attest", answer)
+    driver: Any = SimpleNamespace(block_applied=trio.Event())
+    holding = StartModelAttester(driver, driver)
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup), trio.fail_after(1):
+            await holding.run()
+    assert begun == [bytes(32)] * 2
+
+
+def job_of(machines: int, voters: int, is_audited: bool = True) -> Job:
+    trainers, voting = KEYS[:machines], KEYS[:voters]
+    return Job(
+        b"spec",
+        "job",
+        KEYS[0],
+        1,
+        9,
+        JobPhase.RUNNING,
+        0,
+        1,
+        ROOT,
+        is_audited,
+        voting,
+        tuple(key for key in voting if key in trainers),
+        trainers,
+        trainers,
+    )
+
+
+FULL = replace(LANGUAGE, audit=AuditMode.FULL)
+SAMPLED_JOB = replace(LANGUAGE, audit=AuditMode.SAMPLED, audit_rate=0.1, auditors=2)
+
+
+@pytest.mark.parametrize(
+    ("machines", "voters", "spec", "replays"),
+    [(4, 4, FULL, 1), (7, 7, FULL, 2), (13, 13, FULL, 4), (3, 4, FULL, 1), (5, 4, FULL, 1.5), (4, 4, SAMPLED_JOB, 0.2)],
+)
+def test_so_many_updates_are_re_executed_by_a_machine(machines: int, voters: int, spec: JobSpec, replays: float) -> None:
+    job = job_of(machines, voters, spec is FULL)
+    assert replays_per_round(JOB, job, spec) == pytest.approx(replays)
+    assert f"{1 / (1 + replays):.0%} of its computing on its own steps" in describe_machine_time(JOB, job, spec)
+    assert f"{machines / (1 + replays):.1f} times the samples of one" in describe_machine_time(JOB, job, spec)
+
+
+def test_two_machines_that_re_execute_each_other_are_worth_one() -> None:
+    assert describe_machine_time(JOB, job_of(2, 2), FULL).endswith("no more samples than one machine alone")
+
+
+def test_nothing_is_said_of_one_machine_and_of_jobs_without_audits_only_the_samples() -> None:
+    assert describe_machine_time(JOB, job_of(1, 1), FULL) == ""
+    off = describe_machine_time(JOB, job_of(4, 4, False), replace(FULL, audit=AuditMode.OFF))
+    assert off.startswith("a machine spends 100% of its computing on its own steps: ") and "4.0 times" in off

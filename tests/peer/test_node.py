@@ -199,8 +199,12 @@ def test_a_transaction_that_is_held_is_not_verified_and_applied_again(pack: Pack
     assert opened == [forged] and [fault.peer for fault in pack[0].last.faults] == [pack[2].me]
 
 
-def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
-    job = start_job(pack)
+@pytest.fixture
+def job(pack: Pack) -> bytes:
+    return start_job(pack)
+
+
+def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack, job: bytes) -> None:
     (opened,) = pack[0].node.take_round_changes()
     assert isinstance(opened, RoundOpened) and opened.key == (job, 0) and not opened.has_proposed
     assert pack[0].node.take_round_changes() == ()
@@ -230,8 +234,7 @@ def test_a_round_is_opened_with_what_tells_who_is_alive(pack: Pack, monkeypatch:
     assert pack[3].me not in told[0] and all(told[0][pack[number].me] > linked for number in (1, 2))
 
 
-def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
-    job = start_job(pack)
+def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack, job: bytes) -> None:
     liar_free, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
         hears(shell, pack[1], GossipEnvelope(liar_free))
@@ -255,8 +258,7 @@ def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_hav
     assert all(vouch.signed in shell.node.rounds.messages_of_round((job, 0)) for shell in pack)
 
 
-def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_once_a_second(pack: Pack) -> None:
-    job = start_job(pack)
+def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_once_a_second(pack: Pack, job: bytes) -> None:
     first, _ = proposals(pack, job, PEOPLE[0])
     hears(pack[0], pack[1], GossipEnvelope(first))
     pack[1].said(GetRound)
@@ -482,10 +484,8 @@ def successor(pack: Pack, number: int, new: FastSigner) -> None:
     pack.until(lambda other: new.public in other.node.state.members.voters)
 
 
-def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack: Pack) -> None:
-    job = start_job(pack)
-    root = pack[0].node.state.jobs.jobs[job].model_root
-    ours = Proposal(job, 0, root, bytes(32), 1, bytes(32), None)
+def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack: Pack, job: bytes) -> None:
+    ours = Proposal(job, 0, pack[0].node.state.jobs.jobs[job].model_root, bytes(32), 1, bytes(32), None)
     pack[0].turn(StepAction(lambda: pack[0].node.rounds.publish_proposal(ours, pack.now)))
     cast(pack, pack[0], job, Verdict.ACCEPT)
     successor(pack, 1, PEOPLE[8])
@@ -504,8 +504,7 @@ def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack
 
 
 def test_who_finds_a_double_proposal_records_it_and_tells_everybody(pack: Pack) -> None:
-    job = start_job(pack)
-    first, second = proposals(pack, job, PEOPLE[1])
+    first, second = proposals(pack, start_job(pack), PEOPLE[1])
     pack[0].said(EvidenceMessage)
     hears(pack[0], pack[2], GossipEnvelope(first))
     assert pack[0].said(EvidenceMessage) == []
@@ -520,8 +519,7 @@ def test_a_proven_accusation_is_recorded_and_passed_on_once(pack: Pack) -> None:
     hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     assert pack[0].last.evidence == (found,) and pack[0].last.faults == ()
     assert pack[0].said(EvidenceMessage) == [EvidenceMessage(found.first, found.second)]
-    other = evidence_of(PEOPLE[3], pack, variant=1)
-    for again in (found, other):
+    for again in (found, evidence_of(PEOPLE[3], pack, variant=1)):
         hears(pack[0], pack[2], EvidenceMessage(again.first, again.second))
         assert pack[0].last.evidence == () and pack[0].said(EvidenceMessage) == [], "one proof about one culprit is enough"
 
@@ -569,8 +567,7 @@ def test_evidence_that_a_block_left_out_is_told_again_after_it(pack: Pack) -> No
     assert all(shell.said(EvidenceMessage) == [] for shell in pack), "decided"
 
 
-def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
-    pack = Pack()
+def test_a_liar_is_expelled_by_evidence_that_one_voter_saw(pack: Pack) -> None:
     found = evidence_of(PEOPLE[3], pack)
     hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
@@ -602,8 +599,7 @@ def test_notices_of_more_voters_than_may_lie_make_a_transaction_due(pack: Pack) 
 
 
 def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
-    twice = InclusionList(0, (bytes(32), bytes(32)))
-    hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[1], pack.world.chain, twice)))
+    hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[1], pack.world.chain, InclusionList(0, (bytes(32), bytes(32))))))
     assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
 
 
@@ -676,11 +672,7 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
     job, voter = with_proposal(pack), pack[1]
     (record,) = [r for r in cast(pack, voter, job, Verdict.ACCEPT) if r.tag == "ballot"]
     forget(voter)
-    for peer in sorted(voter.links):
-        pack.cut(voter.me, peer)
-    pack.settle()
-    voter.start()
-    pack.settle()
+    came_back_alone(pack, voter)
     hears(voter, pack[0], GossipEnvelope(proposals(pack, job, PEOPLE[0])[0]))
     assert cast(pack, voter, job, Verdict.REPLAY) == [], "nobody has answered yet, all timers have run out"
     hears(voter, pack[0], RememberedStatements(voter.node.replica.height, ()))
@@ -691,15 +683,21 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
     assert [r for r in voter.journal.records[before:] if isinstance(r, OwnRoundStatement)] == [record]
 
 
+def left_and_forgot(pack: Pack, leaver: Shell, job: bytes) -> OwnRoundStatement:
+    """Person 3 votes no more, casts its ballot of the open round, and forgets it: the ballot."""
+    leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
+    pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
+    (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
+    forget(leaver)
+    return record
+
+
 def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts_no_other() -> None:
     """It left in the middle of the round, which five of six voters can still close."""
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
     assert leaver.me not in leaver.node.rounds.books[job].terms.trainers
-    leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
-    pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
-    (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
-    forget(leaver)
+    record = left_and_forgot(pack, leaver, job)
     came_back_alone(pack, leaver)
     pack.pass_time(5.0)
     assert leaver.node.state.height == pack[0].node.state.height and not leaver.node.may_sign_round_messages, (
@@ -718,10 +716,7 @@ def test_answers_that_come_before_the_voters_of_the_height_are_known_do_not_coun
     """They are not read: two decided blocks that change the voters wait for being applied."""
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
-    leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
-    pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
-    (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
-    forget(leaver)
+    record = left_and_forgot(pack, leaver, job)
     leaver.applies_up_to = leaver.node.state.height - 2
     came_back_alone(pack, leaver)
     assert job in leaver.node.rounds.books
@@ -760,9 +755,7 @@ def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_bloc
     assert voter.node.rounds.books[job].signed_ballots[voter.me] == record.signed
 
 
-def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round() -> None:
-    pack = Pack()
-    job = start_job(pack)
+def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(pack: Pack, job: bytes) -> None:
     first, second = proposals(pack, job, PEOPLE[1])
     mine = codec.decode_message(first.body, (Proposal,))
     pack[1].turn(StepAction(lambda: pack[1].node.rounds.publish_proposal(mine, pack.now)))
@@ -777,19 +770,24 @@ def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(
     assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.pending_evidence for shell in pack)
 
 
-def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_knows() -> None:
-    pack = Pack()
-    trainer = PEOPLE[5]
-    pack[0].say(pack.world.admission(trainer))
+@pytest.fixture
+def trainer(pack: Pack) -> FastSigner:
+    """A member that trains and does not vote, and whose peer does not run yet."""
+    newcomer = PEOPLE[5]
+    pack[0].say(pack.world.admission(newcomer))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    roles = Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",))))
-    pack[0].say(sign_message(trainer, pack.world.chain, roles))
-    pack.until(lambda shell: trainer.public in shell.node.state.members.members)
-    pack.until(lambda shell: shell.node.state.members.members[trainer.public].roles == ("trainer",))
+    pack[0].say(
+        sign_message(newcomer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",)))))
+    )
+    pack.until(lambda shell: newcomer.public in shell.node.state.members.members)
+    pack.until(lambda shell: shell.node.state.members.members[newcomer.public].roles == ("trainer",))
+    return newcomer
+
+
+def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_knows(pack: Pack, trainer: FastSigner) -> None:
     shell = pack.add(trainer)
     pack.until(lambda shell: shell.node.state.height >= 2)
-    job = start_job(pack)
-    first, second = (codec.decode_message(signed.body, (Proposal,)) for signed in proposals(pack, job, trainer))
+    first, second = (codec.decode_message(signed.body, (Proposal,)) for signed in proposals(pack, start_job(pack), trainer))
     shell.turn(StepAction(lambda: shell.node.rounds.publish_proposal(first, pack.now)))
     pack.settle()
     forget(shell)
@@ -809,15 +807,9 @@ def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_k
     assert codec.decode_message(shell.node.rounds.own_messages()[0].body, (Proposal,)) == first
 
 
-def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_has_answered() -> None:
-    pack = Pack()
-    trainer = PEOPLE[5]
-    pack[0].say(pack.world.admission(trainer))
-    pack.until(lambda shell: shell.node.state.height >= 1)
-    pack[0].say(
-        sign_message(trainer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",)))))
-    )
-    pack.until(lambda shell: shell.node.state.height >= 2)
+def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_has_answered(
+    pack: Pack, trainer: FastSigner
+) -> None:
     job = start_job(pack)
     shell = pack.add(trainer)
     pack.until(lambda shell: shell.node.state.height >= 3)

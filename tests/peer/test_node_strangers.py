@@ -23,8 +23,12 @@ def pack() -> Pack:
 
 
 def hears_of(shell: Shell, kind: str) -> None:
-    signed = sign_message(STRANGER, shell.pack.world.chain, Transaction(1, 1 << 20, kind, b""))
-    shell.turn(DataReceived(STRANGER.public, codec.encode(GossipEnvelope(signed))))
+    shell.turn(
+        DataReceived(
+            STRANGER.public,
+            codec.encode(GossipEnvelope(sign_message(STRANGER, shell.pack.world.chain, Transaction(1, 1 << 20, kind, b"")))),
+        )
+    )
 
 
 def test_what_no_member_wrote_is_refused_before_its_signature_is_checked_but_for_an_admission(

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from ledger.audits.loss_commitments import LossOpening
-from ledger.jobs import JobPhase, StartJob, job_id
+from ledger.jobs import JobPhase
 from peer.export.run_export import missing_payloads
 from peer.roles.voter import Voter
 from peer.runtime.blob_retention import FORGOTTEN_JOB_HEIGHTS, PayloadPruner, first_kept_round
@@ -54,9 +54,7 @@ def held(seat: Seat, job: bytes, number: int) -> list[bytes]:
 async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        spec = replace(SCRATCH, rounds=60, suspension_rounds=1)
-        with patience():
-            job = job_id(seat.public, await seat.author.submit("job/start", StartJob(spec.encode())))
+        job = await seat.start_job(rounds=60, suspension_rounds=1)
         await run(seat, job, 40)
         at = seat.driver.state.jobs.jobs[job].round
         assert all(held(seat, job, number) for number in range(at - KEPT + 1, at))
@@ -65,8 +63,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
         models = seat.driver.host.round_directory(job, 0).parent
         for file in (file for model in models.iterdir() if not model_files.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
-        again = await made.start(seat)
-        await again.until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)
+        await (await made.start(seat)).until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)
 
 
 class Garbage(Voter):
@@ -99,10 +96,7 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
         seat.blobs.add_round_reference = noted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(PayloadPruner(seat.driver).run)
-            with patience():
-                job = job_id(
-                    author.public, await author.author.submit("job/start", StartJob(replace(SCRATCH, rounds=rounds).encode()))
-                )
+            job = await author.start_job(rounds=rounds)
             await seat.until(certified(job))
             with patience():
                 while seat.blobs.round_references():  # noqa: ASYNC110 - nothing tells of it
@@ -123,8 +117,7 @@ def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1
 async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        with patience():
-            job = job_id(seat.public, await seat.author.submit("job/start", StartJob(replace(SCRATCH, rounds=3).encode())))
+        job = await seat.start_job(rounds=3)
         await seat.until(certified(job))
         last, height = seat.store.last_round_by_job()[job]
         late, jobs = height + FORGOTTEN_JOB_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
@@ -147,8 +140,7 @@ def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatc
     monkeypatch.setattr(PayloadPruner, "_accepted", accepted)
     job = SimpleNamespace(round=40, phase=JobPhase.RUNNING, trainers=(b"",), spec=replace(SCRATCH, suspension_rounds=1).encode())
     state: Any = SimpleNamespace(jobs=SimpleNamespace(jobs={running: job}), audits=SimpleNamespace(jobs={}), height=50)
-    blobs = SimpleNamespace(size=lambda digest: 1, drop_blobs=dropped.extend)
-    driver: Any = SimpleNamespace(blobs=blobs, payload_bytes=1)
+    driver: Any = SimpleNamespace(blobs=SimpleNamespace(size=lambda digest: 1, drop_blobs=dropped.extend), payload_bytes=1)
     PayloadPruner(driver)._delete(running, job, state)  # type: ignore[arg-type]
     assert again not in dropped and len(dropped) == 40 - KEPT - 1
 
@@ -156,7 +148,7 @@ def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatc
 async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_decided(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        job, ended = await seat.scratch(), bytes(32)
+        job, ended = await seat.start_job(), bytes(32)
         await seat.until(certified(job))
         (accepted,) = held(seat, job, 0)
         data = seat.blobs.read_range(accepted)
@@ -191,8 +183,7 @@ async def test_nothing_goes_while_an_export_copies(monkeypatch: pytest.MonkeyPat
     async def at_once(sync: Callable[..., None], *arguments: Any) -> None:
         sync(*arguments)
 
-    jobs = SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)})
-    state = SimpleNamespace(jobs=jobs)
+    state = SimpleNamespace(jobs=SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)}))
     driver: Any = SimpleNamespace(block_applied=trio.Event(), running_exports=1, payload_bytes=0, state=state)
     driver.blobs = SimpleNamespace(round_references=dict)
     exports = list[int]()

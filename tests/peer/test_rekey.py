@@ -217,8 +217,7 @@ def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[OwnStatement, .
     directory = DataDirectory.open(copy)
     try:
         with contextlib.closing(LedgerStore(directory.ledger, past.chain_id)) as store:
-            votes = store.read_restart_state().votes
-            return directory.load_identity().public, votes
+            return directory.load_identity().public, store.read_restart_state().votes
     except UserError as refusal:
         assert "peer rekey" in str(refusal), refusal
         return None
@@ -272,8 +271,7 @@ def test_a_lost_log_in_a_network_that_needs_this_vote_is_no_reason_for_a_key_tha
     who = "this peer founded its network alone" if founders == 1 else "all 2 founders of this network"
     assert who in told and "peer init --network lab --data-dir" in told and "--bootstrap PEER@HOST:PORT" in told
     assert told.count("\n") == 1
-    left = sorted(path.name for path in directory.path.iterdir() if path.name != "peer.lock")
-    assert left == before, "nothing is changed"
+    assert sorted(path.name for path in directory.path.iterdir() if path.name != "peer.lock") == before, "nothing is changed"
     assert main(["rekey", "--data-dir", str(directory.path), "--bootstrap", "127.0.0.1:7000"]) == 0, "others vote by now"
 
 

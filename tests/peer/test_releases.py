@@ -55,8 +55,7 @@ def test_an_export_of_another_format_is_refused_with_the_way_out(
     present: Path, tmp_path: Path, format: int, way_out: str
 ) -> None:
     folder = Path(shutil.copytree(present / "export", tmp_path / "other"))
-    manifest = json.loads((folder / MANIFEST).read_text()) | {"format": format}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(json.loads((folder / MANIFEST).read_text()) | {"format": format}))
     reads = f"formats {EXPORT_FORMAT_MIN} to {EXPORT_FORMAT}" if EXPORT_FORMAT_MIN < EXPORT_FORMAT else f"format {EXPORT_FORMAT}"
     with pytest.raises(UserError, match=f"has format {format}, this program reads {reads}: {way_out}"):
         audit_export(folder)

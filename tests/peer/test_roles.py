@@ -130,8 +130,9 @@ async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: W
 
 
 async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> None:
-    bits = world.round.spec.payload_bits(0)
-    large = replace(await world.proposed(), payload_bytes=payload_bytes(world.round.model.layout, bits) + 1)
+    large = replace(
+        await world.proposed(), payload_bytes=payload_bytes(world.round.model.layout, world.round.spec.payload_bits(0)) + 1
+    )
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
 
@@ -143,8 +144,9 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
     accepted = AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))
     model, directory = world.round.model.apply_round([accepted], {}), world.host.round_directory(JOB, 1)
     model.save(directory)
-    terms = replace(world.round.terms, round=1, model_root=model.root)
-    world.round = replace(world.round, terms=terms, model=model, model_directory=directory)
+    world.round = replace(
+        world.round, terms=replace(world.round.terms, round=1, model_root=model.root), model=model, model_directory=directory
+    )
     second = await world.proposed()
     assert second.feedback == first.buffer and second.payload_bytes < first.payload_bytes / 3
     assert await world.verdict(second) is await world.vouch(second) is Verdict.ACCEPT and first.payload in world.fetched
@@ -200,8 +202,7 @@ async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(worl
 async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, change: dict[str, Any], verdict: Verdict) -> None:
     honest = await world.proposed()
     if change.get("payload"):
-        garbage = bytes(honest.payload_bytes)
-        change = {"payload": world.round.blobs.add_bytes(garbage)}
+        change = {"payload": world.round.blobs.add_bytes(bytes(honest.payload_bytes))}
     assert await world.verdict(replace(honest, **change)) is verdict
 
 
@@ -230,8 +231,9 @@ async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_
     buffer = error_feedback.make_buffer(other, model.header(ME.public), world.round.spec)
     assert buffer is not None
     changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.encode_payload(ME.public, other))}
-    lie = replace(honest, **{name: digest for name, digest in changes.items() if name in lies})
-    assert await world.vouch(lie) is Verdict.REPLAY
+    assert (
+        await world.vouch(replace(honest, **{name: digest for name, digest in changes.items() if name in lies})) is Verdict.REPLAY
+    )
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "silent", "false-update"])
@@ -328,8 +330,9 @@ class Steps:
 def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tuple[Trainer, Steps]:
     spec = JobSpec.decode(host.open_model(JOB, number).spec.encode())
     terms = replace(world.round.terms, round=number, model_root=host.open_model(JOB, number).root)
-    directory = host.round_directory(JOB, number)
-    world.round = replace(world.round, spec=spec, model=host.open_model(JOB, number), model_directory=directory, terms=terms)
+    world.round = replace(
+        world.round, spec=spec, model=host.open_model(JOB, number), model_directory=host.round_directory(JOB, number), terms=terms
+    )
     steps = Steps()
     (tmp_path / "texts").mkdir(exist_ok=True)
     role = Trainer(steps, tmp_path / "texts", local_data=None)  # type: ignore[arg-type]
@@ -337,16 +340,37 @@ def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tu
     return role, steps
 
 
+def language(world: World, folder: Path, **settings: Any) -> tuple[Trainer, Steps, JobModelStore]:
+    """The first round of a language job with these settings, at a trainer."""
+    host, spec = (
+        JobModelStore(folder / "language"),
+        JobSpec(name="t", data=bytes(32), model=MODEL, **{"initial_norm": 1e6, **settings}),
+    )
+    host.create_model(JOB, spec.encode())
+    return *opened(world, folder, host, 0), host
+
+
+async def in_second_round(world: World, folder: Path, **settings: Any) -> tuple[Proposal, Steps]:
+    """A trainer has proposed in the first round of such a job, which accepted it alone, and in the second: the first proposal."""
+    role, _, host = language(world, folder, **settings)
+    await role.propose(world.round)
+    first = world.published[-1]
+    accepted = AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))
+    world.round.model.apply_round([accepted], {}).save(host.round_directory(JOB, 1))
+    role, steps = opened(world, folder, host, 1)
+    await role.propose(world.round)
+    return first, steps
+
+
 async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     world: World, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    host, begun, stored = JobModelStore(tmp_path / "language"), list[float](), list[Mapping[str, float]]()
-    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, initial_norm=1e6).encode())
+    begun, stored = list[float](), list[Mapping[str, float]]()
 
     async def measured(figures: Mapping[str, float]) -> None:
         stored.append(figures)
 
-    role, steps = opened(world, tmp_path, host, 0)
+    role, steps, _ = language(world, tmp_path)
     role.evaluates = True
 
     async def evaluate(request: Any) -> Any:
@@ -378,15 +402,11 @@ def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_pa
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, initial_norm=1e6)
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
     for left in ("ab-7.buffer", "ab-7.buffer.inner"):
         (tmp_path / "texts" / left).touch()
     (tmp_path / "texts" / "ab.txt").touch()
-    role, steps = opened(world, tmp_path, host, 0)
-
+    role, steps, _ = language(world, tmp_path, local_steps=2, inner_state=InnerStatePolicy.KEEP)
     ask = steps.ask
 
     async def late(request: Any) -> Any:
@@ -409,34 +429,22 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     world: World, tmp_path: Path, audit: AuditMode
 ) -> None:
     keeps = audit is AuditMode.FULL
-    spec = JobSpec(
-        name="t",
-        data=bytes(32),
-        model=MODEL,
-        local_steps=3,
-        audit=audit,
-        inner_state=InnerStatePolicy.KEEP if keeps else InnerStatePolicy.RESET,
-        outer_rate=0.1,
-        initial_norm=1e6,
-    )
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, spec.encode())
-    role, steps = opened(world, tmp_path, host, 0)
+    inner_state = InnerStatePolicy.KEEP if keeps else InnerStatePolicy.RESET
+    role, steps, host = language(world, tmp_path, local_steps=3, audit=audit, inner_state=inner_state, outer_rate=0.1)
     await role.propose(world.round)
     first, blobs = world.published[-1], world.round.blobs
     assert (first.inner is not None) == keeps and first.inner_from is None
     assert world.round.model.check_proposal(ME.public, first, blobs.read_range(first.payload)) is Verdict.ACCEPT
 
     accepted = AcceptedProposal(ME.public, first, blobs.read_range(first.payload))
-    following = world.round.model.apply_round([accepted], {})
-    following.save(host.round_directory(JOB, 1))
+    world.round.model.apply_round([accepted], {}).save(host.round_directory(JOB, 1))
     blobs.release_owner((JOB, 0))
     blobs.delete_unowned({first.buffer, first.inner})  # as the workshop does when the next round opens
     role, steps = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     second = world.published[-1]
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
-    assert not keeps or InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
+    assert not keeps or InnerState.load(blobs.path(second.inner or b""), world.round.spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
     assert all(path.suffix == voter.SUFFIX for path in left), "nothing is left where the worker wrote"
     kept = [voter.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
@@ -462,19 +470,9 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
 async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_stay: bool, audit: AuditMode
 ) -> None:
-    disk, host = Disk(monkeypatch), JobModelStore(tmp_path / "language")
+    disk = Disk(monkeypatch)
     kept = InnerStatePolicy.KEEP if audit is AuditMode.FULL else InnerStatePolicy.RESET
-    spec = JobSpec(
-        name="t",
-        data=bytes(32),
-        model=MODEL,
-        local_steps=3,
-        audit=audit,
-        inner_state=kept,
-        initial_norm=1e6,
-    )
-    host.create_model(JOB, spec.encode())
-    role, _ = opened(world, tmp_path, host, 0)
+    role, _, _ = language(world, tmp_path, local_steps=3, audit=audit, inner_state=kept)
 
     async def power_cut(proposal: Proposal, opening: LossOpening | None) -> None:
         disk.cut(tmp_path / "buffers", names_stay)
@@ -494,11 +492,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 
 
 async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(
-        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, initial_norm=1e6).encode()
-    )
-    role, steps = opened(world, tmp_path, host, 0)
+    role, steps, _ = language(world, tmp_path, local_steps=2, audit=AuditMode.SAMPLED)
     await role.propose(world.round)
     world.fetched.clear()
     world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, trainers_to_vouch_for=frozenset()))
@@ -511,16 +505,7 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
 async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_none_revealed(
     world: World, tmp_path: Path, decay: float
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, initial_norm=1e6).encode())
-    role, _ = opened(world, tmp_path, host, 0)
-    await role.propose(world.round)
-    first = world.published[-1]
-    world.round.model.apply_round([AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
-        host.round_directory(JOB, 1)
-    )
-    role, _ = opened(world, tmp_path, host, 1)
-    await role.propose(world.round)
+    first, _ = await in_second_round(world, tmp_path, feedback_decay=decay)
     second = world.published[-1]
     assert second.round == 1 and second.feedback == first.buffer and (first.buffer is not None) == (decay > 0)
     world.fetched.clear()
@@ -535,21 +520,9 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
 async def test_of_the_proposal_before_only_what_the_update_continues_from_is_named_and_fetched(
     world: World, tmp_path: Path, memory: FeedbackMemory, fetched: tuple[str, ...]
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    host.create_model(
-        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, initial_norm=1e6).encode()
-    )
-    role, _ = opened(world, tmp_path, host, 0)
-    await role.propose(world.round)
-    first = world.published[-1]
-    world.round.model.apply_round([AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
-        host.round_directory(JOB, 1)
-    )
-    role, steps = opened(world, tmp_path, host, 1)
-    await role.propose(world.round)
+    first, steps = await in_second_round(world, tmp_path, memory=memory, feedback_decay=0.8)
     world.fetched.clear()
-    request = await audit_request(world.round, ME.public, world.published[-1])
-    for said in (steps.requests[-1], request):
+    for said in (steps.requests[-1], await audit_request(world.round, ME.public, world.published[-1])):
         assert isinstance(said, worker_protocol.ProposeRequest | worker_protocol.AuditRequest)
         assert (said.previous_payload is not None) is ("payload" in fetched) and said.previous_buffer is not None
     assert world.fetched[1:] == [getattr(first, name) for name in fetched]  # after the buffer of this round
@@ -559,10 +532,7 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
 async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, initial_norm=1e6)
-    host.create_model(JOB, spec.encode())
-    role, _ = opened(world, tmp_path, host, 0)
+    role, _, _ = language(world, tmp_path, local_steps=2, inner_state=InnerStatePolicy.KEEP)
     await role.propose(world.round)
     honest = world.published[-1]
     payload = world.round.blobs.read_range(honest.payload)
@@ -583,28 +553,21 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
 async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
     world: World, tmp_path: Path, attack: str, verdict: Verdict
 ) -> None:
-    host = JobModelStore(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, initial_norm=1e9)
-    host.create_model(JOB, spec.encode())
-    role, steps = opened(world, tmp_path, host, 0)
-    old = np.linspace(-1, 1, layout_of(spec).size, dtype=np.float32)
+    role, steps, _ = language(world, tmp_path, local_steps=3, audit=AuditMode.SAMPLED, initial_norm=1e9)
+    old = np.linspace(-1, 1, layout_of(world.round.spec).size, dtype=np.float32)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs, _stale=old)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal = world.published[-1]
     assert world.round.model.check_proposal(ME.public, proposal, world.round.blobs.read_range(proposal.payload)) is Verdict.ACCEPT
-    request = await audit_request(world.round, ME.public, proposal)
-    assert (await steps.ask(request)).verdict is verdict
+    assert (await steps.ask(await audit_request(world.round, ME.public, proposal))).verdict is verdict
 
 
 @pytest.mark.parametrize("attack", ["scale", "stale"])
 async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
     """Else they would be found by their size, and no test would say that anything else finds them."""
-    host, sampled = JobModelStore(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3}
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, initial_norm=1e9, **sampled)  # type: ignore[arg-type]
-    host.create_model(JOB, spec.encode())
-    role, steps = opened(world, tmp_path, host, 0)
+    role, steps, _ = language(world, tmp_path, initial_norm=1e9, audit=AuditMode.SAMPLED, local_steps=3)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
-    m = error_feedback.read_buffer(blobs.path(proposal.buffer), spec).dequantize()
+    m = error_feedback.read_buffer(blobs.path(proposal.buffer), world.round.spec).dequantize()
     assert world.round.model.encode_payload(ME.public, m) == blobs.read_range(proposal.payload)

@@ -92,8 +92,9 @@ async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp
     chain = Chain(tmp_path / "chain")
     key = chain.start(replace(LANGUAGE, rounds=10 * ROUNDS_AHEAD))
     job = chain.ledger.state.jobs.jobs[key]
-    events = shop_of(chain, Busy()).disk_space.events
-    looked = DiskSpaceMonitor(chain.people[0].public, tmp_path, chain.host, events, chain.ledger.applied)
+    looked = DiskSpaceMonitor(
+        chain.people[0].public, tmp_path, chain.host, shop_of(chain, Busy()).disk_space.events, chain.ledger.applied
+    )
     of = job_disk_space(replace(LANGUAGE, rounds=job.rounds), len(job.trainers), trains=True)
     looked.free = Disk(RESERVED_BYTES + of.total_bytes(ROUNDS_AHEAD))
     await looked.check_job(key, job)

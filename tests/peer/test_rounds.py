@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consensus.effects import OwnRoundStatement
+from consensus.effects import JournalRecord, OwnRoundStatement
 from consensus.evidence import Evidence
 from ledger.jobs import JobPhase
 from ledger.ledger_state import LedgerState
@@ -59,9 +59,16 @@ def open_all(rounds: OpenRounds, chain: Chain, now: float = NOW, spoken: dict[st
     return outcome
 
 
+@pytest.fixture
+def rounds(chain: Chain, key: bytes) -> OpenRounds:
+    """Those of the first of the people; the first round of the job is open."""
+    made = rounds_of(chain)
+    open_all(made, chain)
+    return made
+
+
 def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Proposal:
-    root = chain.ledger.state.jobs.jobs[key].model_root
-    return Proposal(key, round, root, bytes([variant]) * 32, 1, bytes(32), None)
+    return Proposal(key, round, chain.ledger.state.jobs.jobs[key].model_root, bytes([variant]) * 32, 1, bytes(32), None)
 
 
 def hear(
@@ -71,8 +78,9 @@ def hear(
 
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
-    root = chain.ledger.state.jobs.jobs[key].model_root
-    return Ballot(key, 0, root, (Judgement(signed.signer, signed_body_digest(signed), verdict),))
+    return Ballot(
+        key, 0, chain.ledger.state.jobs.jobs[key].model_root, (Judgement(signed.signer, signed_body_digest(signed), verdict),)
+    )
 
 
 def vouch_on(key: bytes, *proposals: Signed, verdict: Verdict = ACCEPT, round: int = 0) -> Vouch:
@@ -103,6 +111,17 @@ def reexecuted(rounds: OpenRounds, chain: Chain, key: bytes, trainer: Identity, 
     return rounds.books[key].proposals[trainer.public]
 
 
+def restarted(chain: Chain, key: bytes, record: JournalRecord) -> tuple[OpenRounds, RoundEffects]:
+    """The first peer, whose disk has this record, opens the round again."""
+    store, made = LedgerStore(chain.store.path.with_name("mine.db"), chain.id), rounds_of(chain)
+    store.append_records([record])
+    made.apply_state(chain.ledger.state)
+    job, spoken = chain.ledger.state.jobs.jobs[key], store.round_votes(chain.people[0].public, key, 0)
+    effects = made.open_round(key, job, NOW, spoken, 60.0, accepted=store.accepted_proposals(key, 0))
+    store.close()
+    return made, effects
+
+
 def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     assert rounds.apply_state(chain.ledger.state) == ([(key, 0)], [])
@@ -128,9 +147,7 @@ def test_our_proposal_is_signed_once_and_counts_here_at_once(chain: Chain, key: 
     assert rounds.publish_proposal(proposal(chain, key, round=1), NOW) == RoundEffects(), "not for another round"
 
 
-def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     rounds.publish_proposal(proposal(chain, key), NOW)
     for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
@@ -145,13 +162,18 @@ def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Cha
     assert rounds.sign_due_messages(NOW + 1_000) == RoundEffects() and signed in rounds.own_messages()
 
 
-def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(chain: Chain, key: bytes) -> None:
-    before = rounds_of(chain)
+@pytest.fixture
+def before(chain: Chain) -> OpenRounds:
+    return rounds_of(chain)
+
+
+def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(
+    chain: Chain, key: bytes, before: OpenRounds
+) -> None:
     open_all(before, chain)
     before.publish_proposal(proposal(chain, key), NOW)
     before.record_verdict((key, 0), chain.people[0].public, ACCEPT, NOW)
-    said = before.sign_due_messages(NOW + 1_000)
-    records = [record for record in said.records if isinstance(record, OwnRoundStatement)]
+    records = [record for record in before.sign_due_messages(NOW + 1_000).records if isinstance(record, OwnRoundStatement)]
     spoken = {"proposal": before.own_messages()[0], **{record.tag: record.signed for record in records}}
     after = rounds_of(chain)
     again = open_all(after, chain, spoken=spoken)
@@ -161,9 +183,8 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     assert after.sign_due_messages(NOW + 2_000) == RoundEffects()
 
 
-def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes) -> None:
+def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes, before: OpenRounds) -> None:
     """A closing needs these bytes: all voters may be restarted while a trainer's disk is lost."""
-    before = rounds_of(chain)
     open_all(before, chain)
     before.publish_proposal(proposal(chain, key), NOW)
     for person in chain.people[1:3]:
@@ -173,14 +194,9 @@ def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chai
     vouch_all(before, chain, key)
     (record,) = before.sign_due_messages(NOW + 1_000).records
     assert record.accepted == (before.books[key].proposals[chain.people[1].public],), "not its own, nor what it rejects"
-    store = LedgerStore(chain.store.path.with_name("mine.db"), chain.id)
-    store.append_records([record])
-    after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
-    after.apply_state(chain.ledger.state)
-    after.open_round(key, job, NOW, store.round_votes(me, key, 0), 60.0, accepted=store.accepted_proposals(key, 0))
+    after, _ = restarted(chain, key, record)
     assert after.books[key].proposals == {chain.people[1].public: record.accepted[0]}
     assert after.messages_of_round((key, 0)) == [*record.accepted, record.signed] and after.own_messages() == [record.signed]
-    store.close()
 
 
 def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_part_any_more(chain: Chain, key: bytes) -> None:
@@ -192,14 +208,11 @@ def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_pa
 
 
 def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has_measured_something(
-    chain: Chain, key: bytes
+    chain: Chain, key: bytes, rounds: OpenRounds
 ) -> None:
     """Its guess is long, and the round may need its cut-off."""
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
     people, vouches = {person.public: person for person in chain.people}, rounds.books[key].vouching.vouches
-    guessed = rounds.books[key].timers.replay_seconds
-    assert guessed == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
+    assert rounds.books[key].timers.replay_seconds == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
     for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
         hear(rounds, chain, trainer, proposal(chain, key))
         rounds.record_verdict((key, 0), trainer.public, ACCEPT, NOW)
@@ -228,8 +241,7 @@ def test_messages_that_come_early_count_when_the_round_opens(chain: Chain, key: 
     rounds.apply_state(chain.ledger.state)
     message = proposal(chain, key)
     assert hear(rounds, chain, chain.people[1], message) is None
-    wrong = Ballot(key, 0, bytes(32), ())
-    assert hear(rounds, chain, chain.people[2], wrong) is None
+    assert hear(rounds, chain, chain.people[2], Ballot(key, 0, bytes(32), ())) is None
     outcome = open_all(rounds, chain)
     assert outcome.counted_messages == [(chain.people[1].public, message)], "what does not belong is not told to people"
     assert set(rounds.books[key].proposals) == {chain.people[1].public}
@@ -243,16 +255,16 @@ def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused
     assert hear(rounds, chain, chain.people[1], old) is None
     open_all(rounds, chain)
     assert rounds.books[key].proposals == {}
-    stranger = Identity(bytes(31) + b"s")
     with pytest.raises(RemoteProtocolError, match="not-a-trainer"):
-        hear(rounds, chain, stranger, proposal(chain, key, round=1))
+        hear(rounds, chain, Identity(bytes(31) + b"s"), proposal(chain, key, round=1))
 
 
 def with_members(state: LedgerState, *others: Identity) -> LedgerState:
     """After somebody invited these, who do not vote."""
     member = Member("newcomer", (), 1, None, 0)
-    members = {**state.members.members, **{other.public: member for other in others}}
-    return state.with_modules(members=replace(state.members, members=members))
+    return state.with_modules(
+        members=replace(state.members, members={**state.members.members, **{other.public: member for other in others}})
+    )
 
 
 def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_ourselves(chain: Chain, key: bytes) -> None:
@@ -265,8 +277,7 @@ def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_our
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
     for number in range(50):
         assert hear(rounds, chain, chain.people[0], CutOff(bytes([number]) * 32, 0, ())) is None
-    forgotten = Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ())
-    assert hear(rounds, chain, chain.people[0], forgotten) is None
+    assert hear(rounds, chain, chain.people[0], Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ())) is None
     open_all(rounds, chain)
     assert set(rounds.books[key].proposals) == {chain.people[2].public}
     assert set(rounds.books[key].ballots) == {chain.people[0].public} and rounds.muted == {(key, 0)}
@@ -306,9 +317,10 @@ def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_sa
         assert len(rounds.early) == count
 
 
-def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
-    rounds, liar = rounds_of(chain), chain.people[3]
-    open_all(rounds, chain)
+def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    liar = chain.people[3]
     pair = [sign_message(liar, chain.id, proposal(chain, key, variant=v)) for v in (0, 1)]
     hear(rounds, chain, liar, proposal(chain, key))
     outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
@@ -317,9 +329,8 @@ def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(cha
     assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == RoundEffects(), "once is enough"
 
 
-def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes) -> None:
-    rounds, liar = rounds_of(chain), chain.people[3]
-    open_all(rounds, chain)
+def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
+    liar = chain.people[3]
     pair = [CutOff(key, 0, ()), CutOff(key, 0, (bytes(32),))]
     said = [hear(rounds, chain, liar, message) for message in (pair[0], pair[0], pair[1])]
     assert [outcome.evidence for outcome in said if outcome] == [
@@ -329,9 +340,10 @@ def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes) -> 
     ]
 
 
-def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(chain: Chain, key: bytes) -> None:
-    rounds, me = rounds_of(chain), chain.people[0]
-    open_all(rounds, chain)
+def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    me = chain.people[0]
     forgotten = sign_message(me, chain.id, proposal(chain, key))
     said = rounds.receive_message(forgotten, proposal(chain, key), NOW)
     assert said is not None and said.records == [OwnRoundStatement("proposal", key, 0, forgotten)] and said.evidence == []
@@ -340,9 +352,7 @@ def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_r
     assert rounds.sign_due_messages(NOW + 1_000) == RoundEffects() and rounds.own_messages() == [forgotten]
 
 
-def test_while_we_are_silent_a_proposal_waits(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_while_we_are_silent_a_proposal_waits(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     rounds.is_silent = True
     assert rounds.publish_proposal(proposal(chain, key), NOW) == RoundEffects() == rounds.sign_due_messages(NOW)
     rounds.is_silent = False
@@ -350,25 +360,19 @@ def test_while_we_are_silent_a_proposal_waits(chain: Chain, key: bytes) -> None:
     assert rounds.own_messages() == [signed] and rounds.sign_due_messages(NOW) == RoundEffects()
 
 
-def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_what_was_heard_is_told_once(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     message = proposal(chain, key)
     told = [hear(rounds, chain, chain.people[1], message) for _ in range(2)]
     assert [outcome.counted_messages for outcome in told if outcome] == [[(chain.people[1].public, message)], []]
 
 
-def test_while_everybody_trains_nobody_is_asked(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_while_everybody_trains_nobody_is_asked(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     assert list(rounds.rounds_to_request(NOW + LANGUAGE.proposal_seconds - 0.1)) == []
     assert list(rounds.rounds_to_request(NOW + LANGUAGE.proposal_seconds)) == [(key, 0)]
 
 
-def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     hear(rounds, chain, chain.people[1], Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ()))
     assert list(rounds.rounds_to_request(NOW + ROUND_REQUEST_SECONDS - 0.1)) == []
     assert rounds.deadline(NOW) == NOW + ROUND_REQUEST_SECONDS and list(
@@ -379,10 +383,9 @@ def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: by
 @pytest.mark.parametrize("is_vouch", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a_round(
-    chain: Chain, key: bytes, is_first: bool, is_vouch: bool
+    chain: Chain, key: bytes, rounds: OpenRounds, is_first: bool, is_vouch: bool
 ) -> None:
-    rounds, (liar, voter) = rounds_of(chain), chain.people[1:3]
-    open_all(rounds, chain)
+    liar, voter = chain.people[1:3]
     shown = sign_message(liar, chain.id, proposal(chain, key, variant=1))  # to this voter alone
     named = vouch_on(key, shown) if is_vouch else ballot_on(chain, key, shown, Verdict.UNJUDGED)
     said: list[tuple[Identity, Proposal | Ballot | Vouch]] = [(liar, proposal(chain, key)), (voter, named)]
@@ -395,9 +398,9 @@ def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a
     assert outcome is not None and outcome.evidence == [Evidence(sign_message(liar, chain.id, proposal(chain, key)), shown)]
 
 
-def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_between(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_between(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
     now, asked = NOW, []
     for _ in range(12):
         assert list(rounds.rounds_to_request(now)) == []
@@ -409,16 +412,15 @@ def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_b
     assert asked[:3] == pytest.approx([first, first + ROUND_REQUEST_SECONDS, first + 2 * ROUND_REQUEST_SECONDS])
 
 
-def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
     chain.play(key)
     chain.play(key)
     open_all(rounds, chain)
     assert chain.ledger.state.jobs.jobs[key].phase is JobPhase.FINISHED
     for number in range(100):
-        late = Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)
-        assert hear(rounds, chain, chain.people[0], late) is None
+        assert hear(rounds, chain, chain.people[0], Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)) is None
     assert len(rounds.early) == 0
 
 
@@ -448,9 +450,9 @@ def test_a_round_that_only_cut_offs_close_still_asks_for_ballots_that_liars_show
     assert list(rounds.rounds_to_request(NOW + 100)) == [(key, 0)]
 
 
-def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_others(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_others(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     signed = rounds.books[key].proposals[chain.people[1].public]
     hear(rounds, chain, chain.people[2], vouch_on(key, signed))
@@ -475,12 +477,11 @@ def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_
     assert replays([], 0) == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
 
 
-def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     keys = frozenset(person.public for person in chain.people)
-    root = chain.ledger.state.jobs.jobs[key].model_root
-    assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys, keys)
+    assert rounds.books[key].terms == RoundTerms(
+        key, 0, chain.ledger.state.jobs.jobs[key].model_root, keys, keys, keys, keys, keys
+    )
     assert rounds.books[key].me == chain.people[0].public
     assert OpenRounds(Identity(bytes(32)), chain.id, {}).apply_state(chain.ledger.state)[0] == [(key, 0)]
 
@@ -513,9 +514,10 @@ def renew(rounds: OpenRounds, chain: Chain, key: bytes, **changes: Any) -> Round
     return rounds.open_round(key, job, NOW + 50, spoken, LANGUAGE.proposal_seconds)
 
 
-def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that_stay(chain: Chain, key: bytes) -> None:
-    rounds, people = rounds_of(chain), chain.people
-    open_all(rounds, chain)
+def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that_stay(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    people = chain.people
     rounds.publish_proposal(proposal(chain, key), NOW)
     own = rounds.own_messages()[0]
     rounds.record_verdict((key, 0), people[0].public, ACCEPT, NOW)
@@ -523,9 +525,12 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
         hear(rounds, chain, person, ballot_on(chain, key, own))
     hear(rounds, chain, people[2], CutOff(key, 0, ()))
     hear(rounds, chain, people[1], CutOff(key, 0, ()))
-    newcomer = Identity(bytes(31) + b"n")
-    voters = tuple(sorted(person.public for person in (people[0], people[2], people[3], newcomer)))
-    said = renew(rounds, chain, key, voters=voters)
+    said = renew(
+        rounds,
+        chain,
+        key,
+        voters=tuple(sorted(person.public for person in (people[0], people[2], people[3], Identity(bytes(31) + b"n")))),
+    )
     book = rounds.books[key]
     assert set(book.ballots) == {people[2].public, people[3].public} and set(book.cut_offs) == {people[2].public}
     assert book.proposals == {people[0].public: own} and book.verdicts == {people[0].public: ACCEPT}
@@ -536,9 +541,10 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
     assert rounds.publish_proposal(proposal(chain, key, variant=1), NOW + 60) == RoundEffects(), "our proposal stands"
 
 
-def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_others(chain: Chain, key: bytes) -> None:
-    rounds, people = rounds_of(chain), chain.people
-    open_all(rounds, chain)
+def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_others(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    people = chain.people
     rounds.publish_proposal(proposal(chain, key), NOW)
     rounds.record_verdict((key, 0), people[0].public, ACCEPT, NOW)
     (ballot,) = rounds.sign_due_messages(NOW + 1_000).sends[:1]
@@ -553,17 +559,13 @@ def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_other
     )
 
 
-def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     rounds.muted |= {(key, 0)}
     renew(rounds, chain, key, fully_audited=False)
     assert rounds.publish_proposal(proposal(chain, key), NOW) == RoundEffects() and rounds.muted == {(key, 0)}
 
 
-def test_whoever_votes_no_more_in_a_round_may_still_train_in_it(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_whoever_votes_no_more_in_a_round_may_still_train_in_it(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     rounds.record_verdict((key, 0), chain.people[1].public, ACCEPT, NOW)
     assert rounds.sign_due_messages(NOW + 1_000).sends
@@ -613,20 +615,21 @@ def test_a_round_learns_from_those_before_how_long_a_minority_waits(chain: Chain
     assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0, "the slower of two counts"
 
 
-def test_a_peer_that_stood_still_does_not_wait_a_minute_in_the_rounds_after(chain: Chain) -> None:
-    rounds, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=8))
-    for pace in (2.0, 2.0, 40.0, 0.0, 2.0, 2.0):  # and one of which everything was there when it opened says nothing
-        in_minority(rounds, chain, key, NOW)
-        closes_at_pace(rounds, chain, key, NOW, pace)
-    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 2.0
-
-
-def test_what_is_slow_in_every_third_round_is_usual(chain: Chain) -> None:
+@pytest.mark.parametrize(
+    ("paces", "usual"),
+    [
+        pytest.param((2.0, 2.0, 40.0, 0.0, 2.0, 2.0), 2.0, id="it stood still; what was there when a round opened says nothing"),
+        pytest.param((2.0, 2.0, 5.0) * 3, 5.0, id="slow in every third round"),
+    ],
+)
+def test_what_is_slow_once_is_forgotten_and_what_is_slow_in_every_third_round_is_usual(
+    chain: Chain, paces: tuple[float, ...], usual: float
+) -> None:
     rounds, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=12))
-    for pace in (2.0, 2.0, 5.0) * 3:
+    for pace in paces:
         in_minority(rounds, chain, key, NOW)
         closes_at_pace(rounds, chain, key, NOW, pace)
-    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 5.0
+    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * usual
 
 
 def test_what_one_job_learned_is_not_said_of_another_nor_kept_when_it_ends(chain: Chain) -> None:
@@ -665,8 +668,10 @@ def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chai
     in_minority(before, chain, key, NOW)
     closes_at_pace(before, chain, key, NOW, 4.0)
     before.apply_state(chain.ledger.state)
-    after = OpenRounds(chain.people[0], chain.id, {}, before.measured)
-    assert in_minority(after, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0
+    assert (
+        in_minority(OpenRounds(chain.people[0], chain.id, {}, before.measured), chain, key, NOW)
+        == round_state.MINORITY_FACTOR * 4.0
+    )
 
 
 @pytest.mark.parametrize(("present", "arrival"), [(4, 0.0), (4, 20.0), (3, 0.0), (3, 20.0)])
@@ -675,35 +680,28 @@ def test_the_usual_time_of_a_vouch_contains_no_wait_for_a_trainer(chain: Chain, 
     assert replays_after(chain, [[2.0] * 4, [11.0] * present], arrival) == rounds_module.REPLAYS_FACTOR * 11.0
 
 
-@pytest.mark.parametrize("times", [[3.0, 60.0, 3.0, 2.0], [3.0, 60.0, 60.0, 2.0]], ids=["one liar", "its buffer is late, too"])
+@pytest.mark.parametrize(
+    ("rounds_before", "usual"),
+    [
+        pytest.param([[3.0, 60.0, 3.0, 2.0]], 3.0, id="one liar"),
+        pytest.param([[3.0, 60.0, 60.0, 2.0]], 3.0, id="its buffer is late, too"),
+        pytest.param([[5_000.0] * 4] * 3, LANGUAGE.proposal_seconds, id="no longer than proposals may take"),
+        pytest.param([[2.0] * 4, [2.0] * 4, [11.0] * 4, [2.0] * 4, [2.0] * 4], 2.0, id="a peer that stood still"),
+        pytest.param([[2.0] * 4, [2.0] * 4, [5.0] * 4] * 3, 5.0, id="slow in every third round"),
+        pytest.param([[3.0] * 4, []], 3.0, id="a round without a vouch"),
+    ],
+)
 def test_a_quantile_of_a_round_and_the_upper_quartile_of_rounds_is_the_usual_time_of_a_vouch(
-    chain: Chain, times: list[float]
+    chain: Chain, rounds_before: list[list[float]], usual: float
 ) -> None:
-    assert replays_after(chain, [times]) == rounds_module.REPLAYS_FACTOR * 3.0
-
-
-def test_liars_do_not_make_rounds_longer_than_proposals_may_take(chain: Chain) -> None:
     assert LANGUAGE.proposal_seconds == 60.0
-    assert replays_after(chain, [[5_000.0] * 4] * 3) == rounds_module.REPLAYS_FACTOR * 60.0
+    assert replays_after(chain, rounds_before) == rounds_module.REPLAYS_FACTOR * usual
 
 
 def test_the_usual_time_of_one_job_is_not_that_of_another(chain: Chain, key: bytes) -> None:
     rounds = OpenRounds(chain.people[0], chain.id, {}, RoundTimings({bytes(32): [1.0], key: [7.0]}))
     rounds.open_round(key, chain.ledger.state.jobs.jobs[key], NOW, {}, LANGUAGE.proposal_seconds)
     assert rounds.books[key].timers.vouch_usual_seconds == 7.0
-
-
-def test_a_peer_that_stood_still_does_not_wait_longer_for_vouches_in_the_rounds_after(chain: Chain) -> None:
-    usual = [[2.0] * 4, [2.0] * 4, [11.0] * 4, [2.0] * 4, [2.0] * 4]
-    assert replays_after(chain, usual) == rounds_module.REPLAYS_FACTOR * 2.0
-
-
-def test_vouches_that_are_slow_in_every_third_round_are_usual(chain: Chain) -> None:
-    assert replays_after(chain, [[2.0] * 4, [2.0] * 4, [5.0] * 4] * 3) == rounds_module.REPLAYS_FACTOR * 5.0
-
-
-def test_a_round_without_a_vouch_teaches_nothing_about_them(chain: Chain) -> None:
-    assert replays_after(chain, [[3.0] * 4, []]) == rounds_module.REPLAYS_FACTOR * 3.0
 
 
 def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float = 0.0) -> float:
@@ -733,8 +731,7 @@ def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float
 # Vouches --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Chain, key: bytes) -> None:
-    before = rounds_of(chain)
+def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Chain, key: bytes, before: OpenRounds) -> None:
     open_all(before, chain)
     trainer = trainer_of(before, chain, key)
     signed = reexecuted(before, chain, key, trainer)
@@ -745,23 +742,15 @@ def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Cha
     assert said.counted_messages == [(chain.people[0].public, vouch_on(key, signed))] and said.evidence == []
     assert before.sign_due_messages(NOW) == RoundEffects() and before.own_messages() == [vouch]
 
-    store = LedgerStore(chain.store.path.with_name("mine.db"), chain.id)
-    store.append_records([record])
-    after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
-    after.apply_state(chain.ledger.state)
-    again = after.open_round(key, job, NOW, store.round_votes(me, key, 0), 60.0)
-    store.close()
+    after, again = restarted(chain, key, record)
     assert again.sends == after.own_messages() == [vouch] and again.records == []
     reexecuted(after, chain, key, trainer, Verdict.REPLAY)
-    finding = after.books[key].vouching.own_judgements[trainer.public]
-    assert finding.verdict is ACCEPT, "it was said"
+    assert after.books[key].vouching.own_judgements[trainer.public].verdict is ACCEPT, "it was said"
     assert [tag_of(sent) for sent in after.sign_due_messages(NOW + 1_000).sends] == ["ballot"] and vouch in after.own_messages()
     assert set(after.books[key].vouching.assigned_at) == set(), "the proposal is not re-executed again"
 
 
-def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     for trainer in chain.people[1:]:
         reexecuted(rounds, chain, key, trainer)
         (record,) = rounds.sign_due_messages(NOW).records
@@ -771,9 +760,8 @@ def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain,
     }
 
 
-def test_a_vouch_of_another_is_passed_on_once(chain: Chain, key: bytes) -> None:
-    rounds, voter = rounds_of(chain), chain.people[2]
-    open_all(rounds, chain)
+def test_a_vouch_of_another_is_passed_on_once(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
+    voter = chain.people[2]
     said = vouch_on(key, sign_message(chain.people[1], chain.id, proposal(chain, key)))
     first, second = (hear(rounds, chain, voter, said) for _ in range(2))
     assert (
@@ -782,9 +770,10 @@ def test_a_vouch_of_another_is_passed_on_once(chain: Chain, key: bytes) -> None:
     )
 
 
-def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
-    rounds, liar = rounds_of(chain), chain.people[3]
-    open_all(rounds, chain)
+def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_passed_on(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    liar = chain.people[3]
     one, two = (sign_message(person, chain.id, proposal(chain, key)) for person in chain.people[1:3])
     said = [vouch_on(key, one), vouch_on(key, one, two, verdict=Verdict.REPLAY)]
     pair = [sign_message(liar, chain.id, message) for message in said]
@@ -795,9 +784,8 @@ def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_pas
         assert hear(rounds, chain, liar, again) == RoundEffects(), "once is enough, or peers would pass it on for ever"
 
 
-def test_two_vouches_on_different_trainers_prove_nothing(chain: Chain, key: bytes) -> None:
-    rounds, voter = rounds_of(chain), chain.people[3]
-    open_all(rounds, chain)
+def test_two_vouches_on_different_trainers_prove_nothing(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
+    voter = chain.people[3]
     for trainer, verdict in zip(chain.people[1:3], (ACCEPT, Verdict.REPLAY), strict=True):
         outcome = hear(
             rounds, chain, voter, vouch_on(key, sign_message(trainer, chain.id, proposal(chain, key)), verdict=verdict)
@@ -805,9 +793,10 @@ def test_two_vouches_on_different_trainers_prove_nothing(chain: Chain, key: byte
         assert outcome is not None and outcome.evidence == [] and len(outcome.sends) == 1
 
 
-def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(chain: Chain, key: bytes) -> None:
-    rounds, me = rounds_of(chain), chain.people[0]
-    open_all(rounds, chain)
+def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    me = chain.people[0]
     trainer = trainer_of(rounds, chain, key)
     forgotten = vouch_on(key, sign_message(trainer, chain.id, proposal(chain, key)), verdict=Verdict.REPLAY)
     said = hear(rounds, chain, me, forgotten)
@@ -823,15 +812,13 @@ def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_rou
 
 
 def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_silences_us_and_accuses_nobody(
-    chain: Chain, key: bytes
+    chain: Chain, key: bytes, rounds: OpenRounds
 ) -> None:
-    rounds, me = rounds_of(chain), chain.people[0]
-    open_all(rounds, chain)
+    me = chain.people[0]
     early_one, late_one = sorted(chain.people[1:3], key=lambda person: person.public)
     signed = reexecuted(rounds, chain, key, early_one)
     rounds.sign_due_messages(NOW)
-    forgotten = vouch_on(key, signed, sign_message(late_one, chain.id, proposal(chain, key)))
-    said = hear(rounds, chain, me, forgotten)
+    said = hear(rounds, chain, me, vouch_on(key, signed, sign_message(late_one, chain.id, proposal(chain, key))))
     assert said == RoundEffects() and rounds.muted == {(key, 0)} and len(rounds.own_messages()) == 1
 
 
@@ -840,38 +827,34 @@ def test_a_vouch_that_came_early_counts_when_the_round_opens_and_is_passed_on(ch
     rounds.apply_state(chain.ledger.state)
     signed = sign_message(trainer, chain.id, proposal(chain, key))
     assert hear(rounds, chain, voter, vouch_on(key, signed)) is None
-    outcome = open_all(rounds, chain)
-    assert outcome.sends == [sign_message(voter, chain.id, vouch_on(key, signed))]
+    assert open_all(rounds, chain).sends == [sign_message(voter, chain.id, vouch_on(key, signed))]
     assert rounds.books[key].vouching.vouches.accepting_voters(trainer.public, signed_body_digest(signed)) == [voter.public]
 
 
-def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_of_others(chain: Chain, key: bytes) -> None:
-    rounds, people = rounds_of(chain), chain.people
-    open_all(rounds, chain)
+def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_of_others(
+    chain: Chain, key: bytes, rounds: OpenRounds
+) -> None:
+    people = chain.people
     hear(rounds, chain, people[3], proposal(chain, key))
     signed = rounds.books[key].proposals[people[3].public]
     for person in people[1:3]:
         hear(rounds, chain, person, vouch_on(key, signed))
-    stay = tuple(sorted(person.public for person in (people[0], people[1], people[3])))
-    said = renew(rounds, chain, key, reexecutors=stay)
+    said = renew(rounds, chain, key, reexecutors=tuple(sorted(person.public for person in (people[0], people[1], people[3]))))
     vouches = rounds.books[key].vouching.vouches
     assert vouches.accepting_voters(people[3].public, signed_body_digest(signed)) == [people[1].public]
     assert (said.sends, said.records, said.evidence) == ([], [], [])
     assert [item.signer for item in rounds.messages_of_round((key, 0))] == [people[3].public, people[1].public]
 
 
-def test_a_renewed_round_keeps_our_finding_that_we_have_not_vouched_for_yet(chain: Chain, key: bytes) -> None:
-    rounds = rounds_of(chain)
-    open_all(rounds, chain)
+def test_a_renewed_round_keeps_our_finding_that_we_have_not_vouched_for_yet(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
     signed = reexecuted(rounds, chain, key, chain.people[1])
     renew(rounds, chain, key)
     (vouch,) = rounds.sign_due_messages(NOW + 50).sends
     assert codec.decode_message(vouch.body, (Vouch,)) == vouch_on(key, signed)
 
 
-def test_a_voter_that_re_executes_no_more_still_votes_in_a_renewed_round(chain: Chain, key: bytes) -> None:
-    rounds, people = rounds_of(chain), chain.people
-    open_all(rounds, chain)
+def test_a_voter_that_re_executes_no_more_still_votes_in_a_renewed_round(chain: Chain, key: bytes, rounds: OpenRounds) -> None:
+    people = chain.people
     reexecuted(rounds, chain, key, people[1])
     assert [tag_of(sent) for sent in rounds.sign_due_messages(NOW).sends] == [f"vouch:{people[1].public.hex()}"]
     renew(rounds, chain, key, reexecutors=tuple(sorted(person.public for person in people[1:])))
@@ -914,21 +897,26 @@ def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], m
     return waited
 
 
-def test_a_trainer_that_is_alive_is_waited_for_again_half_as_often_each_time(chain: Chain) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "since", "expected"),
+    [
+        pytest.param(40, 0, [0, 2, 4, 8, 16, 32], id="who was missing once, half as often each time"),
+        pytest.param(30, 25, [0, 26, 28], id="whoever comes back, soon, whatever it missed"),
+        pytest.param(
+            70, 7, [0, 8, 12, 16, 32, 64], id="idle ones in the same rounds, or each of many would cost rounds of its own"
+        ),
+    ],
+)
+def test_a_trainer_that_is_alive_is_waited_for_again(chain: Chain, rounds: int, since: int, expected: list[int]) -> None:
     """Else whoever is slower than the others, and was missing once, would never be accepted again."""
-    waited = returning(chain, 40, lambda number: number - 0.5)
-    assert [number for number, waits in enumerate(waited) if waits] == [0, 2, 4, 8, 16, 32]
+    waited = returning(chain, rounds, lambda number: number - 0.5 if number >= since else None)
+    assert [number for number, waits in enumerate(waited) if waits] == expected
 
 
 @pytest.mark.parametrize("heard", [lambda number: None, lambda number: min(number - 0.5, 0.5)])
 def test_whoever_is_dead_or_stopped_is_not_waited_for(chain: Chain, heard: Callable[[int], float | None]) -> None:
     """A voter that is linked and says nothing: its process stands still."""
     assert returning(chain, 20, heard) == [True] + [False] * 19
-
-
-def test_whoever_comes_back_is_waited_for_soon_whatever_it_missed(chain: Chain) -> None:
-    waited = returning(chain, 30, lambda number: number - 0.5 if number >= 25 else None)
-    assert [number for number, waits in enumerate(waited) if waits] == [0, 26, 28]
 
 
 def test_what_is_accepted_is_forgotten(chain: Chain) -> None:
@@ -938,8 +926,7 @@ def test_what_is_accepted_is_forgotten(chain: Chain) -> None:
     for number, rejected in enumerate((1, 1, 1, 0, 1, 1, 1)):
         mine.apply_state(chain.ledger.state)
         job = chain.ledger.state.jobs.jobs[key]
-        links = dict.fromkeys(job.trainers, NOW + number - 0.5)
-        mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
+        mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, dict.fromkeys(job.trainers, NOW + number - 0.5))
         waited.append(job.trainers[-1] in mine.books[key].timers.returning)
         chain.play(key, rejected=rejected)
     assert waited == [False, False, True, False, False, False, True]  # not only in round 8
@@ -951,13 +938,7 @@ def test_the_pause_is_bounded(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> 
     assert [number for number, waits in enumerate(waited) if waits] == [0, 2, 4, 8, 12, 16, 20, 24]
 
 
-def test_idle_trainers_share_the_rounds_in_which_they_are_waited_for(chain: Chain) -> None:
-    """Else each of many that only bear the name would cost everybody rounds of its own."""
-    came_late = returning(chain, 70, lambda number: number - 0.5 if number >= 7 else None)
-    waited = [number for number, waits in enumerate(came_late) if waits]
-    assert waited == [0, 8, 12, 16, 32, 64] and set(waited[3:]) <= {0, 2, 4, 8, 16, 32, 64}
-
-
 def test_our_own_trainer_needs_no_link(chain: Chain) -> None:
-    last = max(range(len(chain.people)), key=lambda place: chain.people[place].public)
-    assert returning(chain, 3, lambda number: None, me=last) == [True, False, True]
+    assert returning(
+        chain, 3, lambda number: None, me=max(range(len(chain.people)), key=lambda place: chain.people[place].public)
+    ) == [True, False, True]

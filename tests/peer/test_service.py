@@ -1,27 +1,39 @@
-"""Jobs on people's own text, asked for at the console of one real peer that trains."""
+"""Jobs on people's own text, at one real peer that trains; and from models of their own, at four."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 
 from demo.demo_peers import PeerDisk
 from ledger.audits.audit_state import AuditResult
+from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.api.handlers.audit_handler import list_suspensions
 from peer.api.handlers.local_peer_handler import unaudited_jobs
+from peer.export.export_replay import audit_export
+from peer.features import founding_modules
+from peer.settings.data_directory import DataDirectory
+from protocol import codec
 from protocol.api import JobView
-from protocol.identity import peer_id
+from protocol.identity import Identity, peer_id
 from tests.ledger.court import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, command, daemons, import_torch_for_ever, peer, poll
+from tests.training.folders import tensors, written
+from tests.waiting import patience
+from training.formats import huggingface_model
 from training.job_spec import AggregationRule
+from training.model_store import JobModelStore
 
 TINY = [
     word
@@ -80,8 +92,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert rule_of(trainer, job.job) is AggregationRule.ARC_NNM_TRIM, "nobody re-executes: the rule alone stands against lies"
     shown = command("console", "--data-dir", str(trainer.directory), "jobs")[1]
     assert [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]], shown
-    copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
-    assert copied == [SENTENCE * 40]
+    assert [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")] == [SENTENCE * 40]
     assert (await trainer.client.status()).unaudited == (), "it is over"
     assert train(trainer, "--data", "local", *TINY, "--rounds", "500", "--name", "diary")[0] == 0
     assert (await trainer.client.status()).unaudited == ("diary",)
@@ -103,8 +114,7 @@ async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Dae
         "records without text left out: 1",
     ]
     assert [line for line in out.splitlines() if line in told] == told, out
-    job = await finished(trainer)
-    assert list(job.notes) == told
+    assert list((await finished(trainer)).notes) == told
     status, _, error = train(trainer, "--data", str(tmp_path), *TINY)
     assert status != 0 and "a.jsonl.gz: line 1 has no \"text\" field, only 'Body', 'id'" in error and "--column" in error
 
@@ -197,8 +207,7 @@ async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(traine
     assert (status, error) == (0, "")
     job = await finished(trainer)
     assert (job.rounds, list(job.accepted.values())) == (3, [3])
-    events = [event.text for event in await trainer.client.events(-1, 0) if event.kind == "warning"]
-    assert events == []
+    assert [event.text for event in await trainer.client.events(-1, 0) if event.kind == "warning"] == []
 
 
 @pytest.mark.real("processes")
@@ -278,3 +287,105 @@ def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path, 
     arguments = ("run", "--data-dir", str(tmp_path / "peer"), "--listen", "127.0.0.1:0", "--local-data", str(tmp_path / "none"))
     status, _, error = peer(*arguments)
     assert status == 2 and error.startswith("peer: error: no such file or folder: ") and error.count("\n") == 1
+
+
+ROLES = {"ada": TRAINER, "bea": TRAINER, "cyd": TRAINER, "dan": "voter"}
+SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
+FAST = ("--set", "local_steps=1", "batch=2")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[list[Daemon]]:
+    identities = {name: Identity.generate() for name in ROLES}
+    founders = {one.public: Founder(name, (TRAINER,) * (ROLES[name] == TRAINER)) for name, one in identities.items()}
+    genesis = Genesis("lab", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), founding_modules())
+    for name, identity in identities.items():
+        directory = DataDirectory.create(tmp_path / name)
+        directory.write_identity(identity)
+        directory.write_genesis(codec.encode(genesis))
+    with daemons([tmp_path / name for name in ROLES]) as made:
+        yield made
+
+
+async def start(network: list[Daemon]) -> None:
+    bootstrap: list[str] = []
+    for daemon, role in zip(network, ROLES.values(), strict=True):
+        daemon.start("run", "--listen", "127.0.0.1:0", "--role", role, "--no-evaluate", *bootstrap)
+        if not bootstrap:
+            bootstrap = ["--bootstrap", (await daemon.answers()).address]
+
+
+def train_own(daemon: Daemon, *arguments: str) -> tuple[int, str, str]:
+    return command("train", "--data-dir", str(daemon.directory), *arguments)
+
+
+async def finished_of(daemon: Daemon, name: str) -> JobView:
+    while True:
+        for view in await daemon.client.jobs():
+            if view.name == name and view.state == "finished":
+                return view
+        await trio.sleep(0.05)
+
+
+WRONG = {
+    "missing": "tensor 'model.norm.weight' is missing",
+    "shape": "has shape [17, 16], config.json asks for [16, 16]",
+    "nan": "has a number that is not finite",
+    "flipped": "is damaged: its SHA-256 is not",
+}
+
+
+def wrong_folders(folder: Path) -> dict[str, Path]:
+    values = tensors()
+    missing = {name: array for name, array in values.items() if name != "model.norm.weight"}
+    shape = values | {"model.layers.0.self_attn.q_proj.weight": np.ones((17, 16), "<f4")}
+    nan = values | {"lm_head.weight": np.full((256, 16), np.nan, "<f4")}
+    made = {name: written(folder / name, of) for name, of in (("missing", missing), ("shape", shape), ("nan", nan))}
+    made["flipped"] = written(folder / "flipped", values, sums=True)
+    file = made["flipped"] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    return made
+
+
+@pytest.mark.real("processes")
+@pytest.mark.large
+async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audit(network: list[Daemon], tmp_path: Path) -> None:
+    first, values = network[0], tensors()
+    own = written(tmp_path / "mine", values)
+    with patience(SECONDS_MAX):
+        await start(network)
+        for name, folder in wrong_folders(tmp_path).items():
+            status, _, told = train_own(first, "--from", str(folder))
+            assert status != 0 and WRONG[name] in told and told.count("\n") == 1 and str(folder) in told
+        assert await first.client.jobs() == ()
+        assert train_own(first, "--from", str(own), "--name", "own", "--rounds", "2", *FAST)[0] == 0
+        await finished_of(first, "own")
+        told = train_own(first, "--from", "own@7")[2]
+        assert told == "peer: error: --from: job 'own' has no model at round 7: it has trained 2 rounds\n"
+        assert train_own(first, "--from", "own@1", "--name", "earlier", "--rounds", "1", *FAST)[0] == 0
+        await finished_of(first, "earlier")
+        assert train_own(first, "--from", "own@2", "--name", "later", "--rounds", "1", *FAST)[0] == 0
+        examples = tmp_path / "examples.jsonl"
+        examples.write_text("".join(json.dumps({"prompt": f"{n}: ", "response": "aeiou"}) + "\n" for n in range(40)))
+        assert train_own(first, str(examples), "--from", str(own), "--name", "helpful", "--rounds", "1", *FAST)[0] == 0
+        await finished_of(first, "helpful")
+        assert (await first.client.compare_policy("7: ", 8, 0.0, 0)).round == 1
+        jobs = {name: bytes.fromhex((await finished_of(first, name)).job) for name in ("own", "earlier", "later", "helpful")}
+        for daemon in network:
+            await finished_of(daemon, "helpful")
+        export = tmp_path / "export"
+        await network[3].client.export_run(str(export))
+    verdict = audit_export(export)
+    assert set(verdict.models) == {job.hex() for job in jobs.values()}
+    own_job = jobs["own"].hex()
+    assert verdict.initial_models == {jobs["earlier"].hex(): (own_job, 1)}, "the last round's model is named as such"
+    assert all(daemon.terminate() == 0 for daemon in network)
+    hosts = [JobModelStore(daemon.directory / "models") for daemon in network]
+    for host in hosts:
+        assert np.array_equal(host.open_model(jobs["own"], 1).parameters, host.open_model(jobs["earlier"], 0).parameters)
+        assert np.array_equal(host.open_model(jobs["own"], 2).parameters, host.open_model(jobs["later"], 0).parameters)
+        assert np.array_equal(host.open_model(jobs["own"], 0).parameters, host.open_model(jobs["helpful"], 0).parameters)
+    blobs = {path.read_bytes() for path in (network[3].directory / "blobs").iterdir()}
+    model = hosts[3].open_model(jobs["own"], 2)
+    names = huggingface_model.llama_tensor_names(model.spec.model)
+    assert b"".join(values[names[tensor.name]].tobytes() for tensor in model.layout.tensors) in blobs

@@ -1,11 +1,13 @@
-"""Annotators at a running peer, over HTTP: what their programs do is written here once more, from docs/protocol/curation.md."""
+"""Annotators of the demo and of a client that shares no code with the peer, at real daemons that serve."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,10 +20,24 @@ import trio
 from nacl.signing import SigningKey
 
 from curation.rpc import CurationRpc, ImportRequest
+from curation.simulated_annotators import (
+    CARELESS_ACCURACY,
+    HttpReply,
+    ServingPeerClient,
+    SimulatedAnnotator,
+    accuracies,
+    make_annotators,
+    make_tasks,
+    shuffle_sentence,
+)
+from demo import annotation_demo
+from demo.network_demo import make_directories
 from peer import cli
 from peer.daemon.daemon import running_daemon
 from peer.settings.config import load_settings
+from protocol.identity import Identity
 from tests.waiting import in_time, patience, patience_seconds
+from training.data.default_text import default_text
 
 Reply = tuple[int, Any]
 TASKS = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
@@ -51,8 +67,9 @@ class Site:
     async def project(self, folder: Path, votes: int, tasks: str = TASKS) -> str:
         file = folder / f"{votes}.jsonl"
         file.write_text(tasks)
-        request = ImportRequest(str(file), "", "", "label", ("glad", "sad"), False, votes, 1, "", False)
-        return (await self.api.import_tasks(request)).project
+        return (
+            await self.api.import_tasks(ImportRequest(str(file), "", "", "label", ("glad", "sad"), False, votes, 1, "", False))
+        ).project
 
 
 class Annotator:
@@ -64,14 +81,18 @@ class Annotator:
         return bytes(self.secret.verify_key).hex()
 
     def sign(self, tag: str, *fields: Any) -> str:
-        signed = b"folkmoot/2/" + tag.encode() + b"\0" + self.chain + msgpack.packb([tag, *fields])
-        return self.secret.sign(signed).signature.hex()
+        return self.secret.sign(
+            b"folkmoot/2/" + tag.encode() + b"\0" + self.chain + msgpack.packb([tag, *fields])
+        ).signature.hex()
 
     async def sign_up(self) -> Reply:
         _, network = await self.site.ask("GET", "/api/v1/network")
         self.chain, self.peer = bytes.fromhex(network["chain_id"]), bytes.fromhex(network["peer_key"])
-        body = {"key": self.key, "name": self.name, "signature": self.sign("enrol", self.name, self.peer, False)}
-        return await self.site.ask("POST", "/api/v1/annotators", body)
+        return await self.site.ask(
+            "POST",
+            "/api/v1/annotators",
+            {"key": self.key, "name": self.name, "signature": self.sign("enrol", self.name, self.peer, False)},
+        )
 
     async def begin(self) -> None:
         assert await self.sign_up() == (201, {"annotator": self.key})
@@ -91,15 +112,23 @@ class Annotator:
     async def submit(self, assignment: str, answer: list[int], salt: bytes = bytes(16)) -> Reply:
         said = hashlib.sha256(b"folkmoot/answer\0" + bytes.fromhex(assignment) + salt + msgpack.packb(answer)).digest()
         signature = self.sign("annotation", bytes.fromhex(assignment), said)
-        body = {"assignment": assignment, "answer": answer, "salt": salt.hex(), "signature": signature}
-        return await self.site.ask("POST", "/api/submit", body, self.token)
+        return await self.site.ask(
+            "POST",
+            "/api/submit",
+            {"assignment": assignment, "answer": answer, "salt": salt.hex(), "signature": signature},
+            self.token,
+        )
 
 
 @pytest.fixture
 async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Site]:
     directory = tmp_path / "peer"
-    said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(directory)]
-    assert await trio.to_thread.run_sync(cli.main, said) == 0
+    assert (
+        await trio.to_thread.run_sync(
+            cli.main, ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(directory)]
+        )
+        == 0
+    )
     values = {"data_directory": directory, "role": "annotator", "sign_up": "open", "web_listen": "127.0.0.1:0"}
     async with running_daemon(load_settings(values, {"HOME": str(tmp_path)}).config) as daemon:
         while not (told := [event.text for event in await daemon.api.events(0, 0.1) if event.kind == "serve"]):
@@ -148,3 +177,87 @@ async def test_of_two_answers_at_once_the_first_is_opened(site: Site, tmp_path: 
         while annotation.get("state") != "settled":
             _, annotation = await site.ask("GET", f"/api/v1/annotations/{assignment}")
         assert annotation["label"] == [1]
+
+
+NOWHERE = ServingPeerClient("127.0.0.1", 9)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """As they were before the demo set them."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.real("processes")
+@pytest.mark.usefixtures("signals")
+def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(annotation_demo, "TASKS", 4)
+    monkeypatch.setattr("curation.simulated_annotators.ACCURACY_MIN", 1.0)
+    monkeypatch.setattr("curation.simulated_annotators.ACCURACY_MAX", 1.0)
+    file = tmp_path / "r.json"
+    status = cli.main(
+        ["demo", "--annotate", "--crowd", "3", "--web-port", "0", "--report", str(tmp_path / "run"), "--json", str(file)]
+    )
+    said = capsys.readouterr().out
+    assert status == 0, said
+    found = json.loads(file.read_text())["annotate"]
+    assert set(found) == {"tasks", "settled", "right", "review", "votes", "annotators", "roots"}
+    assert (found["tasks"], found["settled"], found["right"], found["review"], found["votes"]) == (4, 4, 4, 0, 2.0)
+    assert len(found["roots"]) == 4 and len(set(found["roots"].values())) == 1
+    people = found["annotators"]
+    assert sum(row["annotations"] for row in people.values()) == sum(row["accepted"] for row in people.values()) == 8
+    assert said.count("serves annotators at http://127.0.0.1:") == 4 and "all roots are equal" in said
+
+
+def test_tasks_are_sentences_of_the_built_in_text_and_half_of_them_shuffled() -> None:
+    source = default_text().decode()
+    tasks, text = make_tasks(source, 40, 0), " ".join(source.split())
+    assert len(tasks) == 40 and sum(tasks.values()) == 20 and tasks == make_tasks(source, 40, 0) != make_tasks(source, 40, 1)
+    assert all((sentence in text) == (label == 0) for sentence, label in tasks.items())
+
+
+def test_a_shuffled_sentence_has_the_same_words_in_another_order() -> None:
+    found = shuffle_sentence("One two, three four.", random.Random(0))
+    assert found[0].isupper() and found.endswith(".") and found != "One two three four."
+    assert sorted(found.lower().rstrip(".").split()) == ["four", "one", "three", "two"]
+
+
+def test_each_person_is_right_as_often_as_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = {f"text {number}": number % 2 for number in range(200)}
+    crowd = make_annotators(12, [NOWHERE], truth, 0)
+    assert [person.accuracy for person in crowd] == accuracies(12) and crowd[-1].accuracy == CARELESS_ACCURACY
+    monkeypatch.setattr(ServingPeerClient, "send_request", lambda *_, **__: HttpReply(201, {}))
+    for person in crowd:
+        for number, text in enumerate(truth):
+            person.submit_answer(number.to_bytes(32, "big").hex(), text)
+        said = [answer for answer, _ in person.sent_answers.values()]
+        right = sum(answer == (label,) for answer, label in zip(said, truth.values(), strict=True))
+        assert abs(right - 200 * person.accuracy) <= 1
+
+
+def test_an_assignment_gets_one_answer_however_often_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    monkeypatch.setattr(
+        ServingPeerClient, "send_request", lambda self, method, path, body=None, token="": sent.append(body) or HttpReply(503, {})
+    )
+    person = SimulatedAnnotator("ann", Identity(bytes(32)), 0.5, NOWHERE, {"a text": 0}, 0.0)
+    for _ in range(3):
+        person.submit_answer("00" * 32, "a text")
+    assert sent[0] == sent[1] == sent[2]
+
+
+def test_peers_serve_on_ports_behind_one_another_and_are_founders_that_serve(tmp_path: Path) -> None:
+    options = cli.build_parser().parse_args(["demo", "--annotate", "--web-port", "7780"])
+    demo = annotation_demo.Demo(options, tmp_path, annotation_demo.make_demo_peers(options, tmp_path))
+    assert [peer.serves[1] for peer in demo.peers] == [f"127.0.0.1:{port}" for port in range(7780, 7784)]
+    make_directories(demo)
+    genesis = annotation_demo.PeerDisk(demo.peers[0].directory)
+    members = genesis.state.members.members.values()
+    genesis.close()
+    assert [member.roles for member in members] == [("annotator",)] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import trio.testing
 from consensus.block import decode_header
 from consensus.light_client import TrustedBlock
 from consensus.pbft.block_sync import BlockSync
-from ledger.jobs import StartJob, job_id
+from ledger.jobs import StartJob
 from ledger.members import ResignAsVoter
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from ledger.snapshots.snapshot_download import SOURCES_MAX
@@ -52,9 +52,7 @@ def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def job_of(seat: Seat, rounds: int = ROUNDS, memory: FeedbackMemory = FeedbackMemory.RESIDUAL) -> bytes:
-    spec = replace(SCRATCH, rounds=rounds, memory=memory).encode()
-    with patience():
-        return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec)))
+    return await seat.start_job(rounds=rounds, memory=memory)
 
 
 @contextmanager
@@ -164,12 +162,18 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}
 
 
-async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+@pytest.fixture
+async def seat(tmp_path: Path) -> AsyncIterator[Seat]:
+    made = Network(tmp_path, founders=1).seats[0]
+    made.open(None, lambda blobs: blobs)
+    yield made
+    made.store.close()
+
+
+async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(autojump_clock: trio.testing.MockClock, seat: Seat) -> None:
     class Proven:
         progress = (100, 5)
 
-    seat = Network(tmp_path, founders=1).seats[0]
-    seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
 
     async def waited() -> float:
@@ -184,7 +188,6 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path
     assert await waited() == 0, "once a transfer has had its time, blocks are applied beside it"
     snapshots._transfer, snapshots._begun = None, seat.driver.now()
     assert await waited() == 0
-    seat.store.close()
 
 
 async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +199,7 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
         for voter in voters:
             liar.network.send(voter.public, codec.encode(Status(1_000_000, 0)))
             await voter.event("snapshot", "asking")
-        job = await voters[0].scratch()
-        await one_root(voters, job)
+        await one_root(voters, await voters[0].start_job())
         assert not [event for voter in voters for event in await voter.events.wait_for_events(0, 0.0) if "restored" in event.text]
 
 
@@ -209,7 +211,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
     """
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]
-        await seats[0].scratch()
+        await seats[0].start_job()
         await seats[0].until(reached(2))
         newcomer = made.seats[4]
         newcomer.anchor = TrustedBlock(2, bytes(32))
@@ -299,7 +301,7 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
 async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_does_not_start(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        await seat.scratch()
+        await seat.start_job()
         await seat.until(reached(3))
         await seat.stop()
         true = LedgerStore(seat.store.path, seat.genesis.chain_id)
@@ -315,10 +317,8 @@ async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_d
         seat.store.close()
 
 
-async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Path) -> None:
+async def test_each_transfer_asks_others_first_than_the_one_before(seat: Seat) -> None:
     """So that those who say nothing, however many there are, never are all that is asked."""
-    seat = Network(tmp_path, founders=1).seats[0]
-    seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
     snapshots._links = frozenset(bytes([number]) * 32 for number in range(3 * SOURCES_MAX))
     asked: list[bytes] = []
@@ -328,12 +328,10 @@ async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Pat
         asked += [peer for peer, source in snapshots._transfer._sources.items() if source.waits]
         snapshots._end_transfer()
     assert sorted(asked) == sorted(snapshots._links)
-    seat.store.close()
 
 
-async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(tmp_path: Path) -> None:
-    seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
-    seat.open(None, lambda blobs: blobs)
+async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(seat: Seat) -> None:
+    chain = snapshots_of_ledgers.lived(40)
     snapshots, (first, *later) = seat.driver.state_sync, chain.light_blocks(0, 40)
     seat.store.restore_snapshot([chain.decided[1]], 1, chain.states[1].state_root, b"", links=[first], tables={})
     installed: list[Any] = []
@@ -342,22 +340,17 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
         installed.extend(links)
         return True
 
-    seat.driver.restore_state = install  # type: ignore[method-assign]
+    snapshots._restore_state = install
     ended = SimpleNamespace(
         trusted_height=decode_header(first.header).height, light_blocks=tuple(later), asked_last=b"", discard_parts=lambda: None
     )
     await snapshots._finish(ended, RestoredSnapshot((), chain.states[40], (), ()))  # type: ignore[arg-type]
     assert installed == [first, *later] and later
-    seat.store.close()
 
 
 @pytest.mark.parametrize(("height", "abandoned"), [(40, 0), (0, 1)])
-async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
-    tmp_path: Path, height: int, abandoned: int
-) -> None:
+async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(height: int, abandoned: int, seat: Seat) -> None:
     """The driver's thread installs to its end, whatever is cancelled. What is not installed is deleted."""
-    seat = Network(tmp_path, founders=1).seats[0]
-    seat.open(None, lambda blobs: blobs)
     snapshots, scope, deleted = seat.driver.state_sync, trio.CancelScope(), [0]
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
@@ -370,31 +363,28 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
 
     restored = RestoredSnapshot((), replace(seat.driver.state, height=height), (), ())
     ended = SimpleNamespace(trusted_height=0, light_blocks=(), asked_last=b"", discard_parts=delete, restored=restored)
-    seat.driver.restore_state = install  # type: ignore[method-assign]
+    snapshots._restore_state = install
     snapshots._transfer = ended  # type: ignore[assignment]
     with scope:
         await snapshots._finish(ended, restored)  # type: ignore[arg-type]
     snapshots._end_transfer()  # as `run` does at its end
     assert deleted == [abandoned]
-    seat.store.close()
 
 
 async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_installed(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         seat = made.seats[0]
-        await one_root(made.seats, await seat.scratch())
+        await one_root(made.seats, await seat.start_job())
         before = seat.driver.state
         restored = RestoredSnapshot((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
         with patience():
             assert not await seat.driver.restore_state(restored, (), repairs=False)
         assert seat.driver.state.state_root == before.state_root
-        await one_root(made.seats, await seat.scratch())
+        await one_root(made.seats, await seat.start_job())
 
 
-async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Path) -> None:
+async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) -> None:
     """A link may break, or come and go, between what a peer says and the moment it is looked at."""
-    seat = Network(tmp_path, founders=1).seats[0]
-    seat.open(None, lambda blobs: blobs)
     snapshots = seat.driver.state_sync
     for number in range(100):
         snapshots._update_links()
@@ -402,15 +392,13 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Pa
         await snapshots._take_messages()
     snapshots._update_links()
     assert not snapshots._queue.askers
-    seat.store.close()
 
 
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp_path: Path, existed: bool) -> None:
     """Blocks come one by one until a snapshot is quicker, which brings no payloads of the heights below it."""
     chain, folder = lived(tmp_path / "whole"), tmp_path / "export"
-    payload = next(file for file in (tmp_path / "whole" / "blobs").iterdir())
-    payload.unlink()
+    next(file for file in (tmp_path / "whole" / "blobs").iterdir()).unlink()
     if existed:
         folder.mkdir()
     with pytest.raises(UserError) as error:
@@ -434,7 +422,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
 async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         seat = made.seats[0]
-        job = await seat.scratch()
+        job = await seat.start_job()
         for other in made.seats:
             await other.until(certified(job))
         lost = export.accepted_payloads(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened_height).decode().body)
@@ -454,8 +442,13 @@ def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -
     state = chain.ledger.state
     store = LedgerStore(tmp_path / "ledger.db", chain.id)
     decided = [chain.store.get_decision(height) for height in (state.height - 2, state.height - 1, state.height)]
-    encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
-    store.restore_snapshot([item for item in decided if item], state.height - 1, state.state_root, encoded, tables={})
+    store.restore_snapshot(
+        [item for item in decided if item],
+        state.height - 1,
+        state.state_root,
+        chain.rules.encode_state(replace(state, height=state.height - 1)),
+        tables={},
+    )
     with pytest.raises(UserError) as error:
         export.export_run(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
     assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)

@@ -1,4 +1,4 @@
-"""A model as files for other programs: from a peer's disk, from a data directory at rest, from an export."""
+"""A model as files for other programs: from a peer's disk, from a data directory at rest, from an export with its start."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ledger.jobs import AttestStartModel
 from peer import features
 from peer.export import model_provenance as finding
 from peer.export.export_replay import audit_export
 from peer.export.model_export import TRANSFORMERS, export_model, model_card, write_model_files
 from peer.export.model_provenance import ExportableModel, model_from_state
-from peer.export.run_export import export_run
+from peer.export.run_export import export_run, initial_model_digests, payload_path
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.objectives.ppo import PpoSettings
-from tests.peer.chain import Chain
+from tests.peer.chain import LANGUAGE, Chain
 from training.data.tokenizer import load_vocabulary, train_bpe
 from training.formats import huggingface_model
 from training.formats.huggingface_model import llama_tensor_names
@@ -230,9 +231,19 @@ def tuned(objective: str, **more: object) -> ExportableModel:
     """A model of an objective that adds vectors."""
     spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
     size = layout_of(spec).size
-    parameters = np.arange(size, dtype=np.float32) / size
     return ExportableModel(
-        "lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, rejected=0, absent=0
+        "lab",
+        "c" * 64,
+        bytes(32),
+        spec,
+        3,
+        bytes(32),
+        np.arange(size, dtype=np.float32) / size,
+        None,
+        "a test",
+        accepted=0,
+        rejected=0,
+        absent=0,
     )
 
 
@@ -262,3 +273,52 @@ def test_tokens_that_stand_for_no_text_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="6 tokens of job 'tuned' stand for no text"):
         write_model_files(found, tmp_path / "out", "transformers")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def based(tmp_path: Path) -> Iterator[Chain]:
+    made = Chain(tmp_path / "chain")
+    yield made
+    made.close()
+
+
+def started(based: Chain, seed: int) -> tuple[bytes, bytes]:
+    """A job that waits, and what it starts from."""
+    start = based.blobs.add_bytes(np.random.default_rng(seed).normal(size=layout_of(LANGUAGE).size).astype("<f4").tobytes())
+    return based.start(replace(LANGUAGE, name=f"own {seed}", initial_model=start)), start
+
+
+def exported(based: Chain, folder: Path) -> Path:
+    export_run(based.store, based.blobs, based.host, based.genesis, folder)
+    return folder
+
+
+def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_named(based: Chain, tmp_path: Path) -> None:
+    key, start = started(based, 1)
+    never, absent = started(based, 2)
+    based.blobs.delete_blob(absent)
+    for person in based.people[:3]:
+        based.say(person, "job/attest-start-model", AttestStartModel(key))
+    based.play(key)
+    based.play(key)
+    based.settle()
+    folder = exported(based, tmp_path / "run")
+    verdict = audit_export(folder)
+    assert verdict.models.keys() == {key.hex()} and never in {waiting.job for waiting in based.ledger.state.jobs.queue}
+    file = folder / payload_path(start)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{start.hex()}: its bytes do not have the digest"):
+        audit_export(folder)
+    file.unlink()
+    with pytest.raises(UserError, match=f"{start.hex()}: No such file"):
+        audit_export(folder)
+
+
+def test_what_a_waiting_job_starts_from_is_exported_if_it_is_here(based: Chain, tmp_path: Path) -> None:
+    _, start = started(based, 3)
+    based.settle()
+    folder = exported(based, tmp_path / "run")
+    assert (folder / payload_path(start)).is_file() and audit_export(folder).models == {}
+    decided = based.store.get_decision(1)
+    assert decided is not None and initial_model_digests(decided.decode().body) == {start: 4 * layout_of(LANGUAGE).size}

@@ -1,12 +1,17 @@
-"""Which audits fetch, and which waiting counts against a trainer: only what it knew of when it proposed."""
+"""Which audits fetch and which waiting counts against a trainer; and the lock that is passed on by lot."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import pytest
+import trio
+import trio.testing
 
 from ledger.audits.audit_state import AuditDuty
 from ledger.members import MembersState
 from peer.runtime.audit_scheduler import FETCHING_AUDITS_MAX, AuditKey, AuditScheduler, audit_key
+from peer.runtime.auditor import LotteryLock
 
 JOB, OTHER_JOB, TRAINER, OTHER = b"j" * 32, b"k" * 32, b"t" * 32, b"o" * 32
 MEMBERS = MembersState({}, (TRAINER,), (TRAINER,), (TRAINER,))
@@ -33,83 +38,115 @@ class Auditor:
         self.looked = now
         self.running &= {audit_key(item) for item in due}
         items = {audit_key(item): item for item in sorted(due, key=lambda item: (not item.is_dispute, item.since))}
-        idle_keys = {audit_key(item) for item in idle}
-        begins = self.turns.schedule_audits(items, idle_keys, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS)
+        begins = self.turns.schedule_audits(
+            items, {audit_key(item) for item in idle}, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS
+        )
         self.running |= begins
         return {key: self.turns.take_waited_seconds(key) for key in begins}
 
 
-def test_a_report_waits_for_the_older_one_on_its_trainer_and_that_counts() -> None:
-    auditor, first, second = Auditor(), report(1), report(2)
-    assert auditor.at(0.0, first, round=2) == {audit_key(first): 0.0}
-    assert auditor.at(10.0, first, second, report(2, OTHER), round=3) == {audit_key(report(2, OTHER)): 0.0}
-    auditor.at(40.0, first, second, round=4)
-    assert auditor.at(70.0, second, round=4) == {audit_key(second): 60.0}
+class Look(NamedTuple):
+    now: float
+    due: tuple[AuditDuty, ...]
+    round: int
+    begins: tuple[AuditDuty, float] | None = None  # the one audit that begins, and the seconds that it has waited
+    idle: tuple[AuditDuty, ...] = ()
 
 
-def test_what_is_fetched_keeps_nobody_waiting() -> None:
-    auditor, first, second = Auditor(), report(1), report(2)
-    auditor.at(0.0, first, round=2)
-    assert auditor.at(10.0, first, second, round=3, idle=(first,)) == {audit_key(second): 0.0}
+FIRST, SECOND, THIRD, OF_OTHER = report(1), report(2), report(3), report(2, OTHER)
+FOURTH, FIFTH, SIXTH, SEVENTH, NINTH = report(4), report(5), report(6), report(7), report(9)
+JUDGED = dispute(1, opened=3)
 
 
-def test_who_rests_waits_for_itself() -> None:
-    auditor, first, second = Auditor(), report(1), report(2)
-    auditor.at(0.0, first, round=2)
-    auditor.at(10.0, first, second, round=3, idle=(second,))
-    auditor.at(60.0, first, second, round=3)
-    assert auditor.at(70.0, second, round=3) == {audit_key(second): 10.0}
-
-
-def test_waiting_for_a_dispute_does_not_count_and_takes_nothing_back() -> None:
-    auditor, judged, first, waits = Auditor(), dispute(1, opened=3), report(1), report(2)
-    auditor.at(0.0, first, round=2)
-    auditor.at(0.0, first, waits, round=3)
-    auditor.at(10.0, judged, first, waits, round=3)
-    auditor.at(50.0, first, waits, round=3)
-    assert auditor.at(60.0, waits, round=4) == {audit_key(waits): 20.0}
-
-
-def test_waiting_for_a_dispute_does_not_count_however_old_that_is() -> None:
-    auditor, judged, waits = Auditor(), dispute(1, opened=3), report(4)
-    auditor.at(0.0, judged, round=3)
-    auditor.at(10.0, judged, waits, round=5)
-    assert auditor.at(60.0, waits, round=5) == {audit_key(waits): 0.0}
-
-
-def test_what_is_not_due_any_more_is_forgotten() -> None:
-    auditor, first, second = Auditor(), report(1), report(2)
-    auditor.at(0.0, first, round=2)
-    auditor.at(10.0, first, second, round=3)
-    auditor.at(60.0, first, round=3)
-    assert auditor.at(70.0, second, round=3) == {audit_key(second): 0.0}
-
-
-def test_reports_that_are_drawn_late_keep_none_waiting_that_was_proposed_before_they_were_drawn() -> None:
-    """The ballots of this peer had missed rounds 2 and 3, so it draws for rounds 2, 3 and 4 at once. No trainer could know."""
-    auditor, late, in_time, later = Auditor(), [report(2), report(3)], report(4), report(5)
-    assert auditor.at(0.0, *late, in_time, round=5) == {audit_key(late[0]): 0.0}
-    auditor.at(30.0, *late, in_time, later, round=6)
-    assert auditor.at(60.0, late[1], in_time, later, round=6) == {audit_key(late[1]): 0.0}
-    assert auditor.at(120.0, in_time, later, round=7) == {audit_key(in_time): 0.0}
-    assert auditor.at(160.0, later, round=7) == {audit_key(later): 130.0}, "its trainer knew of all that when it proposed"
-
-
-def test_a_look_that_comes_late_costs_a_trainer_nothing_and_saves_it_no_more_than_that_round() -> None:
-    auditor, first, second, third = Auditor(), report(1), report(2), report(3)
-    auditor.at(0.0, first, second, round=3)  # `first` has been due since round 2
-    auditor.at(10.0, first, second, third, round=4)
-    assert auditor.at(60.0, second, third, round=4) == {audit_key(second): 0.0}
-    assert auditor.at(70.0, third, round=4) == {audit_key(third): 60.0}
-
-
-def test_an_auditor_that_comes_back_charges_nothing_for_what_it_first_sees_then() -> None:
-    auditor, missed, later = Auditor(), [report(5), report(6), report(7)], report(9)
-    auditor.at(0.0, *missed, round=9)
-    auditor.at(10.0, *missed, later, round=10)
-    assert auditor.at(60.0, *missed[1:], later, round=10) == {audit_key(missed[1]): 0.0}
-    assert auditor.at(110.0, missed[2], later, round=10) == {audit_key(missed[2]): 0.0}
-    assert auditor.at(160.0, later, round=11) == {audit_key(later): 150.0}
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param(
+            [
+                Look(0.0, (FIRST,), 2, (FIRST, 0.0)),
+                Look(10.0, (FIRST, SECOND, OF_OTHER), 3, (OF_OTHER, 0.0)),
+                Look(40.0, (FIRST, SECOND), 4),
+                Look(70.0, (SECOND,), 4, (SECOND, 60.0)),
+            ],
+            id="a report waits for the older one on its trainer, and that counts",
+        ),
+        pytest.param(
+            [Look(0.0, (FIRST,), 2), Look(10.0, (FIRST, SECOND), 3, (SECOND, 0.0), idle=(FIRST,))],
+            id="what is fetched keeps nobody waiting",
+        ),
+        pytest.param(
+            [
+                Look(0.0, (FIRST,), 2),
+                Look(10.0, (FIRST, SECOND), 3, idle=(SECOND,)),
+                Look(60.0, (FIRST, SECOND), 3),
+                Look(70.0, (SECOND,), 3, (SECOND, 10.0)),
+            ],
+            id="who rests waits for itself",
+        ),
+        pytest.param(
+            [
+                Look(0.0, (FIRST,), 2),
+                Look(0.0, (FIRST, SECOND), 3),
+                Look(10.0, (JUDGED, FIRST, SECOND), 3),
+                Look(50.0, (FIRST, SECOND), 3),
+                Look(60.0, (SECOND,), 4, (SECOND, 20.0)),
+            ],
+            id="waiting for a dispute does not count, and takes nothing back",
+        ),
+        pytest.param(
+            [
+                Look(0.0, (JUDGED,), 3),
+                Look(10.0, (JUDGED, FOURTH), 5),
+                Look(60.0, (FOURTH,), 5, (FOURTH, 0.0)),
+            ],
+            id="waiting for a dispute does not count, however old that is",
+        ),
+        pytest.param(
+            [
+                Look(0.0, (FIRST,), 2),
+                Look(10.0, (FIRST, SECOND), 3),
+                Look(60.0, (FIRST,), 3),
+                Look(70.0, (SECOND,), 3, (SECOND, 0.0)),
+            ],
+            id="what is not due any more is forgotten",
+        ),
+        # The ballots of this peer had missed rounds 2 and 3, so it draws for rounds 2, 3 and 4 at once. No trainer could know.
+        pytest.param(
+            [
+                Look(0.0, (SECOND, THIRD, FOURTH), 5, (SECOND, 0.0)),
+                Look(30.0, (SECOND, THIRD, FOURTH, FIFTH), 6),
+                Look(60.0, (THIRD, FOURTH, FIFTH), 6, (THIRD, 0.0)),
+                Look(120.0, (FOURTH, FIFTH), 7, (FOURTH, 0.0)),
+                Look(160.0, (FIFTH,), 7, (FIFTH, 130.0)),  # its trainer knew of all that when it proposed
+            ],
+            id="reports that are drawn late keep none waiting that was proposed before they were drawn",
+        ),
+        pytest.param(
+            [
+                Look(0.0, (FIRST, SECOND), 3),  # the first has been due since round 2
+                Look(10.0, (FIRST, SECOND, THIRD), 4),
+                Look(60.0, (SECOND, THIRD), 4, (SECOND, 0.0)),
+                Look(70.0, (THIRD,), 4, (THIRD, 60.0)),
+            ],
+            id="a look that comes late costs a trainer nothing, and saves it no more than that round",
+        ),
+        pytest.param(
+            [
+                Look(0.0, (FIFTH, SIXTH, SEVENTH), 9),
+                Look(10.0, (FIFTH, SIXTH, SEVENTH, NINTH), 10),
+                Look(60.0, (SIXTH, SEVENTH, NINTH), 10, (SIXTH, 0.0)),
+                Look(110.0, (SEVENTH, NINTH), 10, (SEVENTH, 0.0)),
+                Look(160.0, (NINTH,), 11, (NINTH, 150.0)),
+            ],
+            id="an auditor that comes back charges nothing for what it first sees then",
+        ),
+    ],
+)
+def test_reports_wait_for_older_ones_on_their_trainer_alone(looks: list[Look]) -> None:
+    auditor = Auditor()
+    for now, due, round, begins, idle in looks:
+        found = auditor.at(now, *due, round=round, idle=idle)
+        assert begins is None or found == {audit_key(begins[0]): begins[1]}, now
 
 
 def test_seconds_in_which_nothing_was_asked_for_count_for_nobody() -> None:
@@ -147,3 +184,60 @@ def test_jobs_do_not_wait_for_one_another_and_who_waits_for_all_the_others_waits
     many, auditor = [report(1, bytes([number]) * 32) for number in range(2 * FETCHING_AUDITS_MAX)], Auditor()
     assert len(auditor.at(0.0, *many, round=2)) == FETCHING_AUDITS_MAX
     assert set(auditor.at(90.0, *many[FETCHING_AUDITS_MAX:], round=2).values()) == {0.0}
+
+
+async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset()) -> list[int]:
+    """In which order those that wait get their turn. `waiting`: whether each goes first."""
+    lottery, served, held = LotteryLock(), list[int](), 0
+    scopes = [trio.CancelScope() for _ in waiting]
+
+    async def wait(number: int, is_first: bool) -> None:
+        nonlocal held
+        with scopes[number]:
+            async with lottery.hold(lambda: is_first):
+                held += 1
+                assert held == 1, "one at a time"
+                served.append(number)
+                await trio.testing.wait_all_tasks_blocked()
+                held -= 1
+
+    async with trio.open_nursery() as nursery:
+        async with lottery.hold(lambda: False):
+            for number, is_first in enumerate(waiting):
+                nursery.start_soon(wait, number, is_first)
+                await trio.testing.wait_all_tasks_blocked()  # so that they wait in this order
+            for number in cancelled:
+                scopes[number].cancel()
+        async with lottery.hold(lambda: False):  # a newcomer does not come between
+            assert not held
+            held += 1
+            await trio.testing.wait_all_tasks_blocked()
+            held -= 1
+    return served
+
+
+async def test_each_gets_its_turn_and_the_order_is_chance() -> None:
+    orders = [await order_of([False] * 4) for _ in range(50)]
+    assert {tuple(sorted(order)) for order in orders} == {(0, 1, 2, 3)}
+    assert {order[0] for order in orders} == {order[-1] for order in orders} == {0, 1, 2, 3}
+
+
+async def test_those_that_go_first_go_first() -> None:
+    for _ in range(20):
+        assert set((await order_of([False, True, False, True]))[:2]) == {1, 3}
+
+
+@pytest.mark.parametrize("cancelled", [frozenset({0}), frozenset({0, 1, 2}), frozenset({0, 1, 2, 3})], ids=str)
+async def test_who_gives_up_holds_up_nobody(cancelled: frozenset[int]) -> None:
+    for _ in range(20):
+        assert set(await order_of([False] * 4, cancelled)) == {0, 1, 2, 3} - cancelled
+
+
+async def test_who_fails_passes_its_turn_on() -> None:
+    lottery = LotteryLock()
+    with pytest.raises(ValueError, match="bad"):
+        async with lottery.hold(lambda: False):
+            raise ValueError("bad")
+    with trio.fail_after(1):
+        async with lottery.hold(lambda: False):
+            pass

@@ -1,17 +1,34 @@
-"""What `peer watch` shows of a job: it fits the terminal, and elsewhere each round is a line, as soon as its loss is known."""
+"""What `peer watch` shows of a job, what the prompt says unasked, and how a jump of the own loss is told from chance."""
 
 from __future__ import annotations
 
 import io
+import math
+import random
 import re
+import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 import trio
+import trio.testing
 from rich.console import Console
 
-from peer.commands.job_monitor import MEASURED_SECONDS, JobProgress, choose_job, progress_panel, round_line, watch_job
+from features.peer_names import PeerNames
+from ledger.jobs import RUNNING_MAX
+from peer.commands.console import LINES_A_MINUTE_MAX, NotificationFilter, print_notifications
+from peer.commands.job_monitor import (
+    MEASURED_SECONDS,
+    JobProgress,
+    choose_job,
+    progress_panel,
+    round_line,
+    watch_job,
+)
 from peer.commands.table_renderer import bar_chart
+from peer.runtime.audit_scheduler import CHANCE_MAX, KNOWN_MIN, LOOKBACK_ROUNDS, first_spike, most_suspect_round
+from peer.runtime.round_executor import LOSS_ROUNDS_KEPT, LossHistory
 from protocol.api import EventView, JobView, RoundView, RoundVotesView
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, OTHER, ROUNDS, VOTES, FakeApi
@@ -45,15 +62,13 @@ class Training(FakeApi):
 
 def test_a_trainer_that_was_absent_is_not_called_rejected() -> None:
     view = replace(ROUNDS[0], verdicts={"a": "accept", "b": "absent", "c": "replay"})
-    told = round_line(view, {"a": "anna", "b": "ben", "c": "carl"})
-    assert "1 accepted, absent ben, rejected carl: replay" in told
+    assert "1 accepted, absent ben, rejected carl: replay" in round_line(view, {"a": "anna", "b": "ben", "c": "carl"})
     assert "rejected" not in round_line(replace(view, verdicts={"a": "accept", "b": "absent"}), {"a": "anna", "b": "ben"})
 
 
 async def test_elsewhere_each_round_is_a_line_and_the_end_is_told(autojump_clock: trio.testing.MockClock) -> None:
     shown: list[str] = []
-    job = await watch_job(Training(), "text", NAMES, shown.append, on_screen=False)
-    assert job.state == "finished"
+    assert (await watch_job(Training(), "text", NAMES, shown.append, on_screen=False)).state == "finished"
     assert [line.split()[1] for line in shown if line.startswith("round ")] == list("12345")
     assert [line.split()[2] for line in shown if line.startswith("round ")] == ["4.000", "3.000", "2.000", "1.000", "not"]
     assert shown.count("too late") == 1
@@ -133,3 +148,162 @@ def test_the_job_is_the_one_that_is_named_else_the_one_that_runs() -> None:
         choose_job((old,), "nope")
     with pytest.raises(UserError, match="no job yet"):
         choose_job((), "")
+
+
+WATCHED = bytes(32)
+
+
+def watched(losses: Iterable[float]) -> LossHistory:
+    watch = LossHistory()
+    for number, loss in enumerate(losses):
+        watch.record_loss(WATCHED, number, loss)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("losses", "first"),
+    [
+        ([], None),
+        ([2.0], None),
+        ([2.0] * (KNOWN_MIN - 1) + [9.0], None),
+        ([2.0] * KNOWN_MIN + [2.1], None),
+        ([2.0] * KNOWN_MIN + [2.3], KNOWN_MIN),
+        ([5.0, 4.0, 3.0, 2.0, 4.5], None),  # it falls, and rises to what it was lately
+        ([5.0, 4.0, 3.0, 2.0, 1.9, 1.8, 1.8, 1.7, 9.0], 8),  # what it fell by at first hides nothing
+        ([1.6, 1.4] * 4 + [1.8], None),  # it differs as much between rounds
+        ([1.6, 1.4] * 4 + [2.4], 8),
+        ([1.0, 2.0] * 4 + [1.0, 2.1], 9),  # liars make it differ
+        ([1.5] * 9 + [1.6, 1.7], 10),  # in two steps
+        ([1.5] * 9 + [2.0, 9.0, 3.0], 9),
+        ([1.5] * 9 + [9.0, 1.5], None),  # it is over
+        ([1.5] * 9 + [9.0] * LOOKBACK_ROUNDS, None),  # it has been so high for long
+        ([1.5] * 9 + [math.inf], 9),
+        ([1.5] * 9 + [math.inf] * 3, 9),
+    ],
+)
+def test_a_jump_is_far_above_the_rounds_before(losses: list[float], first: int | None) -> None:
+    assert first_spike(watched(losses).losses(WATCHED, ()), len(losses)) == first
+
+
+def test_a_loss_that_is_a_third_above_the_usual_one_has_jumped_whatever_came_before() -> None:
+    chance = random.Random(0)
+    for _ in range(100):
+        before = [chance.uniform(1, 9) for _ in range(LOOKBACK_ROUNDS)]
+        jumped = 1.001 * (1 + CHANCE_MAX) * statistics.median(before)
+        assert first_spike(watched([*before, jumped]).losses(WATCHED, ()), 9) is not None
+
+
+@pytest.mark.parametrize("deviation", [0.03, 0.07])
+def test_honest_losses_hardly_ever_jump(deviation: float) -> None:
+    chance, watch, jumps = random.Random(0), LossHistory(), 0
+    for number in range(3_000):
+        watch.record_loss(WATCHED, number, (1.5 + 2 / (number + 1)) * chance.gauss(1, deviation))
+        jumps += first_spike(watch.losses(WATCHED, ()), number + 1) is not None
+    assert jumps <= 3_000 / 50
+
+
+def test_a_jump_of_long_ago_says_nothing() -> None:
+    losses = watched([1.5] * 9 + [1.8]).losses(WATCHED, ())
+    assert [first_spike(losses, opened) for opened in (9, 10, 11)] == [9, 9, None]
+
+
+def test_the_round_before_a_jump_is_most_suspect_and_then_its_neighbours() -> None:
+    left, order = {3, 4, 5, 6, 7}, list[int]()
+    while left:
+        order.append(most_suspect_round(left, 6))
+        left.remove(order[-1])
+    assert order == [5, 4, 6, 3, 7]
+
+
+def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None:
+    """A lie right after a rollback is seen as any other."""
+    watch = watched([1.5] * 9 + [1.8] * 3 + [1.8])
+    assert first_spike(watch.losses(WATCHED, [(9, 11)]), 13) == 12
+    assert first_spike(watch.losses(WATCHED, [(9, 12)]), 13) is None
+    assert first_spike(watch.losses(WATCHED, [(2, 5), (6, 11)]), 13) is None, "two rounds are known"
+
+
+def test_the_last_losses_of_the_last_jobs_are_kept() -> None:
+    watch = watched([1.0] * 100)
+    assert [*watch.losses(WATCHED, ())] == [*range(100 - LOSS_ROUNDS_KEPT, 100)]
+    for job in range(1, RUNNING_MAX + 1):
+        watch.record_loss(bytes([job]) * 32, 0, 1.0)
+    assert not watch.losses(WATCHED, ()) and watch.losses(bytes([RUNNING_MAX]) * 32, ())
+
+
+MINUTE_MS = 60_000
+
+
+def event(kind: str, text: str, at_ms: int = 0, **fields: str) -> EventView:
+    return EventView(1, at_ms, kind, text, fields)
+
+
+def loss(at_ms: int) -> EventView:
+    return event("measured", "before round 3: held-out loss 2.500 bits/byte", at_ms, name="held_out_bits_per_byte")
+
+
+@pytest.mark.parametrize("kind", ["member", "job", "warning", "evidence"])
+def test_what_concerns_people_is_said(kind: str) -> None:
+    assert NotificationFilter().filter_event(event(kind, "something")) == event(kind, "something")
+
+
+@pytest.mark.parametrize("kind", ["decided", "applied", "ballot", "proposal", "round", "audit"])
+def test_what_happens_every_second_is_not(kind: str) -> None:
+    assert NotificationFilter().filter_event(event(kind, "something")) is None
+
+
+def test_the_loss_and_a_round_s_figures_are_said_once_a_minute() -> None:
+    chosen = NotificationFilter()
+    times = range(0, 3 * MINUTE_MS, 10_000)
+    said = [(chosen.filter_event(loss(at)), chosen.filter_event(event("figures", "score 0.5", at))) for at in times]
+    assert said == [(loss(at), event("figures", "score 0.5", at)) if at % MINUTE_MS == 0 else (None, None) for at in times]
+
+
+def test_a_peer_is_said_to_be_here_once_however_often_its_link_breaks() -> None:
+    chosen = NotificationFilter()
+    links = [event("peer", text, peer=ME) for text in ("connected to anna", "lost the link to anna", "connected to anna")]
+    assert [chosen.filter_event(link) for link in links] == [links[0], None, None]
+    failed = [event("peer", f"cannot reach h:1: no route to host ({tries} tries)") for tries in (1, 3, 9)]
+    assert [chosen.filter_event(dial) for dial in failed] == [failed[0], None, None]
+
+
+def test_what_a_command_at_this_prompt_answers_is_no_news_there() -> None:
+    chosen = NotificationFilter(ME)
+    chosen.record_typed_line(f"connect h:1 {OTHER}@h:2")
+    failed = [event("peer", f"cannot reach h:{port}: no route to host (1 tries)") for port in (1, 2, 3)]
+    assert [chosen.filter_event(dial) for dial in failed] == [None, None, failed[2]]
+    started = [event("warning", "job text: audit=sampled is not", author=author) for author in (ME, OTHER)]
+    assert [chosen.filter_event(start) for start in started] == [None, started[1]], "of its own job `train` has said it"
+
+
+def test_a_flood_of_warnings_does_not_fill_the_screen() -> None:
+    chosen = NotificationFilter()
+    said = [chosen.filter_event(event("warning", "dropped a liar", at)) for at in range(1_000)]
+    shown = [line.text for line in said if line is not None]
+    assert len(shown) == LINES_A_MINUTE_MAX and "see `log`" in shown[-1] and "see" not in shown[-2]
+    assert chosen.filter_event(event("warning", "another", MINUTE_MS)) == event("warning", "another", MINUTE_MS), (
+        "the next minute is new"
+    )
+
+
+async def test_announcements_begin_with_the_newest_and_speak_of_names_and_of_the_prompts_own_commands() -> None:
+    short = OTHER[:8]
+    old = EventView(7, 0, "member", "old news", {})
+    new = EventView(8, 0, "member", f"{short} stands as a voter: `peer approve {short}` approves it", {})
+
+    class Api(FakeApi):
+        async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+            if after == new.number:
+                await trio.sleep_forever()
+            return (old,) if after < 0 else (new,)
+
+    async def names() -> PeerNames:
+        return PeerNames({ME: "anna", OTHER: "erin II"})
+
+    lines: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(print_notifications, Api(), names, lines.append, NotificationFilter())
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    (line,) = lines
+    assert line.endswith("member    erin II stands as a voter: `approve 'erin II'` approves it")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,8 +104,13 @@ class Target:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("wire")
     keys = [Identity.generate() for _ in range(4)]
-    founders = {key.public: Founder("founder", ()) for key in sorted(keys, key=lambda key: key.public)}
-    genesis = Genesis("wire", 1_000, bytes(16), founders, MODULES)
+    genesis = Genesis(
+        "wire",
+        1_000,
+        bytes(16),
+        {key.public: Founder("founder", ()) for key in sorted(keys, key=lambda key: key.public)},
+        MODULES,
+    )
     for number, key in enumerate(keys[:3]):
         directory = DataDirectory.create(folder / str(number))
         directory.write_identity(key)
@@ -117,11 +123,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield Target(made, addresses, genesis, keys[3])
 
 
-async def closed_for(target: Target, reason: str, hostile: Hostile, before: int) -> None:
-    """The connection is ended, and the reason counted and shown."""
-    await hostile.closed()
-    await poll(lambda: target.counts_more(reason, before))
-    assert await target.refused(reason) == before + 1
+@asynccontextmanager
+async def ended_for(target: Target, reason: str, connected: AbstractAsyncContextManager[Hostile]) -> AsyncIterator[Hostile]:
+    """What is done on this connection ends it, and the reason is counted once more, and shown."""
+    before = await target.refused(reason)
+    async with connected as hostile:
+        yield hostile
+        await hostile.closed()
+        await poll(lambda: target.counts_more(reason, before))
+        assert await target.refused(reason) == before + 1
 
 
 # Connections -------------------------------------------------------------------------------------------------------------
@@ -137,46 +147,38 @@ def flipped(data: bytes, position: int) -> bytes:
     [(0, "not-folkmoot"), (MAGIC_BYTES + 1, "wrong-version"), (MAGIC_BYTES + 2, "wrong-chain")],
 )
 async def test_a_preamble_with_one_wrong_bit_is_refused(target: Target, position: int, reason: str) -> None:
-    before = await target.refused(reason)
-    async with connection(target.address, target.chain_id) as hostile:
+    async with ended_for(target, reason, connection(target.address, target.chain_id)) as hostile:
         await hostile.write(flipped(hostile.session.data_to_send(), position))
-        await closed_for(target, reason, hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_another_chain_is_refused(target: Target) -> None:
-    before = await target.refused("wrong-chain")
-    async with connection(target.address, bytes(32)) as hostile:
+    async with ended_for(target, "wrong-chain", connection(target.address, bytes(32))) as hostile:
         await hostile.write(hostile.session.data_to_send())
-        await closed_for(target, "wrong-chain", hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None:
-    before = await target.refused("handshake")
-    async with connection(target.address, target.chain_id) as hostile:
+    async with ended_for(target, "handshake", connection(target.address, target.chain_id)) as hostile:
         await hostile.write(hostile.session.data_to_send())
         with patience():
             while hostile.session.peer is None:
                 hostile.session.receive(await hostile.stream.receive_some(1 << 16))
         await hostile.write(flipped(hostile.session.data_to_send(), 20))
-        await closed_for(target, "handshake", hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -> None:
-    before = await target.refused("bad-signature")
-    async with connection(target.address, target.chain_id, Masquerade(target.founder.public)) as hostile:
+    async with ended_for(
+        target, "bad-signature", connection(target.address, target.chain_id, Masquerade(target.founder.public))
+    ) as hostile:
         await hostile.shake_hands()
-        await closed_for(target, "bad-signature", hostile, before)
 
 
 @pytest.mark.real("processes")
 async def test_garbage_instead_of_a_handshake_is_refused(target: Target) -> None:
-    before = await target.refused("not-folkmoot")
-    async with connection(target.address, target.chain_id) as hostile:
+    async with ended_for(target, "not-folkmoot", connection(target.address, target.chain_id)) as hostile:
         await hostile.write(b"GET / HTTP/1.1\r\n\r\n")
-        await closed_for(target, "not-folkmoot", hostile, before)
 
 
 # Frames ------------------------------------------------------------------------------------------------------------------
@@ -212,10 +214,8 @@ async def bad_record(hostile: Hostile) -> None:
     ],
 )
 async def test_a_bad_frame_ends_the_connection(target: Target, attack: Callable[[Hostile], Any], reason: str) -> None:
-    before = await target.refused(reason)
-    async with link(target.address, target.chain_id) as hostile:
+    async with ended_for(target, reason, link(target.address, target.chain_id)) as hostile:
         await attack(hostile)
-        await closed_for(target, reason, hostile, before)
 
 
 # Messages ----------------------------------------------------------------------------------------------------------------
@@ -228,8 +228,7 @@ def statement(target: Target, height: int, kind: Any = Prepare, view: int = 0) -
 def forged(target: Target, height: int, signers: int, kind: Any = Commit) -> Certificate:
     """A certificate whose signatures are the attacker's own under the names of others."""
     vote = codec.encode(statement(target, height, kind))
-    keys = target.voters.keys[:signers]
-    return Certificate(vote, {key: target.founder.sign(vote) for key in keys})
+    return Certificate(vote, {key: target.founder.sign(vote) for key in target.voters.keys[:signers]})
 
 
 def of_strangers(target: Target, height: int) -> Certificate:
@@ -316,20 +315,15 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
 async def test_a_bad_message_ends_the_connection(
     target: Target, name: str, reason: str, make: Callable[[Target, int], Any]
 ) -> None:
-    before = await target.refused(reason)
-    async with link(target.address, target.chain_id) as hostile:
-        height = (await target.client.status()).height + 1
-        message = make(target, height)
+    async with ended_for(target, reason, link(target.address, target.chain_id)) as hostile:
+        message = make(target, (await target.client.status()).height + 1)
         await hostile.say(message if isinstance(message, bytes) else codec.encode(message))
-        await closed_for(target, reason, hostile, before)
 
 
 @pytest.mark.real("sockets")
 async def test_garbage_on_the_transports_own_channel_ends_the_connection(target: Target) -> None:
-    before = await target.refused("unknown-message")
-    async with link(target.address, target.chain_id) as hostile:
+    async with ended_for(target, "unknown-message", link(target.address, target.chain_id)) as hostile:
         await hostile.say(b"\xc1", Channel.LINK)
-        await closed_for(target, "unknown-message", hostile, before)
 
 
 @pytest.mark.real("processes")
@@ -338,10 +332,8 @@ async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) ->
     async with link(target.address, target.chain_id, identity) as hostile:
         await hostile.say(b"\xc1")
         await hostile.closed()
-    before = await target.refused("banned")
-    async with connection(target.address, target.chain_id, identity) as hostile:
+    async with ended_for(target, "banned", connection(target.address, target.chain_id, identity)) as hostile:
         await hostile.shake_hands()
-        await closed_for(target, "banned", hostile, before)
 
 
 # What depends on how far a peer has applied: counted, not punished ---------------------------------------------------------
@@ -351,8 +343,7 @@ async def open_round(target: Target, hostile: Hostile) -> JobView:
     """A scratch job of the attacker's own: its round stays open until the attacker proposes."""
     height = (await target.client.status()).height
     nonce = 1 + sum(job.name == "hostile" for job in await target.client.jobs())
-    start = StartJob(replace(SCRATCH, name="hostile").encode())
-    transaction = Transaction(nonce, height + 100, "job/start", codec.encode(start))
+    transaction = Transaction(nonce, height + 100, "job/start", codec.encode(StartJob(replace(SCRATCH, name="hostile").encode())))
     job = job_id(target.founder.public, transaction).hex()
     await hostile.say(codec.encode(relay(target, transaction)))
     with patience():
@@ -398,8 +389,7 @@ async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(tar
         for message in [*old, *old, ahead, Status(2**40, 2**40)]:
             await hostile.say(codec.encode(message))
         await target.decides()
-        links = {view.peer: view.link for view in await target.client.peers()}
-        assert links[peer_id(target.founder.public)] is not None
+        assert {view.peer: view.link for view in await target.client.peers()}[peer_id(target.founder.public)] is not None
 
 
 @pytest.mark.real("sockets")
@@ -414,8 +404,7 @@ async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(ta
         before = await target.refused("unknown-transaction")
         await hostile.say(codec.encode(relay(target, Transaction(20_000, height + 100, "coins/mint", b""))))
         await counted(target, "unknown-transaction", before)
-        pending = (await target.client.stats()).transactions_pending
-        assert pending <= PENDING_PER_MEMBER_MAX
+        assert (await target.client.stats()).transactions_pending <= PENDING_PER_MEMBER_MAX
         await target.decides()
 
 

@@ -164,8 +164,7 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
         await fake.worker.ask(evaluate(what))
     assert await fake.worker.ask(evaluate()) == worker_protocol.EvaluateReply({"bits": 2.5}, 0.1)
     assert fake.worker.restarts == 1
-    starts = [line for line in fake.asked() if line.startswith("start")]
-    assert fake.asked()[-2:] == ["text", "model"] and len(starts) == 2
+    assert fake.asked()[-2:] == ["text", "model"] and len([line for line in fake.asked() if line.startswith("start")]) == 2
 
 
 @pytest.mark.real("processes")
@@ -312,48 +311,46 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
     monkeypatch.chdir(files.folder)
     worker = WorkerSupervisor()
     with patience(SECONDS_MAX):
-        await propose_and_audit(worker, files)
-
-
-async def propose_and_audit(worker: WorkerSupervisor, files: Files) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(worker.run)
-        opened = await worker.ask(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), files.path("text"), None))
-        assert opened.train_tokens == 18_000 and opened.held_out_tokens == 2_000
-        model, buffer = files.path("model"), files.path("buffer")
-        proposed = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer))
-        assert files.digest("buffer") == proposed.buffer_digest
-        audit = worker_protocol.AuditRequest(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
-        own = await worker.ask(audit)
-        assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
-        foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
-        assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
-        evaluated = await worker.ask(worker_protocol.EvaluateRequest(JOB, model))
-        assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
-        # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
-        text = worker_protocol.GenerateRequest(
-            JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
-        )
-        slices = [await worker.ask(replace(text, text_number=1))]
-        assert not slices[0].is_over, "a text longer than a slice"
-        again = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, files.path("again")))
-        assert again.payload_digest == proposed.payload_digest
-        while not slices[-1].is_over:
-            slices.append(await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices))))
-        whole = "".join(done.text for done in slices)
-        assert (await worker_protocol.generate_text(worker.ask, text)).text == whole
-        # Where the worker lost the text, as by a restart, it begins anew behind what was told.
-        lost = replace(text, text_number=9, told_characters=100)
-        while not (part := await worker.ask(lost)).text:
-            pass
-        assert whole[100:].startswith(part.text)
-        with pytest.raises(WorkerFailed, match="is not open"):
-            await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
-        with pytest.raises(WorkerFailed, match="nowhere"):
-            await worker.ask(worker_protocol.EvaluateRequest(JOB, files.path("nowhere")))
-        with pytest.raises(WorkerFailed, match="round"):
-            await worker.ask(replace(audit, round=5))
-        nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            opened = await worker.ask(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), files.path("text"), None))
+            assert opened.train_tokens == 18_000 and opened.held_out_tokens == 2_000
+            model, buffer = files.path("model"), files.path("buffer")
+            proposed = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer))
+            assert files.digest("buffer") == proposed.buffer_digest
+            audit = worker_protocol.AuditRequest(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
+            own = await worker.ask(audit)
+            assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
+            foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
+            assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
+            evaluated = await worker.ask(worker_protocol.EvaluateRequest(JOB, model))
+            assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
+            # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
+            text = worker_protocol.GenerateRequest(
+                JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
+            )
+            slices = [await worker.ask(replace(text, text_number=1))]
+            assert not slices[0].is_over, "a text longer than a slice"
+            again = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, files.path("again")))
+            assert again.payload_digest == proposed.payload_digest
+            while not slices[-1].is_over:
+                slices.append(
+                    await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices)))
+                )
+            whole = "".join(done.text for done in slices)
+            assert (await worker_protocol.generate_text(worker.ask, text)).text == whole
+            # Where the worker lost the text, as by a restart, it begins anew behind what was told.
+            lost = replace(text, text_number=9, told_characters=100)
+            while not (part := await worker.ask(lost)).text:
+                pass
+            assert whole[100:].startswith(part.text)
+            with pytest.raises(WorkerFailed, match="is not open"):
+                await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
+            with pytest.raises(WorkerFailed, match="nowhere"):
+                await worker.ask(worker_protocol.EvaluateRequest(JOB, files.path("nowhere")))
+            with pytest.raises(WorkerFailed, match="round"):
+                await worker.ask(replace(audit, round=5))
+            nursery.cancel_scope.cancel()
 
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
@@ -373,8 +370,10 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
     ended = run_process([sys.executable, "-c", script], input=b"", capture_output=True, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = worker_protocol.parse_header(output[:8])
-    messages = worker_protocol.messages_from_worker(worker_protocol.REQUESTS)
-    assert isinstance(worker_protocol.parse_body(output[8 : 8 + length], messages), worker_protocol.WorkerInfo)
+    assert isinstance(
+        worker_protocol.parse_body(output[8 : 8 + length], worker_protocol.messages_from_worker(worker_protocol.REQUESTS)),
+        worker_protocol.WorkerInfo,
+    )
     assert b"stray" in errors and b"stray" not in output
 
 

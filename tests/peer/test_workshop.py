@@ -156,7 +156,7 @@ class OneRound:
     """The first round of a job, with its workshop at the first person. `turn` stands for the driver."""
 
     def __init__(self, chain: Chain, role: Judge) -> None:
-        self.chain, self.key, self.now = chain, chain.start(LANGUAGE), 0.0
+        self.chain, self.role, self.key, self.now = chain, role, chain.start(LANGUAGE), 0.0
         self.job = chain.ledger.state.jobs.jobs[self.key]
         self.rounds = OpenRounds(chain.people[0], chain.id, {})
         self.shop = shop_of(chain, role, self.rounds, self._call)
@@ -193,6 +193,10 @@ class OneRound:
     async def settle(self) -> None:
         await self.turn()
         await trio.testing.wait_all_tasks_blocked()
+
+    async def finish_reexecutions(self) -> None:
+        self.role.done.set()
+        await self.settle()
 
     def proposal(self, trainer: Identity) -> Signed:
         return self.chain.proposal(self.key, trainer)
@@ -233,8 +237,12 @@ async def one_round(folder: Path, role: Judge) -> AsyncIterator[OneRound]:
         chain.close()
 
 
-async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is_called(tmp_path: Path) -> None:
-    role = Judge()
+@pytest.fixture
+def role() -> Judge:
+    return Judge()
+
+
+async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is_called(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         others = made.chain.people[1:]
         for person in others:
@@ -243,15 +251,13 @@ async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is
             await made.settle()
         assert sorted(role.checked) == [person.public for person in others]
         assert role.reexecuted == [made.at(0).public]
-        role.done.set()
-        await made.settle()
+        await made.finish_reexecutions()
         assert made.verdicts(Vouch) == {made.at(0).public: Verdict.ACCEPT}
         await made.settle()
         assert len(role.checked) == 3 and len(role.reexecuted) == 1
 
 
-async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         signed = made.proposal(made.at(1))
         await made.hear(signed)
@@ -273,16 +279,14 @@ async def test_a_voter_that_is_called_rejects_a_proposal_that_fails_its_checks_w
         assert made.verdicts(Vouch) == {made.at(0).public: Verdict.REPLAY}
 
 
-async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         trainer = made.at(0)
         await made.hear(made.proposal(trainer))
         made.now = made.rounds.books[made.key].cut_off_due_at
         await made.settle()
         assert made.verdicts(Ballot) == {trainer.public: Verdict.UNJUDGED} and made.verdicts(Vouch) == {}
-        role.done.set()
-        await made.settle()
+        await made.finish_reexecutions()
         assert role.cancelled == 0
         assert made.verdicts(Vouch) == {trainer.public: Verdict.ACCEPT}
 
@@ -292,27 +296,23 @@ async def test_a_voter_whose_re_execution_fails_is_unsure(tmp_path: Path) -> Non
     async with one_round(tmp_path, role) as made:
         trainer = made.at(0)
         await made.hear(made.proposal(trainer))
-        role.done.set()
-        await made.settle()
+        await made.finish_reexecutions()
         assert made.verdicts(Vouch) == {trainer.public: Verdict.UNJUDGED} and role.reexecuted == [trainer.public]
         (warning,) = made.shop.disk_space.events.newest_events(10)
         assert warning.text == "re-executing in round 1 failed: no memory"
 
 
-async def test_a_re_execution_ends_with_its_round(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_re_execution_ends_with_its_round(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         await made.hear(made.proposal(made.at(0)))
         made.shop.close_round((made.key, 0))
         await trio.testing.wait_all_tasks_blocked()
         assert role.cancelled == 1
-        role.done.set()
-        await made.settle()
+        await made.finish_reexecutions()
         assert made.said == [] and len(role.reexecuted) == 1
 
 
-async def test_a_re_execution_begins_again_after_a_renewal(tmp_path: Path) -> None:
-    role = Judge()
+async def test_a_re_execution_begins_again_after_a_renewal(tmp_path: Path, role: Judge) -> None:
     async with one_round(tmp_path, role) as made:
         trainer = made.at(0)
         await made.hear(made.proposal(trainer))
@@ -320,6 +320,5 @@ async def test_a_re_execution_begins_again_after_a_renewal(tmp_path: Path) -> No
         await made.settle()
         assert role.checked == [trainer.public], "the result of the check is kept"
         assert role.cancelled == 1 and role.reexecuted == [trainer.public] * 2
-        role.done.set()
-        await made.settle()
+        await made.finish_reexecutions()
         assert made.verdicts(Vouch) == {trainer.public: Verdict.ACCEPT}

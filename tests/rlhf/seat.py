@@ -1,18 +1,24 @@
-"""A trainer's first round in a worker of this process, and those who look at it."""
+"""A trainer's first round in a worker of this process, a worker's text to its end, and the desk of one member of a ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import trio
 
 from peer.worker.main import WorkerRequestHandler
 from protocol.verdicts import Verdict
 from rlhf.data.preference_sets import PromptRecord, encode_records
+from tests.ledger.world import World
 from training import worker_protocol
 from training.engines.pytorch.backend import BACKEND
 from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
+from training.worker_protocol import GenerateReply, GenerateRequest
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
 
@@ -49,3 +55,30 @@ class Seat:
         found = jobs.handle_request(worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), *files))
         assert isinstance(found, worker_protocol.AuditReply)
         return found.verdict
+
+
+def whole(jobs: WorkerRequestHandler, request: GenerateRequest) -> GenerateReply:
+    told = ""
+    while True:
+        done = jobs.handle_request(replace(request, text_number=1, told_characters=len(told)))
+        assert isinstance(done, GenerateReply)
+        told += done.text
+        if done.is_over:
+            return replace(done, text=told)
+
+
+class WorldDesk:
+    def __init__(self, world: World, me: bytes) -> None:
+        self.world, self.me = world, me
+
+    @property
+    def state(self) -> Any:
+        return self.world.state
+
+    @property
+    def height(self) -> int:
+        return self.world.state.height
+
+    async def wait_for_block_above(self, height: int) -> None:
+        while self.height <= height:  # noqa: ASYNC110
+            await trio.sleep(0.01)

@@ -186,8 +186,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     assert_only_lies_are_refused(view, lies)
     while (status := await first.client.rlhf_status()).stages[0].held_out_nats is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
-    same = json.dumps({"prompt": "q: ", "chosen": "aei", "rejected": "aei"})
-    file = pairs_file(folder / "pairs.jsonl", *pairs, same)
+    file = pairs_file(folder / "pairs.jsonl", *pairs, json.dumps({"prompt": "q: ", "chosen": "aei", "rejected": "aei"}))
     how = (1, "", OF_SETS | {"rounds": "1", "beta": "0.5"}, file, 1, "", "", "dpo", True)
     with pytest.raises(UserError, match="dpo takes no --reward"):
         await first.client.start_rlhf_training("instruct", "rule:vowels", 1, "", OF_SETS, "", 1, "", "", "dpo")
@@ -310,8 +309,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
 async def imported(daemon: Daemon, folder: Path, name: str, prompts: list[str], response: str = "aeiou") -> str:
     file = folder / f"{name}.jsonl"
     file.write_text("".join(json.dumps({"text": prompt, "items": [response, "xkt"]}) + "\n" for prompt in prompts))
-    request = ImportRequest(str(file), name, "", "pair", (), False, 1, 1, "", False)
-    return (await daemon.client.import_tasks(request)).project
+    return (await daemon.client.import_tasks(ImportRequest(str(file), name, "", "pair", (), False, 1, 1, "", False))).project
 
 
 async def people_compare(daemon: Daemon, truth: dict[str, int]) -> None:
@@ -351,8 +349,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     with pytest.raises(UserError, match="is in no set of 2 jobs with"):
         await first.client.trace_pair("00" * 32)
     await first.client.export_run(str(folder / "export"))
-    query = ExportedPairTrace(traces[0].pair)
-    offline = await trio.to_thread.run_sync(ask_export, folder / "export", query)
+    offline = await trio.to_thread.run_sync(ask_export, folder / "export", ExportedPairTrace(traces[0].pair))
     assert offline == traces[0], "whoever has the export needs no peer"
     drawn = [draw for trace in traces for draw in trace.draws]
     assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}

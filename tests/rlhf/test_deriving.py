@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from curation.ledger.transaction_types import AddTaskPage
 from curation.tasks.answers import Answer
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from ledger.jobs import ModelReference
-from peer import features
 from peer.daemon import daemon
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
@@ -32,7 +31,7 @@ from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
 from rlhf.services import PreferenceDatasetBuilder
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
-from tests.rlhf.desk import WorldDesk
+from tests.rlhf.seat import WorldDesk
 from tests.rlhf.test_plans import OWN, POLICY
 from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
 from training.corpus import text_path
@@ -44,8 +43,9 @@ class Paged(Compared):
     """Its project has a real page."""
 
     def page(self, project: bytes, tasks: int, author: Any = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
-        entries = (PageEntry(bytes([n]) * 16, AnnotationTask(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks))
-        self.first = codec.encode(TaskPageBlob(tuple(entries)))
+        self.first = codec.encode(
+            TaskPageBlob(tuple(PageEntry(bytes([n]) * 16, AnnotationTask(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks)))
+        )
         root = page_merkle_root(codec.decode(TaskPageBlob, self.first))
         self.say(
             author, "curation/add-page", AddTaskPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks)
@@ -53,10 +53,8 @@ class Paged(Compared):
 
     def redact_in_page(self, number: int) -> bytes:
         """The page as it is then."""
-        page = codec.decode(TaskPageBlob, self.first)
-        made, old = redact_entry(page, number), hashlib.sha256(self.first).digest()
-        digest = hashlib.sha256(made).digest()
-        self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, digest, len(made)))
+        made, old = redact_entry(codec.decode(TaskPageBlob, self.first), number), hashlib.sha256(self.first).digest()
+        self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, hashlib.sha256(made).digest(), len(made)))
         return made
 
     def pairs(self, without: int | None = None) -> list[PreferencePair]:
@@ -109,24 +107,14 @@ class Desk(WorldDesk):
         self.world.decide(self.world.tx(VOTER, kind, content))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Paged:
     return Paged(tmp_path / "models")
 
 
-async def said(desk: Desk, until: int = 1) -> list[bytes | None]:
-    """What this peer says, up to so many times."""
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
-            while len(desk.said) < until:  # noqa: ASYNC110
-                await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
+async def said(desk: Desk) -> list[bytes | None]:
+    """What this peer says, as soon as it does."""
+    await until(lambda: desk.said, PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
     assert all(isinstance(content, AttestPreferenceSet) and content.plan == desk.world.key for content in desk.said)
     return [content.set for content in desk.said]
 
@@ -140,20 +128,39 @@ def naming(world: Paged, pairs: list[PreferencePair], monkeypatch: pytest.Monkey
     return named
 
 
+@pytest.fixture
+def named(world: Paged, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    return naming(world, world.pairs(), monkeypatch)
+
+
+@pytest.fixture
+def desk(world: Paged, tmp_path: Path) -> Desk:
+    return Desk(world, tmp_path, world.first)
+
+
+async def until(condition: Callable[[], object], run: Callable[..., Awaitable[object]], *arguments: Any) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, *arguments)
+            while not condition():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("tokens", [None, b"t" * 32], ids=["bytes", "tokens"])
 async def test_a_voter_confirms_a_set_that_it_derived_and_keeps_it_for_others(
-    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: bytes | None
+    world: Paged, desk: Desk, monkeypatch: pytest.MonkeyPatch, tokens: bytes | None
 ) -> None:
-    named, desk = naming(world, world.pairs(), monkeypatch, tokens), Desk(world, tmp_path, world.first)
+    named = naming(world, world.pairs(), monkeypatch, tokens)
     assert await said(desk) == [named]
     assert read_preference_set(named, desk.read_blob) == world.pairs()
     assert "the set" in desk.told[0] and "of 6 pairs, as a plan says" in desk.told[0]
 
 
 async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
-    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: bytes, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named, desk, told = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first), list[str]()
+    told = list[str]()
     monkeypatch.setattr(daemon, "RETRY_SECONDS", 0.01)
     keep = desk.add_blob
 
@@ -163,12 +170,7 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
 
     monkeypatch.setattr(desk, "add_blob", fail)
     part = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(daemon.restart_on_fault, "the part sets", part.run, told.append)
-            while not desk.said:  # noqa: ASYNC110
-                await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
+    await until(lambda: desk.said, daemon.restart_on_fault, "the part sets", part.run, told.append)
     assert desk.said[0].set == named and len(told) == 1
 
 
@@ -188,18 +190,17 @@ INVENTED = {
 
 @pytest.mark.parametrize("how", INVENTED)
 async def test_a_voter_says_what_it_found_where_a_plan_names_something_else(
-    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    world: Paged, desk: Desk, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     named = naming(world, INVENTED[how](world.pairs()), monkeypatch)
-    desk = Desk(world, tmp_path, world.first)
     assert await said(desk) == [preference_set_manifest(world.pairs()).digest] != [named]
     assert list(desk.blobs.values()) == [world.first], "what nobody asks for is not kept"
     assert "which a plan names" in desk.told[0]
 
 
-async def test_a_voter_waits_for_the_tasks(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_voter_waits_for_the_tasks(world: Paged, named: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
-    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path)
+    desk = Desk(world, tmp_path)
     async with trio.open_nursery() as nursery:
 
         async def arrives() -> None:
@@ -212,12 +213,12 @@ async def test_a_voter_waits_for_the_tasks(world: Paged, tmp_path: Path, monkeyp
         assert await said(desk) == [named]
 
 
+@pytest.mark.usefixtures("named")
 async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_when_it_is_cancelled(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one member would take all threads of every voter, by plans that it begins and cancels."""
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
-    naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
     work = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
     with trio.fail_after(60):
@@ -234,12 +235,12 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
     assert not desk.said
 
 
+@pytest.mark.usefixtures("named")
 async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan ends by that, and so does the voter's work; it derives what is left where somebody asks again."""
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
-    naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
     source = world.source
 
@@ -254,31 +255,21 @@ async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     assert world.now_plan.phase == "cancelled"
 
 
-async def test_a_page_that_is_none_gives_no_set(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    naming(world, world.pairs(), monkeypatch)
+@pytest.mark.usefixtures("named")
+async def test_a_page_that_is_none_gives_no_set(world: Paged, tmp_path: Path) -> None:
     desk = Desk(world, tmp_path)
     desk.blobs[hashlib.sha256(world.first).digest()] = b"no page"
     assert await said(desk) == [None]
     assert "gives at height" in desk.told[0] and "no set" in desk.told[0]
 
 
-async def test_who_has_no_vote_says_nothing(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    naming(world, world.pairs(), monkeypatch)
-    desk = Desk(world, tmp_path, world.first)
+@pytest.mark.usefixtures("named")
+async def test_who_has_no_vote_says_nothing(desk: Desk) -> None:
     desk.me = PEOPLE[7].public
     assert not PreferenceDatasetBuilder(desk)._due()  # type: ignore[arg-type]
 
 
 # Redacted texts -----------------------------------------------------------------------------------------------------------
-
-
-async def until(desk: Desk, condition: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
-            while not condition():  # noqa: ASYNC110
-                await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
 
 
 def text_of(desk: Desk) -> Path:
@@ -287,8 +278,11 @@ def text_of(desk: Desk) -> Path:
 
 def held(desk: Desk, named: bytes) -> list[bool]:
     """Of a set: its manifest, its shard, its text."""
-    shard = b"".join(encode_records(desk.world.pairs()))
-    return [named in desk.blobs, hashlib.sha256(shard).digest() in desk.blobs, text_of(desk).exists()]
+    return [
+        named in desk.blobs,
+        hashlib.sha256(b"".join(encode_records(desk.world.pairs()))).digest() in desk.blobs,
+        text_of(desk).exists(),
+    ]
 
 
 def decided_and_redacted(world: Paged, desk: Desk) -> None:
@@ -299,10 +293,7 @@ def decided_and_redacted(world: Paged, desk: Desk) -> None:
     world.redact_in_page(0)
 
 
-async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it(
-    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it(world: Paged, named: bytes, desk: Desk) -> None:
     decided_and_redacted(world, desk)
     reward, policy = (tuning_plans.stage_job_id(world.key, stage) for stage in range(2))
     for job in (reward, policy):
@@ -312,13 +303,10 @@ async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it
         world.close(job)
         assert (named in sets_in_use(world.state)) == (job == reward), "also in the block between the stages"
         world.decide()
-    await until(desk, lambda: not any(held(desk, named)))
+    await until(lambda: not any(held(desk, named)), PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
 
 
-def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(
-    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(world: Paged, named: bytes, desk: Desk) -> None:
     decided_and_redacted(world, desk)
     reward = tuning_plans.stage_job_id(world.key, 0)
     world.close(reward)
@@ -331,20 +319,18 @@ def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(
     assert named not in sets_in_use(world.state)
 
 
-async def test_a_set_that_was_not_decided_is_deleted(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+async def test_a_set_that_was_not_decided_is_deleted(world: Paged, named: bytes, desk: Desk) -> None:
     await said(desk)
     assert held(desk, named)[:2] == [True, True]
     world.redact_in_page(0)
     assert world.now_plan.phase == "cancelled"
-    await until(desk, lambda: not any(held(desk, named)))
+    await until(lambda: not any(held(desk, named)), PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
 
 
-async def test_what_another_set_has_stays(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_set_has_stays(world: Paged, named: bytes, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pairs, cut into the tokens of another base: a job of them runs."""
-    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
     decided_and_redacted(world, desk)
     other = preference_set_manifest(world.pairs(), b"t" * 32, desk.add_blob).digest
     monkeypatch.setattr(services, "sets_in_use", lambda state: {other})
-    await until(desk, lambda: named not in desk.blobs)
+    await until(lambda: named not in desk.blobs, PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
     assert held(desk, named) == [False, True, True] and read_preference_set(other, desk.read_blob) == world.pairs()

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from peer import features
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.api.supervised_jobs import TruncationSide, count_stop_texts, prepare_records
@@ -26,11 +25,6 @@ from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 USER = "User: {}\nAssistant: "
 HELLO = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 def lines(*rows: Any) -> io.BytesIO:
@@ -116,8 +110,7 @@ def test_what_cannot_be_learned_as_text_is_refused_by_name(row: dict[str, Any], 
 def test_a_completion_that_is_labelled_as_bad_is_left_out_and_counted(bad: Any) -> None:
     rows = [{"prompt": "q", "completion": text, "label": good} for text, good in (("BAD", bad), ("good", True), ("fine", 1))]
     misfits = InvalidLines()
-    found = read_examples("f", lines(*rows), misfits)
-    assert [one.response for one in found] == ["good", "fine"] and misfits.left_out == 1
+    assert [one.response for one in read_examples("f", lines(*rows), misfits)] == ["good", "fine"] and misfits.left_out == 1
     weighted = {"messages": [*messages("q"), {"role": "assistant", "content": "BAD", "weight": 0}]}
     assert [one.response for one in read_examples("f", lines(weighted, rows[1]))] == ["good"]
     with pytest.raises(UserError, match="there is no response in it"):
@@ -347,8 +340,10 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
     some = read_examples("f", lines(*({"prompt": "q", "response": text} for text in texts)))
     tokenizer = TOKENIZERS[0]
     assert [count_stop_texts(some, tokenizer, stop) for stop in (10, BYTES, None)] == [3, 0, 0]
-    pairs = read_preference_file("f", lines({"prompt": "q", "chosen": "a\nb", "rejected": "c\nd"}))
-    assert count_stop_texts(pairs, tokenizer, 10) == 2
+    assert (
+        count_stop_texts(read_preference_file("f", lines({"prompt": "q", "chosen": "a\nb", "rejected": "c\nd"})), tokenizer, 10)
+        == 2
+    )
     of = {kind: replace(spec_of(kind, tokenizer), preparation=PreparationCounts(holding_stop=3)) for kind in KINDS}
     assert all(
         "3 responses with the stop text" in preparation_notes(spec)[0] and "--set stop_token=none" in preparation_notes(spec)[0]

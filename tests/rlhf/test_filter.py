@@ -102,12 +102,11 @@ def test_a_text_without_one_passes(words: WordMatcher, text: str) -> None:
 
 
 def test_stars_stand_for_letters_in_their_order() -> None:
-    entries = ("a*bc*d",)
     found = [
         word
         for n in range(1, 7)
         for word in map("".join, itertools.product("abcd", repeat=n))
-        if WordMatcher(entries).find_entry(word)
+        if WordMatcher(("a*bc*d",)).find_entry(word)
     ]
     assert found == [
         word

@@ -1,4 +1,7 @@
-"""Each loss beside its formula in plain Python, and wrong variants of it that the comparison must notice."""
+"""Each loss beside its formula in plain Python and beside what TRL computed once, and wrong variants that they must notice.
+
+`python -m benchmarks.rlhf_oracle --write` makes the figures of TRL anew.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import rlhf_oracle
+from benchmarks.rlhf_oracle import GOLDEN, Row, cases, compare, read
+from benchmarks.verdicts import MISSED
 from rlhf.objectives.ppo import CLIP_RANGE
 from rlhf.pytorch import losses
 
@@ -64,8 +70,7 @@ def check_advantages() -> None:
 
 def check_whitening() -> None:
     values = [float(ADVANTAGE[at]) for at in PLACES]
-    wanted = {at: (float(ADVANTAGE[at]) - fmean(values)) / stdev(values) for at in PLACES}
-    same(losses.whiten_advantages(ADVANTAGE, MASK), wanted)
+    same(losses.whiten_advantages(ADVANTAGE, MASK), {at: (float(ADVANTAGE[at]) - fmean(values)) / stdev(values) for at in PLACES})
 
 
 def check_groups() -> None:
@@ -118,8 +123,10 @@ def check_dpo() -> None:
 
 def check_k3() -> None:
     differences = {at: float(REFERENCE[at] - LOGP[at]) for at in PLACES}
-    wanted = [sum(math.exp(d) - 1 - d for (row, _), d in differences.items() if row == b) for b in range(B)]
-    same(losses.kl_estimate_k3(LOGP, REFERENCE, MASK), wanted)
+    same(
+        losses.kl_estimate_k3(LOGP, REFERENCE, MASK),
+        [sum(math.exp(d) - 1 - d for (row, _), d in differences.items() if row == b) for b in range(B)],
+    )
 
 
 def check_log_probabilities() -> None:
@@ -166,8 +173,7 @@ def without_mask(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any
 
 
 def score_after_the_end(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    found = real(*arguments, **named)
-    return found.roll(1, dims=1)
+    return real(*arguments, **named).roll(1, dims=1)
 
 
 def one_token_late(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -314,3 +320,57 @@ def test_the_gradient_of_a_sure_model_is_exact_to_rounding() -> None:
 
 def test_one_token_alone_is_whitened_to_zero() -> None:
     assert losses.whiten_advantages(torch.tensor([[3.0, math.nan]]), torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
+
+
+TENSORS, VERSIONS = read(GOLDEN)
+
+
+def test_losses_and_gradients_are_those_of_trl() -> None:
+    rows, found = compare(0, TENSORS), cases(TENSORS)
+    assert VERSIONS["trl"] == "1.12.0" and len(rows) == 18
+    assert [line for line in rlhf_oracle.verdicts(rows, found) if line.startswith(MISSED)] == []
+
+
+def advantages_one_token_late(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    advantage, returns = real(*arguments, **named)
+    return advantage.roll(1, dims=1), returns
+
+
+def without_last_mask(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    *others, mask = arguments
+    return real(*others, mask | True, **named)
+
+
+def ramped(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return real(*arguments, ramp=0.5, **named)
+
+
+def of_whole_pairs(real: Callable[..., Any], first: Tensor, second: Tensor, *others: Tensor, **named: Any) -> Any:
+    """As if every pair's first response were better for sure."""
+    return real(first, second, *others[:-1], others[-1] * 0 + 1, **named)
+
+
+PLANTED_BESIDE_TRL = [
+    ("token_rewards", without_last_mask, "rewards"),
+    ("gae_advantages", advantages_one_token_late, "GAE"),
+    ("whiten_advantages", without_last_mask, "whitening"),
+    ("policy_losses", never_clipped, "policy loss"),
+    ("policy_losses", ramped, "gradient of the logits"),
+    ("value_losses", never_clipped, "value loss"),
+    ("value_losses", ramped, "gradient of the values"),
+    ("token_mean", lambda real, x, mask: x.mean(), "loss"),
+    ("reward_model_losses", of_whole_pairs, "reward model"),
+    ("dpo_losses", of_whole_pairs, "DPO"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "what"), PLANTED_BESIDE_TRL, ids=[f"{name}, {wrong.__name__}" for name, wrong, _ in PLANTED_BESIDE_TRL]
+)
+def test_trl_differs_from_a_wrong_variant(
+    name: str, wrong: Callable[..., Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(losses, name)
+    monkeypatch.setattr(losses, name, lambda *arguments, **named: wrong(real, *arguments, **named))
+    off: list[Row] = [row for row in compare(0, TENSORS) if row.largest > row.most]
+    assert off and any(what in row.what for row in off)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ledger.jobs import JobHold, JobLaunch, JobPhase, JobsModule, StartJob, StopJob, job_id
-from peer import features
 from protocol import codec
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.rlhf_module import RlhfModule
@@ -20,11 +19,6 @@ from tests.ledger.world import PEOPLE
 from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, OWN, POLICY, REWARD, Tuned
 
 MARKS = {JobPhase.RUNNING: "", JobPhase.PAUSED: "=", JobPhase.FINISHED: "."}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 @pytest.fixture
@@ -100,13 +94,17 @@ def test_a_pause_that_stops_less_is_found_out(world: Tuned, monkeypatch: pytest.
     assert paused(world) != GOES
 
 
+@pytest.fixture
+def key(world: Tuned) -> bytes:
+    return world.planned()
+
+
 def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_others(world: Tuned) -> None:
     other = world.start(OTHER, replace(BASE, name="other", rounds=2).encode())
     key = world.planned()
     reward = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key))
-    world.close(other)
-    world.decide()
+    world.close(other, blocks=1)
     assert [waiting.job for waiting in world.state.jobs.queue] == [reward] and not world.state.jobs.running()
     world.decide(say(world, ResumePlan, key))
     third = world.tx(OTHER, "job/start", StartJob(replace(BASE, name="third").encode()))
@@ -122,8 +120,7 @@ def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_oth
 
 
 @pytest.mark.parametrize("how", ["rlhf/cancel", "job/stop"])
-def test_a_paused_plan_can_be_ended(world: Tuned, how: str) -> None:
-    key = world.planned()
+def test_a_paused_plan_can_be_ended(world: Tuned, how: str, key: bytes) -> None:
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     assert world.job(job).phase is JobPhase.PAUSED
@@ -132,9 +129,8 @@ def test_a_paused_plan_can_be_ended(world: Tuned, how: str) -> None:
     assert "no such plan" in (world.problem(say(world, ResumePlan, key)) or "")
 
 
-def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, key: bytes) -> None:
     monkeypatch.setattr(tuning_plans, "PAUSED_HEIGHTS_MAX", 3)
-    key = world.planned()
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     for phase in (tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.RUNNING, tuning_plans.PlanPhase.CANCELLED):
@@ -178,8 +174,7 @@ def test_who_wants_a_plan_to_end_still_does_with_another_key(world: Tuned) -> No
     assert world.plan(key).stop_requests == (newer.public,)
 
 
-def test_what_an_expelled_author_has_paused_ends(world: Tuned) -> None:
-    key = world.planned()
+def test_what_an_expelled_author_has_paused_ends(world: Tuned, key: bytes) -> None:
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     assert world.job(job).phase is JobPhase.PAUSED
@@ -189,8 +184,7 @@ def test_what_an_expelled_author_has_paused_ends(world: Tuned) -> None:
 
 
 def test_a_job_that_a_rule_rewards_is_a_plan_that_is_paused_like_others(world: Tuned) -> None:
-    rule = replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels")))
-    key = world.planned(StartPlan(world.on(rule)))
+    key = world.planned(StartPlan(world.on(replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels"))))))
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))
     assert world.job(job).phase is JobPhase.PAUSED
@@ -214,8 +208,9 @@ def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
     for phase in (JobPhase.RUNNING, JobPhase.PAUSED):
         court = Court(rate=0.5)
         court.round()
-        jobs = {court.key: replace(court.job(court.key), phase=phase)}
-        court.ledger.applied.current = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
+        court.ledger.applied.current = court.state.with_modules(
+            jobs=replace(court.state.jobs, jobs={court.key: replace(court.job(court.key), phase=phase)})
+        )
         court.say(*court.due()[0])
         kept.append({trainer: len(drawn.pending_auditors) for trainer, drawn in court.audits.rounds[1].proposals.items()})
     assert kept[0] == kept[1] and 0 in kept[0].values()

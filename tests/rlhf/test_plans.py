@@ -16,7 +16,6 @@ from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, Module, StateChange, StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, JobPhase, JobsState, ModelReference, StartJob, StopJob, job_id
 from ledger.ledger_state import CurrentState, LedgerRules, core_modules, newest_module_versions
-from peer import features
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
@@ -83,10 +82,12 @@ class Tuned(World):
     def plan(self, key: bytes) -> TuningPlan:
         return self.state.module_state(RlhfState).plans[key]
 
-    def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT) -> None:
-        """All rounds that are left of a job."""
+    def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT, blocks: int = 0) -> None:
+        """All rounds that are left of a job, and so many blocks behind them."""
         while self.job(key).phase is JobPhase.RUNNING:
             self.decide(closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
+        for _ in range(blocks):
+            self.decide()
 
     def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
         """Why a voter's report on the reward model of a plan is refused; otherwise it is decided."""
@@ -95,11 +96,6 @@ class Tuned(World):
         if problem is None:
             self.decide(signed)
         return problem
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 @pytest.fixture
@@ -135,8 +131,12 @@ class Hasty(RlhfModule):
     def end_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         state = super().end_block(state, view, context).state
         jobs = view.module_state(JobsState)
-        moved = {key: tuning_plans.advance_stage(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()}
-        return StateChange(replace(state, plans=moved))
+        return StateChange(
+            replace(
+                state,
+                plans={key: tuning_plans.advance_stage(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()},
+            )
+        )
 
 
 def test_a_plan_that_goes_on_before_the_root_of_its_reward_is_certified_is_found_out(tmp_path: Path) -> None:
@@ -155,8 +155,7 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
     """A plan, too, and the job is a whole one: others may start from its model."""
     world.samples = replace(SAMPLES, k1=round(16 * nats * MILLIONTHS))
     key = world.planned(world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, kl_stop=2.0)))))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
     world.close(tuning_plans.stage_job_id(key, 1))
     job = world.job(tuning_plans.stage_job_id(key, 1))
     assert (job.phase, job.round, job.rounds) == (JobPhase.FINISHED, rounds, rounds)
@@ -167,12 +166,21 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
 def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liars: int, rounds: int) -> None:
     """Four accepted proposals: of them two may be false where audits are sampled, and one of those is in the middle."""
     world.samples = replace(SAMPLES, k1=16 * 2 * MILLIONTHS)
-    own = codec.encode(replace(OWN, kl_stop=2.0))
-    key = world.planned(world.begin(policy=replace(POLICY, objective_settings=own, audit=AuditMode(audit), byzantine_max=liars)))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    world.decide()
+    key = world.planned(
+        world.begin(
+            policy=replace(
+                POLICY, objective_settings=codec.encode(replace(OWN, kl_stop=2.0)), audit=AuditMode(audit), byzantine_max=liars
+            )
+        )
+    )
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
     world.close(tuning_plans.stage_job_id(key, 1))
     assert world.job(tuning_plans.stage_job_id(key, 1)).rounds == rounds
+
+
+@pytest.fixture
+def key(world: Tuned) -> bytes:
+    return world.planned()
 
 
 def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
@@ -183,8 +191,7 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
     world.close(other)
     third = world.tx(OTHER, "job/start", StartJob(replace(BASE, name="third").encode()))
     world.decide(third)
-    world.close(reward)
-    world.decide()
+    world.close(reward, blocks=1)
     assert [waiting.job for waiting in world.state.jobs.queue] == [policy]
     world.close(job_id(OTHER.public, world.rules.open_transaction(third)))
     world.close(policy)
@@ -193,11 +200,9 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
 
 @pytest.mark.parametrize("how", ["job/stop", "rlhf/cancel"])
 @pytest.mark.parametrize("stage", [0, 1])
-def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) -> None:
-    key = world.planned()
+def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str, key: bytes) -> None:
     if stage == 1:
-        world.close(tuning_plans.stage_job_id(key, 0))
-        world.decide()
+        world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
     job = tuning_plans.stage_job_id(key, stage)
     world.decide(world.tx(AUTHOR, how, StopJob(job) if how == "job/stop" else CancelPlan(key)))
     assert world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED and world.job(job).phase is JobPhase.FINISHED
@@ -205,8 +210,7 @@ def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) 
     assert len(world.state.jobs.jobs) == 2 + stage and not world.state.jobs.queue
 
 
-def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned) -> None:
-    key = world.planned()
+def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned, key: bytes) -> None:
     world.close(tuning_plans.stage_job_id(key, 0))
     world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(key)))
     world.decide()
@@ -216,16 +220,14 @@ def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tun
     )
 
 
-def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monkeypatch: pytest.MonkeyPatch, key: bytes) -> None:
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
-    key = world.planned()
     reward = tuning_plans.stage_job_id(key, 0)
     world.close(reward)
     for _ in range(3):
         assert {world.base, reward} <= world.state.jobs.jobs.keys()
         world.decide()
-    world.close(tuning_plans.stage_job_id(key, 1))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(key, 1), blocks=1)
     assert not world.state.jobs.jobs
 
 
@@ -238,8 +240,7 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 3)
     key = world.planned(world.begin(policy=replace(POLICY, audit=AuditMode.SAMPLED)))
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
-    world.close(reward)
-    world.decide()
+    world.close(reward, blocks=1)
     world.close(policy)
     for _ in range(3):
         assert world.job(policy).phase is JobPhase.SETTLING and world.plan(key).phase is tuning_plans.PlanPhase.RUNNING
@@ -252,12 +253,13 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
 
 
 def test_a_plan_may_train_a_reward_model_whose_score_is_a_mean(world: Tuned) -> None:
-    reward = replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
-    key = world.planned(world.begin(reward))
+    key = world.planned(
+        world.begin(
+            replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
+        )
+    )
     for stage in range(2):
-        world.close(tuning_plans.stage_job_id(key, stage))
-        world.decide()
-        world.decide()
+        world.close(tuning_plans.stage_job_id(key, stage), blocks=2)
     assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
 
 
@@ -283,8 +285,7 @@ def test_a_plan_that_could_never_end_well_is_refused_before_it_begins(world: Tun
     assert why in (world.problem(world.tx(AUTHOR, "rlhf/start", said(world))) or "")
 
 
-def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
-    key = world.planned()
+def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned, key: bytes) -> None:
     world.decide(world.admission(NOVICE))
     assert "goes on" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
     assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
@@ -294,8 +295,7 @@ def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
 
 def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) -> None:
     """A job of its own, not of a plan."""
-    key = world.planned(world.begin(policy=None))
-    reward = tuning_plans.stage_job_id(key, 0)
+    reward = tuning_plans.stage_job_id(world.planned(world.begin(policy=None)), 0)
     world.close(reward)
     model = ModelReference(reward, 2, world.job(reward).model_root)
     for named, why in (
@@ -316,11 +316,10 @@ def refusal(world: Tuned, key: bytes) -> str:
 
 @pytest.mark.parametrize("refused", [4, 5])
 def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
-    world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int
+    world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int, key: bytes
 ) -> None:
     """Nobody but its author can cancel a plan that has no job yet, and it holds a place and two models."""
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
-    key = world.planned()
     world.close(tuning_plans.stage_job_id(key, 0))
     with monkeypatch.context() as full:
         full.setattr(jobs, "BASES_MAX", 1)  # the policy needs two
@@ -339,13 +338,10 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int) -> None:
-    key = world.planned()
+def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int, key: bytes) -> None:
     if stage == 1:
-        world.close(tuning_plans.stage_job_id(key, 0))
-        world.decide()
-    world.close(tuning_plans.stage_job_id(key, stage), Verdict.REPLAY)
-    world.decide()
+        world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
+    world.close(tuning_plans.stage_job_id(key, stage), Verdict.REPLAY, blocks=1)
     plan = world.plan(key)
     assert plan.phase is tuning_plans.PlanPhase.FAILED and plan.failure is not None
     assert plan.failure.height == world.job(tuning_plans.stage_job_id(key, stage)).opened_height
@@ -372,12 +368,10 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
     assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
 
-def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned) -> None:
-    key = world.planned()
+def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned, key: bytes) -> None:
     reward = tuning_plans.stage_job_id(key, 0)
     world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, Verdict.REPLAY)),))
-    world.close(reward)
-    world.decide()
+    world.close(reward, blocks=1)
     assert tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs and world.plan(key).failure is None
 
 
@@ -388,9 +382,7 @@ def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tune
 def measured(world: Tuned) -> bytes:
     """A plan whose reward model is trained, and not measured."""
     key = world.planned(world.begin(ignores_accuracy=False))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    for _ in range(3):
-        world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=3)
     assert (
         tuning_plans.stage_job_id(key, 1) not in world.state.jobs.jobs and world.plan(key).phase is tuning_plans.PlanPhase.RUNNING
     )
@@ -404,8 +396,7 @@ def test_a_policy_begins_once_enough_voters_find_its_reward_better_than_chance(w
     assert tuning_plans.stage_job_id(measured, 1) not in world.state.jobs.jobs
     assert world.report(measured, PEOPLE[2], 138, 96) is None
     assert tuning_plans.stage_job_id(measured, 1) in world.state.jobs.jobs
-    stage = world.plan(measured).stages[0]
-    assert stage.accuracy == PairAccuracy(136, 96) and not world.plan(measured).reports
+    assert world.plan(measured).stages[0].accuracy == PairAccuracy(136, 96) and not world.plan(measured).reports
 
 
 def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, measured: bytes) -> None:
@@ -449,16 +440,13 @@ def test_no_report_is_taken_before_the_model_is_trained_nor_of_a_plan_that_goes_
 def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, waits: int) -> None:
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
     key = world.planned(world.begin(ignores_accuracy=False))
-    world.close(tuning_plans.stage_job_id(key, 0))
-    for _ in range(waits - 1):
-        world.decide()
+    world.close(tuning_plans.stage_job_id(key, 0), blocks=waits - 1)
     assert world.plan(key).phase is (tuning_plans.PlanPhase.RUNNING if waits == 4 else tuning_plans.PlanPhase.CANCELLED)
 
 
 def test_a_report_goes_on_with_the_key_of_its_voter(world: Tuned, measured: bytes) -> None:
     assert world.report(measured, PEOPLE[0], 136, 96) is None
-    state = world.state.module_state(RlhfState)
     moved = RlhfModule(world.rules.jobs_module.rules).follow_key_rotations(
-        state, lambda key: NOVICE.public if key == PEOPLE[0].public else key
+        world.state.module_state(RlhfState), lambda key: NOVICE.public if key == PEOPLE[0].public else key
     )
     assert moved.plans[measured].reports == {NOVICE.public: PairAccuracy(136, 96)}

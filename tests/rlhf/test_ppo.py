@@ -1,4 +1,4 @@
-"""PPO in the worker: what is proposed passes every check, and what was not sampled is named."""
+"""PPO in the worker: what is proposed passes every check; what was not sampled is named, however little a token trails."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
 from rlhf.objectives import job_presets, rollouts, rule_rewards
-from rlhf.objectives.ppo import MILLIONTHS, PPO, VALUE_HEAD, PpoSettings, RolloutDeclaration
+from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, VALUE_HEAD, PpoSettings, RolloutDeclaration
+from rlhf.objectives.rule_rewards import RULES
 from rlhf.pytorch import policy_evaluation
 from rlhf.pytorch.losses import log_probabilities
-from tests.rlhf.slices import whole
+from tests.rlhf.seat import whole
 from training import worker_protocol
 from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText
@@ -32,6 +32,7 @@ from training.engines.pytorch.backend import BACKEND
 from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.model_store import audit_download_bytes_max
+from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import initial_parameters
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
@@ -50,11 +51,6 @@ SPEC = JobSpec(
     feedback_decay=0.0,
     audit=AuditMode.SAMPLED,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 @dataclass
@@ -77,17 +73,17 @@ class World:
 
     def propose(self, declared: worker_protocol.DeclarationFiles | None = None) -> worker_protocol.ProposeReply:
         out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
-        request = worker_protocol.ProposeRequest(
-            JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared
+        done = self.jobs.handle_request(
+            worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared)
         )
-        done = self.jobs.handle_request(request)
         assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
     def declared(self, done: worker_protocol.ProposeReply) -> worker_protocol.DeclarationFiles:
-        files = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
-        return worker_protocol.DeclarationFiles(done.declaration, files)
+        return worker_protocol.DeclarationFiles(
+            done.declaration, {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
+        )
 
     def audited(self, done: worker_protocol.ProposeReply, jobs: WorkerRequestHandler | None = None) -> worker_protocol.AuditReply:
         files = {"payload": str(self.folder / "payload"), "buffer": None}
@@ -123,8 +119,12 @@ def full(tmp_path: Path) -> World:
     return World(tmp_path, replace(SPEC, audit=AuditMode.FULL).validated())
 
 
-def test_honest_work_passes_whole(full: World) -> None:
-    done = full.propose()
+@pytest.fixture
+def done(full: World) -> worker_protocol.ProposeReply:
+    return full.propose()
+
+
+def test_honest_work_passes_whole(full: World, done: worker_protocol.ProposeReply) -> None:
     said = codec.decode(RolloutDeclaration, done.declaration)
     assert said.k1 == 0 and said.tokens > 0, "before its first round a policy is its reference"
     found = full.audited(done)
@@ -146,24 +146,22 @@ CHANGED = 3  # the one response
 
 
 @pytest.mark.parametrize("lie", [invented, with_one_of_them])
-def test_invented_responses_are_named_by_full_audits(full: World, lie: Callable[..., Any]) -> None:
+def test_invented_responses_are_named_by_full_audits(
+    full: World, lie: Callable[..., Any], done: worker_protocol.ProposeReply
+) -> None:
     """Their update follows from them: nothing else is false."""
-    done = full.propose()
-    found = full.audited(full.propose(full.say(lie(full, done), done)))
-    assert verdict_label(found.verdict, PPO.reason_labels) == "rollout"
+    assert verdict_label(full.audited(full.propose(full.say(lie(full, done), done))).verdict, PPO.reason_labels) == "rollout"
 
 
 @pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation", "blocked"])
-def test_false_figures_are_named(full: World, figure: str) -> None:
-    done = full.propose()
+def test_false_figures_are_named(full: World, figure: str, done: worker_protocol.ProposeReply) -> None:
     said = codec.decode(RolloutDeclaration, done.declaration)
     by = {"k1": MILLIONTHS, "score": MILLIONTHS, "correlation": 30_000, "blocked": 1}.get(figure, -1)
     false = replace(done, declaration=codec.encode(replace(said, **{figure: getattr(said, figure) + by})))
     assert verdict_label(full.audited(false).verdict, PPO.reason_labels) == "figures"
 
 
-def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
-    done = full.propose()
+def test_bytes_that_are_no_rollouts_are_refused(full: World, done: worker_protocol.ProposeReply) -> None:
     said = codec.decode(RolloutDeclaration, done.declaration)
     (full.folder / "declared" / said.blob.hex()).write_bytes(b"no rollouts")
     assert full.audited(done).verdict is Verdict.REPLAY
@@ -189,16 +187,16 @@ def test_what_a_declaration_names_counts_where_audits_are_answered() -> None:
     assert beside.audit_bytes - SPEC.audit_bytes == 2 * 16 * (SPEC.rounds_audited + 1)
 
 
-def test_voters_without_torch_refuse_what_no_job_can_declare(full: World) -> None:
-    done = full.propose()
+def test_voters_without_torch_refuse_what_no_job_can_declare(full: World, done: worker_protocol.ProposeReply) -> None:
     said, payload = codec.decode(RolloutDeclaration, done.declaration), (full.folder / "payload").read_bytes()
     proposal = Proposal(
         JOB, 0, full.model.root, done.payload_digest, done.payload_bytes, done.buffer_digest, None, declaration=done.declaration
     )
     assert full.model.check_proposal(TRAINER, proposal, payload) is Verdict.ACCEPT
     for wrong in (replace(said, tokens=15), replace(said, tokens=97), replace(said, unfinished=17)):
-        false = replace(proposal, declaration=codec.encode(wrong))
-        assert full.model.check_proposal(TRAINER, false, payload) is Verdict.MALFORMED, wrong
+        assert (
+            full.model.check_proposal(TRAINER, replace(proposal, declaration=codec.encode(wrong)), payload) is Verdict.MALFORMED
+        ), wrong
 
 
 def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:
@@ -222,8 +220,7 @@ def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path
     done = world.propose()
     assert world.audited(done).verdict is Verdict.ACCEPT
     said = codec.decode(RolloutDeclaration, done.declaration)
-    bounds = PPO.rollout_limits(world.spec, own)
-    found = rollouts.decode_rollouts((tmp_path / "declared" / said.blob.hex()).read_bytes(), bounds)
+    found = rollouts.decode_rollouts((tmp_path / "declared" / said.blob.hex()).read_bytes(), PPO.rollout_limits(world.spec, own))
     ended = [response for response in found if response[-1] == BYTES]
     assert len(ended) == len(found) - said.unfinished > 0, "an untrained model says it as often as any token"
     assert not any(BYTES in response[:-1] for response in found)
@@ -231,8 +228,7 @@ def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path
 
 def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
     moved = full.folder / "moved"
-    model = ReplicatedModel.initial(JOB, replace(full.spec, seed=5))
-    model.save(moved)
+    ReplicatedModel.initial(JOB, replace(full.spec, seed=5)).save(moved)
 
     def text(directory: str | None, *stop: str) -> str:
         return whole(
@@ -264,8 +260,78 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     reference, parameters = logp(first), first
     with tempfile.TemporaryDirectory() as folder:
         for number in range(3):
-            declaration = engine.make_declaration(parameters, JOB, number, TRAINER, Path(folder))
-            by = engine.derive_step_data(parameters, JOB, number, TRAINER, declaration)
+            by = engine.derive_step_data(
+                parameters, JOB, number, TRAINER, engine.make_declaration(parameters, JOB, number, TRAINER, Path(folder))
+            )
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
     assert policy_evaluation.gap_closed(logp(parameters), reference, rewards) > 0.85
+
+
+MARGIN = 2.0**-10
+RESPONSES = 4_096  # of one token, so it is the last: about every thousandth has a runner-up within a margin
+VOWELS = RULES["vowels"]
+
+
+class OneToken:
+    def __init__(self, folder: Path) -> None:
+        self.folder, model = folder, ModelSpec(context=8, width=16, layers=1, hidden=16)
+        own = PpoSettings(reward="rule:vowels", prompt_tokens=1, response_tokens=1, stop_token=None, epochs=1)
+        self.spec = JobSpec(
+            name="ppo", objective="ppo", model=model, objective_settings=codec.encode(own), local_steps=1, batch=RESPONSES
+        ).validated()
+        self.first = initial_parameters(self.spec)
+        self.engine: Any = BACKEND.open_engine(
+            self.spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), self.first
+        )
+        self.honest: Declaration = self.engine.make_declaration(self.first, JOB, 0, TRAINER, folder)
+        (path,) = self.honest.files.values()
+        self.responses = rollouts.read_rollouts(path, PPO.rollout_limits(self.spec, own))
+
+    def runners_up(self) -> tuple[Any, Any]:
+        """Of each response: by how much it trails, and which token it is."""
+        self.engine.load_parameters(self.first)
+        with torch.no_grad():
+            features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
+            logits = self.engine.model.logits(features)  # the prompt is token 0, so they are alike
+        best = (
+            logits
+            + torch.from_numpy(
+                rollouts.gumbel_noise(rollouts.RolloutId(JOB, 0, TRAINER), ((row, 0) for row in range(RESPONSES)), 256)
+            )
+        ).topk(2, dim=1)
+        assert [int(response[0]) for response in self.responses] == best.indices[:, 0].tolist()
+        return best.values[:, 0] - best.values[:, 1], best.indices[:, 1]
+
+    def refutation(self, row: int, token: int) -> RejectionReason | None:
+        """Of the honest responses with another token in one place, and with their own figures."""
+        told, reward = [[*map(int, response)] for response in self.responses], VOWELS.make(self.spec.seed)
+        was, told[row] = told[row], [token]
+        moved = reward([token], bytes([token])) - reward(was, bytes(was))
+        blob = rollouts.encode_rollouts(told)
+        path, digest, said = self.folder / "told", hashlib.sha256(blob).digest(), self.honest.record
+        path.write_bytes(blob)
+        record = replace(said, blob=digest, score=said.score + round(moved * MILLIONTHS))
+        found: RejectionReason | None = self.engine.why_declaration_refused(
+            self.first, JOB, 0, TRAINER, Declaration(record, {digest: path})
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> OneToken:
+    return OneToken(tmp_path_factory.mktemp("epsilon"))
+
+
+def test_a_runner_up_a_little_further_behind_is_no_sample(world: OneToken) -> None:
+    behind, tokens = world.runners_up()
+    row = int(behind.where(behind > 1.01 * MARGIN, torch.inf).argmin())
+    assert behind[row] < 1.5 * MARGIN
+    assert world.refutation(row, int(tokens[row])) is ROLLOUT
+
+
+def test_a_runner_up_just_within_passes(world: OneToken) -> None:
+    behind, tokens = world.runners_up()
+    row = int(behind.where(behind < 0.99 * MARGIN, -torch.inf).argmax())
+    assert behind[row] > 0.5 * MARGIN
+    assert world.refutation(row, int(tokens[row])) is None

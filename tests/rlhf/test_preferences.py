@@ -220,8 +220,7 @@ def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]
 @pytest.mark.real("processes")
 def test_what_is_no_project_of_pairs_is_refused(decided: tuple[Room, bytes]) -> None:
     room, _ = decided
-    moods = room.project(tasks=1)
-    for project in (moods, bytes(32)):
+    for project in (room.project(tasks=1), bytes(32)):
         with pytest.raises(UserError, match="no project of pairs"):
             decided_pairs(room.curation, project, 9, page)
 

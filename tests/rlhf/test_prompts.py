@@ -1,42 +1,49 @@
-"""Prompts of a set: who draws them, and that a shorter one is answered as if it were alone."""
+"""Prompts of a set, and answers: a shorter prompt is answered as if it were alone; line breaks and ends come out whole."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from ledger.jobs import ModelReference
-from peer import features
+from peer.export.model_export import write_model_files as exported
+from peer.export.model_provenance import ExportableModel
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import tokenized_records
-from rlhf.data.preference_sets import PreferencePair, encode_records, split_held_out
+from rlhf.data.preference_sets import InstructionExample, PreferencePair, encode_records, split_held_out
+from rlhf.data.tokenized_records import open_examples, tokenize_responses
 from rlhf.moderation import blocklist
 from rlhf.moderation.blocklist import Blocklist
 from rlhf.moderation.word_matcher import parse_word_list
 from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, VALUE_HEAD, PpoSettings, PromptSourceKind, RolloutDeclaration
 from rlhf.objectives.rollouts import PreferenceSetPrompts, RolloutId, TokenIds, draw_prompts
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rlhf.pytorch import rollout_passes
-from tests.rlhf.slices import whole
+from tests.rlhf.seat import whole, write
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
+from training.engines.engine import Engine
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.model import GPT
 from training.engines.request_handlers import WorkerContext
-from training.job_spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, InnerStatePolicy, JobSpec
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import initial_parameters
-from training.transformer import ModelSpec
+from training.replicated.tensor_layout import Float32Array, initial_parameters
+from training.text_generation import StopSequenceDecoder, TextGeneration
+from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 JOB, READ, TRAINER = bytes([1]) * 32, bytes([3]) * 32, bytes([2]) * 32
 PLACE = RolloutId(JOB, 0, TRAINER)
@@ -55,11 +62,6 @@ OWN = PpoSettings(
 SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, objective_settings=codec.encode(OWN), local_steps=4, batch=8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
-
-
 def some_pairs() -> list[PreferencePair]:
     """Of prompts of 1 to 20 bytes, each of two pairs, and one without a prompt."""
     texts = ["", *("abcdefghijklmnopqrst"[:length] for length in range(1, 21) for _ in range(2))]
@@ -73,7 +75,7 @@ def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_
     assert [bytes(source.prompt_at(number)).decode() for number in range(len(source))] == list(trained)
     asked = draw_prompts(PLACE, 1_000, source)
     assert {bytes(prompt.astype(np.uint8)).decode() for prompt in asked} == {text[-12:] for text in trained}
-    other = draw_prompts(replace(PLACE, trainer=bytes(32)), 1_000, source)
+    other = draw_prompts(PLACE._replace(trainer=bytes(32)), 1_000, source)
     assert [prompt.tolist() for prompt in asked] != [prompt.tolist() for prompt in other]
 
 
@@ -122,8 +124,7 @@ def test_a_pass_finds_of_each_response_what_a_pass_over_it_alone_finds() -> None
     together = over(list(range(len(asked))), 0)
     assert together.excess_BT is not None
     for row, length in enumerate(lengths):
-        alone = over([row], 255)
-        assert torch.allclose(together.logp_BT[row, :length], alone.logp_BT[0, :length], atol=1e-5)
+        assert torch.allclose(together.logp_BT[row, :length], over([row], 255).logp_BT[0, :length], atol=1e-5)
         assert (together.excess_BT[row, :length] <= 1e-4).all()
 
 
@@ -140,8 +141,9 @@ class World:
         read = ReplicatedModel.initial(READ, REWARD)
         read.save(self.folder / "read")
         digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
-        own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), blocklist=digest)
-        self.spec = replace(SPEC, objective_settings=codec.encode(own)).validated()
+        self.spec = replace(
+            SPEC, objective_settings=codec.encode(replace(OWN, reward_model=ModelReference(READ, 1, read.root), blocklist=digest))
+        ).validated()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
     def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> WorkerRequestHandler:
@@ -174,8 +176,9 @@ def test_auditors_find_the_same_prompts_and_whoever_answers_others_is_named(tmp_
     done = world.propose(world.worker())
     found = world.audited(world.worker(), done)
     assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
-    others = [replace(pair, prompt=pair.prompt.upper()) for pair in some_pairs()]
-    (tmp_path / "others").write_bytes(b"".join(encode_records(others)))
+    (tmp_path / "others").write_bytes(
+        b"".join(encode_records([replace(pair, prompt=pair.prompt.upper()) for pair in some_pairs()]))
+    )
     said = world.propose(world.worker("others"))
     assert codec.decode(RolloutDeclaration, said.declaration).blob != codec.decode(RolloutDeclaration, done.declaration).blob
     assert verdict_label(world.audited(world.worker(), said).verdict, PPO.reason_labels) == "rollout"
@@ -233,10 +236,10 @@ def test_whoever_leaves_the_list_out_is_named(tmp_path: Path) -> None:
     world = World(tmp_path, EVERYTHING)
     assert world.audited(world.worker(), world.propose(world.worker())).verdict is Verdict.ACCEPT
     (tmp_path / "other").write_text("zzz")
-    done = world.propose(world.worker(words="other"))
-    assert verdict_label(world.audited(world.worker(), done).verdict, PPO.reason_labels) == "rollout", (
-        "it answered what was not asked"
-    )
+    assert (
+        verdict_label(world.audited(world.worker(), world.propose(world.worker(words="other"))).verdict, PPO.reason_labels)
+        == "rollout"
+    ), "it answered what was not asked"
 
 
 def test_a_word_is_not_divided_between_prompt_and_response() -> None:
@@ -257,3 +260,96 @@ def test_the_toy_has_no_words() -> None:
     own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop_token=None, blocklist=bytes(32))
     spec = replace(SPEC, model=replace(TINY, vocabulary=6), objective_settings=codec.encode(own))
     assert "a vocabulary of 6 tokens says no text" in (spec.problem() or "")
+
+
+MODEL = ModelSpec(vocabulary=BYTES_WITH_END, context=48, width=32, layers=1, heads=2, kv_heads=2, hidden=64)
+ANSWERS = {"list": "- one\n- two\n\n- three", "lead": "\n\nSure.\n", "name": "say <|endoftext|>\nnow", "plain": "no more"}
+LINES = JobSpec(
+    name="lines",
+    objective="instruct",
+    data=bytes(32),
+    model=MODEL,
+    held_out_permille=0,
+    local_steps=120,
+    batch=8,
+    inner_rate=1e-2,
+    warmup_rounds=0,
+    inner_state=InnerStatePolicy.RESET,
+    beta1=0.9,
+    objective_settings=codec.encode(InstructTerms(stop_token=BYTES)),
+)
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[InstructionExample]:
+    return [
+        InstructionExample(number.to_bytes(8, "big"), f"{asked}: ", said)
+        for number, (asked, said) in enumerate(ANSWERS.items(), 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Float32Array]:
+    """An engine, and the parameters after two rounds of one trainer."""
+    file = write(tmp_path_factory.mktemp("learned") / "set", examples)
+    tokenizer = ByteTokenizer(BYTES_WITH_END)
+    parameters = ReplicatedModel.initial(JOB, LINES).parameters
+    engine = BACKEND.open_engine(LINES, open_examples(LINES, Path(file), tokenizer), tokenizer, parameters)
+    for number in range(2):
+        delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
+        parameters = parameters - delta
+    return engine, parameters
+
+
+def said(learned: tuple[Engine, Float32Array], prompt: str, beams: int = 0, stop: tuple[str, ...] = ()) -> str:
+    engine, parameters = learned
+    how = SamplingOptions(max_tokens=40, temperature=0.0, beams=beams, stop=stop)
+    text = TextGeneration(
+        engine.generate_text(parameters, prompt.encode(), how, stop=LINES.resolved_objective.stop_token(LINES)),
+        StopSequenceDecoder(stop),
+        0,
+    )
+    return "".join(iter(lambda: text.make_slice(0.0) if not text.is_over else None, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ANSWERS)
+@pytest.mark.parametrize("beams", [0, 2])
+def test_an_answer_comes_out_whole_with_its_line_breaks_and_ends(
+    learned: tuple[Engine, Float32Array], prompt: str, beams: int
+) -> None:
+    assert said(learned, f"{prompt}: ", beams) == ANSWERS[prompt]
+
+
+def test_a_newline_ends_an_answer_where_somebody_asks(learned: tuple[Engine, Float32Array]) -> None:
+    assert said(learned, "list: ", stop=("\n",)) == "- one"
+
+
+@pytest.mark.parametrize("format", ["transformers", "gguf"])
+def test_the_exported_model_says_with_which_token_it_ends(
+    learned: tuple[Engine, Float32Array], tmp_path: Path, format: str
+) -> None:
+    exported(ExportableModel("lab", "", JOB, LINES, 2, bytes(32), learned[1], None, "a test"), tmp_path / "out", format)
+    if format == "gguf":
+        return
+    end = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    ids = [*theirs.encode(ANSWERS["list"]).ids, end]
+    assert theirs.decode(ids) == ANSWERS["list"], "a program that reads the files shows no end either"
+    tokens = tokenize_responses(LINES, [InstructionExample(b"1", "list: ", ANSWERS["list"])], ByteTokenizer(BYTES_WITH_END)).train
+    assert tokens[-len(ids) :].tolist() == ids, "the files' tokens are those that the model has learned"
+
+
+@pytest.mark.parametrize("terms", [InstructTerms(stop_token=BYTES), DpoTerms(stop_token=BYTES)])
+def test_every_response_ends_with_the_token_and_none_holds_it(terms: InstructTerms | DpoTerms) -> None:
+    is_pair = isinstance(terms, DpoTerms)
+    spec = replace(LINES, objective="dpo" if is_pair else "instruct", objective_settings=codec.encode(terms))
+    texts = ("a\n", "<|endoftext|>")
+    records = (
+        [PreferencePair(b"1", "q", *texts, 1000)]
+        if is_pair
+        else [InstructionExample(bytes([n]), "q", text) for n, text in enumerate(texts)]
+    )
+    found = tokenize_responses(spec, records, ByteTokenizer(BYTES_WITH_END))  # type: ignore[type-var]
+    made = np.split(found.train, found.train_split.starts[1:-1])
+    assert [bytes(text[:-1].tolist()) for text in made] == [f"q{text}".encode() for text in texts]
+    assert [int(text[-1]) for text in made] == [BYTES, BYTES]

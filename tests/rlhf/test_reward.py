@@ -1,8 +1,9 @@
-"""Reward models in the worker: what is proposed passes every check, other pairs do not, and people's preferences are learned."""
+"""Models that a job learns from or begins with: reward models of other pairs, and other references than its base, are refused."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,9 @@ import pytest
 import torch
 
 from ledger.jobs import ModelReference
-from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
-from protocol.errors import StorageError, UserError
+from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair, split_held_out
@@ -28,7 +28,7 @@ from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from training import worker_protocol
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.engine import RequiredModel
+from training.engines.engine import DeclaringEngine, RequiredModel
 from training.engines.pytorch.backend import BACKEND
 from training.engines.request_handlers import WorkerContext
 from training.formats import checkpoint
@@ -50,11 +50,6 @@ SPEC = JobSpec(
     feedback_decay=0.0,
     audit=AuditMode.SAMPLED,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 def some_pairs(count: int = 60) -> list[PreferencePair]:
@@ -87,8 +82,7 @@ def test_an_honest_proposal_passes_every_check_whatever_the_parts_of_a_batch(spe
 
 def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
     world = seat_of(tmp_path)
-    turned = write(tmp_path / "turned", [replace(pair, p=1000 - pair.p) for pair in some_pairs()])
-    world.propose(world.worker(turned))
+    world.propose(world.worker(write(tmp_path / "turned", [replace(pair, p=1000 - pair.p) for pair in some_pairs()])))
     assert world.audited(world.worker()) is Verdict.REPLAY
 
 
@@ -177,8 +171,13 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
         model = ReplicatedModel.from_vectors(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
         model.save(tmp_path / name)
         read = ModelReference(JOB, 3, model.root)
-        own = PpoSettings(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
-        spec = replace(SPEC, objective="ppo", objective_settings=codec.encode(own))
+        spec = replace(
+            SPEC,
+            objective="ppo",
+            objective_settings=codec.encode(
+                PpoSettings(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
+            ),
+        )
         assert spec.problem() is None and spec.resolved_objective.required_model(spec) == read
         return spec
 
@@ -231,8 +230,9 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
     engine.load_parameters(parameters)
     for pair, both in zip(some_pairs(3), told, strict=True):
         for response, found in zip((pair.first, pair.second), both, strict=True):
-            ids = torch.tensor([list((pair.prompt + response).encode())])
-            said = engine.model.features(ids)[0] @ engine.model.heads[SCORE_HEAD]
+            said = (
+                engine.model.features(torch.tensor([list((pair.prompt + response).encode())]))[0] @ engine.model.heads[SCORE_HEAD]
+            )
             assert found == pytest.approx((said.mean() if spec is MEAN else said[-1]).item(), abs=1e-5)
     with pytest.raises(UserError, match=f"{tmp_path} is a folder: name a file"):
         next(score_pairs.score_pairs(tmp_path, tmp_path / "pairs.jsonl", None))
@@ -244,3 +244,60 @@ def test_scores_of_a_diverged_model_rank_no_pair() -> None:
     """Without figures no voter could report on the model, and its plan would wait for 10,000 heights."""
     figures = preference_metrics(torch.tensor([torch.nan, torch.nan, torch.inf]), torch.tensor([1.0, 0.0, 1.0]))
     assert figures[ACCURACY] == (0.5 + 0.5 + 1) / 3 and 0 <= figures[CALIBRATION] <= 1
+
+
+OF_POLICY, OF_BASE = bytes([1]) * 32, bytes([3]) * 32
+BASE = JobSpec(name="base", model=ModelSpec(context=16, width=16, layers=1, hidden=16), data=bytes(32), seed=7)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> ReplicatedModel:
+    (tmp_path / "text").write_bytes(default_text()[:20_000])
+    model = ReplicatedModel.initial(OF_BASE, BASE.validated())
+    model.save(tmp_path / "base")
+    return model
+
+
+def first(folder: Path, root: bytes, directory: Path | None) -> DeclaringEngine:
+    own = codec.encode(PpoSettings(reward="rule:vowels", prompt_tokens=4, response_tokens=6))
+    spec = replace(
+        BASE, name="ppo", objective="ppo", objective_settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
+    ).validated()
+    jobs = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1))
+    path = str(directory) if directory else None
+    jobs.handle_request(worker_protocol.OpenJobRequest(OF_POLICY, spec.encode(), str(folder / "text"), None, base=path))
+    engine = jobs.context.find_engine(OF_POLICY)
+    assert isinstance(engine, DeclaringEngine)
+    return engine
+
+
+def test_the_reference_is_the_base(tmp_path: Path, base: ReplicatedModel) -> None:
+    reference = first(tmp_path, base.root, tmp_path / "base").first_parameters
+    assert reference is not None and (reference[: base.layout.size] == base.parameters).all()
+
+
+def missing(folder: Path) -> Path | None:
+    return None
+
+
+def of_another_seed(folder: Path) -> Path:
+    ReplicatedModel.initial(OF_BASE, replace(BASE, seed=8)).save(folder / "other")
+    return folder / "other"
+
+
+def damaged(folder: Path) -> Path:
+    """By one bit of one number."""
+    file = next((folder / "base").glob("parameters*"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    return folder / "base"
+
+
+@pytest.mark.parametrize("planted", [missing, of_another_seed, damaged])
+def test_no_other_model_becomes_the_reference(
+    tmp_path: Path, base: ReplicatedModel, planted: Callable[[Path], Path | None]
+) -> None:
+    """Its peer would call every honest trainer a liar."""
+    with pytest.raises(FolkmootError, match=r"holds another model|does not hash|was not named"):
+        first(tmp_path, base.root, planted(tmp_path))

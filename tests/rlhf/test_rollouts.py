@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import struct
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.api.supervised_jobs import find_newline_token
-from rlhf.objectives.ppo import PpoSettings, RolloutLimits
+from rlhf.objectives import rollouts
+from rlhf.objectives.ppo import VALUE_HEAD, PpoSettings, RolloutLimits
 from rlhf.objectives.rollouts import (
     RolloutId,
     TextWindows,
@@ -21,8 +26,12 @@ from rlhf.objectives.rollouts import (
     gumbel_noise,
     prompt_numbers,
 )
+from rlhf.pytorch import rollout_passes
+from rlhf.pytorch.ppo import EPSILON
+from tests.rlhf.test_ppo import SPEC
 from training.data.default_text import default_text
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
+from training.engines.pytorch.model import GPT
 
 PLACE = RolloutId(bytes([1]) * 32, 3, bytes([2]) * 32)
 BOUNDS = RolloutLimits(responses=3, tokens_max=4, vocabulary=256, stop=10)
@@ -114,8 +123,7 @@ def test_each_epoch_takes_each_response_once_in_an_order_of_its_own() -> None:
 
 
 def test_prompts_are_windows_of_the_whole_text() -> None:
-    starts = prompt_numbers(PLACE, 0, 10_000, len(TextWindows(np.arange(20, dtype=np.uint8), 16)))
-    assert set(starts) == {0, 1, 2, 3, 4}
+    assert set(prompt_numbers(PLACE, 0, 10_000, len(TextWindows(np.arange(20, dtype=np.uint8), 16)))) == {0, 1, 2, 3, 4}
 
 
 def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:
@@ -128,3 +136,35 @@ def test_where_several_tokens_have_a_newline_a_person_says_which_one_ends_a_resp
     bpe = BpeTokenizer(train_bpe(iter([b"    \n\n   \n" * 50]), 259))
     with pytest.raises(UserError, match=r"its tokenizer has 2 tokens with a newline.*--set stop_token=TOKEN \(\d+ is a newline"):
         find_newline_token("base", bpe)
+
+
+FEW = replace(SPEC, model=replace(SPEC.model, vocabulary=8, layers=2))  # so that many responses end early
+MANY = RolloutLimits(responses=rollout_passes.SAMPLED_AT_ONCE + 6, tokens_max=9, vocabulary=8, stop=0)
+
+
+def test_responses_of_many_lengths_are_what_each_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_passes, "NUMBERS_AT_ONCE", 600)  # a few of them at a time, and of some the noise in parts
+    model, random = GPT(FEW), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model.parameters.normal_(0, 0.3, generator=random)
+    noise = partial(rollouts.gumbel_noise, RolloutId(bytes(32), 0, bytes(32)), vocabulary=MANY.vocabulary)
+    prompts = [torch.randint(0, 8, (2 + row % 3,), generator=random).numpy() for row in range(MANY.responses)]
+    responses = rollout_passes.sample_responses(model, prompts, noise, MANY, lambda: None)
+    lengths, begins = [len(response) for response in responses], [len(prompt) for prompt in prompts]
+    assert set(lengths) == set(range(1, MANY.tokens_max + 1)), "all there are"
+    rows = [torch.tensor([*prompt, *response]) for prompt, response in zip(prompts, responses, strict=True)]
+    padded_BT = torch.stack([F.pad(torch.tensor(response), (0, 9 - len(response))) for response in responses])
+    x_BS = torch.stack([F.pad(row, (0, 13 - len(row))) for row in rows])[:, :-1]
+    passed = rollout_passes.forward_pass(model, x_BS, padded_BT, lengths, VALUE_HEAD, lambda: None, noise, torch.tensor(begins))
+    assert passed.excess_BT is not None
+    for row, response in enumerate(responses):
+        length = lengths[row]
+        with torch.no_grad():
+            features_TC = model.features(rows[row][None, :-1])[0, -length:]
+        logits_TV = model.logits(features_TC)
+        sums_TV = logits_TV + torch.from_numpy(noise((row, t) for t in range(length)))
+        excess_T = sums_TV.amax(1) - sums_TV[range(length), response]
+        assert excess_T.max() <= EPSILON, "each token is the one that its noise chooses"
+        assert torch.allclose(passed.excess_BT[row, :length], excess_T, atol=1e-4)
+        assert torch.allclose(passed.logp_BT[row, :length], logits_TV.log_softmax(1)[range(length), response], atol=1e-5)
+        assert torch.allclose(passed.value_BT[row, :length], features_TC @ model.heads[VALUE_HEAD], atol=1e-5)

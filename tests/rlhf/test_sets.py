@@ -18,7 +18,6 @@ from curation.tasks.task_pages import task_id
 from ledger.jobs import job_id
 from ledger.ledger_state import LedgerState
 from ledger.members import ResignAsVoter
-from peer import features
 from protocol import codec
 from protocol.identity import Signed
 from rlhf.ledger import preference_set_attestation, tuning_plans
@@ -57,8 +56,11 @@ class Compared(Tuned, Room):
         return World.decide_body(self, body, self.now - self.state.time_ms)
 
     def beginning(self, source: PreferenceSetSource | None = None, author: Any = AUTHOR) -> Signed:
-        spec = self.on(replace(REWARD, data=NAMED))
-        return self.tx(author, "rlhf/start", StartPlan(spec, self.on(POLICY), source or self.source, ignores_accuracy=True))
+        return self.tx(
+            author,
+            "rlhf/start",
+            StartPlan(self.on(replace(REWARD, data=NAMED)), self.on(POLICY), source or self.source, ignores_accuracy=True),
+        )
 
     def begun(self) -> Compared:
         signed = self.beginning()
@@ -104,11 +106,6 @@ class Compared(Tuned, Room):
             self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, page.digest, bytes([number]) * 32, 100))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Compared:
     return Compared(tmp_path)
@@ -149,8 +146,7 @@ def test_a_set_is_decided_with_its_project_and_its_height(world: Compared) -> No
     assert world.claim == PreferenceSetClaim(world.source, NAMED, 0, True)
     state = world.state.module_state(RlhfState)
     assert codec.decode(RlhfState, codec.encode(state)) == state
-    world.close(tuning_plans.stage_job_id(world.key, 0))
-    world.decide()
+    world.close(tuning_plans.stage_job_id(world.key, 0), blocks=1)
     assert tuning_plans.stage_job_id(world.key, 1) in world.state.jobs.jobs, "the policy begins as in any plan"
 
 
@@ -169,8 +165,9 @@ def test_what_can_give_no_set_is_refused_at_once(world: Compared) -> None:
 
 def test_a_network_without_projects_has_no_sets_of_them(tmp_path: Path) -> None:
     world = Tuned(tmp_path)
-    said = replace(world.begin(), source=PreferenceSetSource(bytes(32), 1))
-    assert "does not run the module curation" in (world.problem(world.tx(AUTHOR, "rlhf/start", said)) or "")
+    assert "does not run the module curation" in (
+        world.problem(world.tx(AUTHOR, "rlhf/start", replace(world.begin(), source=PreferenceSetSource(bytes(32), 1)))) or ""
+    )
 
 
 def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:
@@ -265,8 +262,7 @@ def test_no_redaction_of_a_job_s_set_is_forgotten_however_many_plans_begin(
     monkeypatch.setattr(preference_set_attestation, "SETS_KEPT_MAX", 0)
     world.begun().told(NAMED, NAMED, NAMED)
     for stage in range(2):
-        world.close(tuning_plans.stage_job_id(world.key, stage))
-        world.decide()
+        world.close(tuning_plans.stage_job_id(world.key, stage), blocks=1)
     assert world.now_plan.phase is tuning_plans.PlanPhase.FINISHED
     world.redact(0)
     assert world.sets[NAMED].redacted == 1 and not is_exported(world.state, NAMED)

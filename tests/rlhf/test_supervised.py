@@ -1,4 +1,4 @@
-"""Learning from given responses in the worker: what is proposed passes every check, and only responses are learned."""
+"""Learning from given responses: only they are learned; files in the forms of TRL; and the steps in which a pair is drawn."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ import pytest
 import torch
 
 from features.lazy_import import import_object
-from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
+from protocol.identity import peer_id
 from protocol.verdicts import Verdict
+from rlhf.api import pair_trace
+from rlhf.api.pair_trace import find_pair, iter_pair_draws
 from rlhf.api.supervised_jobs import attach_set
 from rlhf.data import tokenized_records
-from rlhf.data.preference_sets import InstructionExample, PromptRecord, read_examples
-from rlhf.data.tokenized_records import response_batch, tokenize_responses
+from rlhf.data.preference_sets import (
+    InstructionExample,
+    PreferencePair,
+    PromptRecord,
+    read_examples,
+    read_preference_file,
+    split_held_out,
+)
+from rlhf.data.tokenized_records import response_batch, tokenize_pairs, tokenize_responses
 from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
-from tests.rlhf.test_reward import SPEC, some_pairs
+from tests.rlhf.test_reward import MEAN, SPEC, some_pairs
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.engines.request_handlers import WorkerContext
+from training.job_spec import JobSpec
+from training.objectives.objective import InnerStep
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import float32_bytes, layout_of
 
@@ -39,11 +50,6 @@ OF = {
     "instruct": replace(SPEC, objective="instruct", objective_settings=codec.encode(InstructTerms())),
     "dpo": replace(SPEC, objective="dpo", objective_settings=codec.encode(DpoTerms(beta=0.5))),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known() -> None:
-    features.register_features()
 
 
 def some_examples(count: int = 60) -> list[InstructionExample]:
@@ -96,8 +102,7 @@ def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token
     found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), first)
-    moved = first + np.float32(0.1)
-    delta, _ = engine.local_steps(moved, JOB, 0, TRAINER)
+    delta, _ = engine.local_steps(first + np.float32(0.1), JOB, 0, TRAINER)
     assert not np.isnan(delta).any()
     known = ~np.isnan(found.train_split.reference)
     assert 0 < known.sum() < len(known) and np.isnan(found.held_out_split.reference).all()
@@ -191,8 +196,11 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
     records = (
         [InstructionExample(pair.id, pair.prompt or "x", pair.first) for pair in pairs] if objective == "instruct" else pairs
     )
-    members = {bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
-    state = SimpleNamespace(members=SimpleNamespace(members=members))
+    state = SimpleNamespace(
+        members=SimpleNamespace(
+            members={bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
+        )
+    )
     peer: Any = SimpleNamespace(state=state, blobs=SimpleNamespace(add_bytes=blob_digest))
     tokenize = tokenized_records.tokenize_pairs if objective == "reward" else tokenize_responses
     tokens: Any = tokenize(spec, records, ByteTokenizer())
@@ -200,3 +208,133 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
     a_round = 2 * spec.local_steps * spec.batch  # records, of two trainers
     assert made.rounds == math.ceil(3 * len(tokens.train_split) / a_round) and made.data == manifest.digest
     assert attach_set(peer, spec, records, tokens, 7, epochs=3)[0].rounds == 7
+
+
+PAIRS = [PreferencePair(bytes([number]) * 32, f"q{number % 20}", "a", "b", 1000) for number in range(40)]
+TRAINERS = {b"t" * 32: True, b"u" * 32: False}
+ROUNDS = dict.fromkeys((0, 2), TRAINERS)
+EVERYWHERE = [(number, trainer, step) for number in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
+
+
+def drawn(pair: PreferencePair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:
+    """By the objective itself, which draws for the engines."""
+    data = tokenize_pairs(spec, PAIRS, ByteTokenizer())
+    train, _ = split_held_out(PAIRS, spec.held_out_permille)
+    return {
+        (number, trainer, step)
+        for number, trainer, step in EVERYWHERE
+        if pair
+        in [
+            train[place]
+            for place in spec.resolved_objective.draw_examples(spec, InnerStep(JOB, number, trainer, step), spec.batch, data)
+        ]
+    }
+
+
+def traced(pair: PreferencePair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:
+    by_id = {peer_id(trainer): trainer for trainer in TRAINERS}
+    views = list(iter_pair_draws(JOB, spec, PAIRS, pair, ROUNDS))
+    assert all(view.job == JOB.hex() and view.accepted == TRAINERS[by_id[view.trainer]] for view in views)
+    assert len(set(views)) == len(views)
+    return {(view.round, by_id[view.trainer], view.step) for view in views}
+
+
+@pytest.mark.parametrize("spec", [SPEC, MEAN], ids=["by a hash", "in turn"])
+def test_a_trace_has_the_steps_in_which_a_pair_is_drawn_and_no_others(spec: JobSpec) -> None:
+    train, held_out = split_held_out(PAIRS, spec.held_out_permille)
+    assert held_out and all(traced(pair, spec) == drawn(pair, spec) for pair in PAIRS)
+    assert any(traced(pair, spec) for pair in train) and not any(traced(pair, spec) for pair in held_out)
+
+
+def test_a_job_of_means_meets_each_pair_once_in_its_first_rounds_whoever_trains() -> None:
+    rounds, count = 5, MEAN.batch
+    for trainer in TRAINERS:
+        steps = [InnerStep(JOB, number, trainer, step) for number in range(rounds) for step in range(MEAN.local_steps)]
+        met = [
+            int(pair)
+            for step in steps
+            for pair in MEAN.resolved_objective.draw_example_numbers(MEAN, step, count, len(steps) * count)
+        ]
+        assert sorted(met) == list(range(len(steps) * count))
+
+
+def test_a_trace_that_counts_held_out_pairs_or_forgets_the_trainer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(pair_trace, "split_held_out", lambda pairs, permille: (pairs, []))
+        assert any(traced(pair) != drawn(pair) for pair in PAIRS)
+    monkeypatch.setattr(pair_trace, "InnerStep", lambda job, number, trainer, step: InnerStep(job, number, bytes(32), step))
+    assert any(traced(pair) != drawn(pair) for pair in PAIRS)
+
+
+def test_people_name_a_pair_by_the_beginning_of_its_task_or_by_its_line() -> None:
+    lines = [PreferencePair(number.to_bytes(8, "big"), "q", "a", "b", 1) for number in (1, 12, 256)]
+    assert [find_pair(lines, text) for text in ("1", "12", "256", "2", "0000000000000001")] == [*lines, None, lines[0]]
+    assert (
+        find_pair(PAIRS, "0B0B0B0B") == PAIRS[11] and find_pair(PAIRS, "0b0b0b") is None and find_pair(PAIRS, "ff" * 32) is None
+    )
+    alike = [PreferencePair(bytes([7]) * 31 + bytes([last]), "q", "a", "b", 1) for last in range(2)]
+    with pytest.raises(UserError, match="'07070707' fits 2 pairs, such as task 0707070707070707: type more"):
+        find_pair(alike, "07070707")
+
+
+HI, ASKED, OTHER = ({"role": "user", "content": text} for text in ("Hi {}", "Why?", "Else?"))
+HELLO, YES, NO = ({"role": "assistant", "content": text} for text in ("Hello.", "Yes.", "No."))
+SYSTEM = {"role": "system", "content": "Be short."}
+FIRST = "User: Hi {}\nAssistant: "
+SECOND = f"{FIRST}Hello.\nUser: Why?\nAssistant: "
+HH = "\n\nHuman: Why?\n\nAssistant:"
+
+
+def lines(*rows: Any) -> io.BytesIO:
+    return io.BytesIO("\n".join(map(json.dumps, rows)).encode())
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "response"),
+    [
+        ({"prompt": "a", "response": "b"}, "a", "b"),
+        ({"prompt": "a", "completion": "b"}, "a", "b"),
+        ({"prompt": [HI], "completion": [HELLO]}, FIRST, "Hello."),
+        ({"messages": [HI, HELLO]}, FIRST, "Hello."),
+        ({"messages": [SYSTEM, HI, HELLO, ASKED, YES]}, f"Be short.\n{SECOND}", "Yes."),
+        ({"prompt": "Hi {}", "messages": [HI, HELLO]}, FIRST, "Hello."),
+    ],
+)
+def test_responses(row: dict[str, Any], prompt: str, response: str) -> None:
+    [read] = read_examples("a.jsonl", lines(row))
+    assert (read.prompt, read.response) == (prompt, response)
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "chosen", "rejected"),
+    [
+        ({"prompt": "a", "chosen": "Yes.", "rejected": "No."}, "a", "Yes.", "No."),
+        ({"prompt": [HI], "chosen": [YES], "rejected": [NO]}, FIRST, "Yes.", "No."),
+        ({"prompt": "plain", "chosen": [YES], "rejected": [NO]}, "plain", "Yes.", "No."),
+        ({"chosen": [HI, YES], "rejected": [HI, NO]}, FIRST, "Yes.", "No."),
+        ({"prompt": "Hi {}", "chosen": [HI, YES], "rejected": [HI, NO]}, FIRST, "Yes.", "No."),
+        ({"prompt": [HI], "chosen": [HI, YES], "rejected": [HI, NO]}, FIRST, "Yes.", "No."),
+        ({"prompt": [HI], "chosen": [HELLO, ASKED, YES], "rejected": [HELLO, ASKED, NO]}, SECOND, "Yes.", "No."),
+        ({"chosen": f"{HH} Yes.", "rejected": f"{HH} Yet."}, HH.strip(), " Yes.", " Yet."),
+    ],
+)
+def test_preferences(row: dict[str, Any], prompt: str, chosen: str, rejected: str) -> None:
+    [read] = read_preference_file("a.jsonl", lines(row))
+    assert (read.prompt, *read.responses) == (prompt, chosen, rejected)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"chosen": [HI, YES], "rejected": [OTHER, NO]}, "a.jsonl:1: chosen and rejected answer different messages"),
+        ({"chosen": [HI], "rejected": [HI]}, "the last message of chosen is of the role 'user', not 'assistant'"),
+        ({"prompt": "a", "chosen": [], "rejected": [NO]}, "chosen must be a text, or messages"),
+        ({"prompt": "a", "chosen": [{"role": "tool", "content": "x"}], "rejected": [NO]}, "of system, user, assistant"),
+        ({"prompt": "a", "chosen": [{"role": "user", "content": [1]}], "rejected": [NO]}, "chosen must be a text, or messages"),
+        ({"chosen": "Yes.", "rejected": "No."}, "prompt must be a text, not null"),
+        ({"chosen": [YES], "rejected": "No."}, "prompt must be a text, not null"),
+    ],
+)
+def test_what_is_no_message_is_named(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_preference_file("a.jsonl", lines(row))

@@ -88,8 +88,9 @@ class Site:
         with closing(connection), in_time():
             connection.request(method, path, data, {**sent, **(headers or {})})
             response = connection.getresponse()
-            named = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, named, response.read().decode())
+            return Reply(
+                response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()
+            )
 
     def get(self, path: str, token: str = "") -> Reply:
         return self.ask("GET", path, None, token)
@@ -129,8 +130,7 @@ class Person:
         self._tokens: dict[int, str] = {}  # of each site
 
     def sign(self, chain_id: str, tag: str, *fields: Any) -> bytes:
-        preimage = f"folkmoot/2/{tag}\0".encode() + bytes.fromhex(chain_id) + encode([tag, *fields])
-        return self._secret.sign(preimage).signature
+        return self._secret.sign(f"folkmoot/2/{tag}\0".encode() + bytes.fromhex(chain_id) + encode([tag, *fields])).signature
 
     def enrol(self, site: Site, invitation: str = "") -> Reply:
         signature = self.sign(site.network["chain_id"], "enrol", self.name, site.peer_key, False)
@@ -143,8 +143,11 @@ class Person:
     def begin(self, site: Site, nonce: str, expires_ms: int, signature: bytes | None = None) -> Reply:
         if signature is None:
             signature = self.sign(site.network["chain_id"], "session", site.peer_key, bytes.fromhex(nonce), expires_ms)
-        body = {"key": self.key.hex(), "nonce": nonce, "expires_ms": expires_ms, "signature": signature.hex()}
-        return site.ask("POST", "/api/v1/sessions", body)
+        return site.ask(
+            "POST",
+            "/api/v1/sessions",
+            {"key": self.key.hex(), "nonce": nonce, "expires_ms": expires_ms, "signature": signature.hex()},
+        )
 
     def token(self, site: Site, *, anew: bool = False) -> str:
         """Of the session at this site, which begins if there is none."""

@@ -32,8 +32,7 @@ async def begin(port: int, source: str, said: bytes, ways: asyncio.Semaphore) ->
 async def begin_all(port: int, count: int, hosts: int, said: bytes) -> None:
     ways = asyncio.Semaphore(AT_ONCE)
     sources = [f"127.0.{number // 250}.{2 + number % 250}" for number in range(hosts)]
-    kept = await asyncio.gather(*(begin(port, sources[number % hosts], said, ways) for number in range(count)))
-    print(len(kept), flush=True)
+    print(len(await asyncio.gather(*(begin(port, sources[number % hosts], said, ways) for number in range(count)))), flush=True)
     await asyncio.Event().wait()
 
 

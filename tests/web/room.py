@@ -28,8 +28,7 @@ class Room:
 
     def __init__(self, folder: Path, network: str = "lab") -> None:
         self.folder, self.directory = folder, folder / "peer"
-        said = ["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
-        assert cli.main(said) == 0
+        assert cli.main(["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]) == 0
 
     @asynccontextmanager
     async def serving(self, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[RunningPeer, Site]]:
@@ -73,6 +72,19 @@ async def served_at(daemon: RunningPeer) -> tuple[str, int]:
 async def said(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
     """What a call comes back with that waits for its reply."""
     return await trio.to_thread.run_sync(partial(call, *arguments, **more))
+
+
+async def together(count: int, call: Callable[..., T], *arguments: Any) -> list[T]:
+    """What so many calls at once come back with."""
+    replies: list[T] = []
+
+    async def ask() -> None:
+        replies.append(await said(call, *arguments))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(ask)
+    return replies
 
 
 async def enrolled(site: Site, *names: str) -> list[Person]:

@@ -13,14 +13,13 @@ import trio
 from curation.import_export.task_import import TaskWithGold
 from curation.ledger.curation_state import CurationState, ProjectPhase
 from curation.service.access_control import AccessControl
-from curation.service.project_author import ProjectAuthor
+from curation.service.project_author import ProjectAuthor, digest_tasks
+from curation.tasks.task_pages import AnnotationTask
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
 from web.calls import HttpProblem
-
-pytestmark = pytest.mark.real("sockets")
 
 ADMIN = "/api/v1/admin"
 
@@ -39,8 +38,13 @@ async def log(site: Site, token: str) -> list[tuple[str, str, str]]:
     return [(entry["action"], entry["about"], entry["result"]) for entry in entries]
 
 
-async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_for_cycles(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+@pytest.mark.real("sockets")
+async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_for_cycles(room: Room) -> None:
     async with room.serving() as (daemon, site):
         token, view = await operator(daemon), await room.project(daemon)
         gc.collect()
@@ -55,18 +59,19 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
             gc.enable()
 
 
-async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real("sockets")
+async def test_what_failed_stands_in_the_log_as_what_nobody_knows(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async def fails(founding: ProjectAuthor, project: bytes, phase: ProjectPhase) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr(ProjectAuthor, "set_phase", fails)
-    room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         token, view = await operator(daemon), await room.project(daemon)
         assert (await said(site.ask, "POST", f"/api/v1/projects/{view.project}/pause", {}, token)).code == "internal"
         assert await log(site, token) == [("pause", "project 'moods'", "cut off")]
 
 
+@pytest.mark.real("sockets")
 async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -80,13 +85,20 @@ async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Pa
         assert reply.status == 201 and "token" not in reply.body and token not in str(reply.headers)
         own = browser(site, reply)
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", own)).status == 200
-        session = own["Cookie"].partition("=")[2]
-        assert (await signed_in(site, session)).code == "unauthorized", "a session begins no other one"
+        assert (await signed_in(site, own["Cookie"].partition("=")[2])).code == "unauthorized", "a session begins no other one"
         again = browser(site, await signed_in(site, token, {"Cookie": own["Cookie"]}))
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", own)).code == "unauthorized", "a new one at each sign-in"
         for changed in ({"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}):
-            headers = {name: value for name, value in (again | changed).items() if value}
-            assert (await said(site.ask, "POST", f"{ADMIN}/invite", None, "", headers)).code == "forbidden", changed
+            assert (
+                await said(
+                    site.ask,
+                    "POST",
+                    f"{ADMIN}/invite",
+                    None,
+                    "",
+                    {name: value for name, value in (again | changed).items() if value},
+                )
+            ).code == "forbidden", changed
         assert (await said(site.ask, "POST", f"{ADMIN}/sign-out", None, "", again)).status == 200
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", again)).code == "unauthorized"
         last = browser(site, await signed_in(site, token))
@@ -94,6 +106,7 @@ async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Pa
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", last)).code == "unauthorized"
 
 
+@pytest.mark.real("sockets")
 async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -106,8 +119,8 @@ async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Pa
         assert (await said(site.get, f"{ADMIN}/alerts", token)).body == {"alerts": []}
 
 
-async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.mark.real("sockets")
+async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(room: Room) -> None:
     ann, bob = Person("ann"), Person("bob")
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
@@ -129,6 +142,7 @@ async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(t
         assert len(await assigned(site, ann)) == 1
 
 
+@pytest.mark.real("sockets")
 async def test_an_invitation_of_an_operator_enrols_one_annotator(tmp_path: Path) -> None:
     async with Room(tmp_path).serving("invited") as (daemon, site):
         made = (await said(site.ask, "POST", f"{ADMIN}/invite", None, await operator(daemon))).body
@@ -137,13 +151,19 @@ async def test_an_invitation_of_an_operator_enrols_one_annotator(tmp_path: Path)
         assert (await said(Person("bob").enrol, site, made["invitation"])).code == "forbidden"
 
 
+@pytest.mark.real("sockets")
 async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
     async with Room(tmp_path).serving(role="full") as (daemon, site):
         token = await operator(daemon)
 
         async def train(**more: Any) -> Reply:
-            body = {"name": "proverbs", "rounds": 300, "overrides": {"byzantine_max": "0"}} | more
-            return await said(site.ask, "POST", f"{ADMIN}/jobs", body, token)
+            return await said(
+                site.ask,
+                "POST",
+                f"{ADMIN}/jobs",
+                {"name": "proverbs", "rounds": 300, "overrides": {"byzantine_max": "0"}} | more,
+                token,
+            )
 
         assert (await train(data="/etc/passwd")).code == "malformed", "no path from a request to the disk"
         assert (await train(overrides={"nonsense": "1"})).code == "refused"
@@ -160,15 +180,16 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         ]
 
 
-async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = Room(tmp_path)
+@pytest.mark.real("sockets")
+async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async with room.serving() as (daemon, site):
         first, second = await operator(daemon), await operator(daemon)
         project = (await founded(site, first))["project"]
-        own = browser(site, await signed_in(site, second))
-        assert (await said(site.ask, "POST", f"/api/v1/projects/{project}/pause", None, "", own)).status == 200
+        assert (
+            await said(
+                site.ask, "POST", f"/api/v1/projects/{project}/pause", None, "", browser(site, await signed_in(site, second))
+            )
+        ).status == 200
     async with room.serving() as (_, site):
         entries = (await said(site.get, f"{ADMIN}/log", first)).body["entries"]
         assert [(entry["action"], entry["result"]) for entry in entries] == [
@@ -182,10 +203,10 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
         monkeypatch.setattr("curation.service.access_control.ENTRIES_MAX", 2)
         await said(site.ask, "POST", f"/api/v1/projects/{project}/open", None, first)
         assert [action for action, *_ in await log(site, first)] == ["open", "pause"]
-        older = (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"]
-        assert older == []
+        assert (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"] == []
 
 
+@pytest.mark.real("sockets")
 async def test_annotators_and_strangers_see_and_do_nothing(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         await operator(daemon)
@@ -200,6 +221,7 @@ async def test_annotators_and_strangers_see_and_do_nothing(tmp_path: Path) -> No
 # Projects ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_task_is_named(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -236,14 +258,18 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
         assert await tasks_of(site, token, project) == 0, "nothing is imported yet"
         made = await sends(f"{path}jsonl", good)
         assert (made.status, made.body["tasks"]) == (201, 2)
-        studio = json.dumps([{"data": {"text": "three"}, "predictions": 5}, {"data": {"text": "four"}}]).encode()
-        assert (await sends(f"{path}json", studio)).body["tasks"] == 4
+        assert (
+            await sends(
+                f"{path}json", json.dumps([{"data": {"text": "three"}, "predictions": 5}, {"data": {"text": "four"}}]).encode()
+            )
+        ).body["tasks"] == 4
         # A body that is larger than any other call takes.
         large = b"".join(b'{"text": "%d %s"}\n' % (number, b"x" * 400) for number in range(600))
         assert len(large) > 64 << 10 and (await sends(f"{path}jsonl", large)).body["tasks"] == 604
         assert (await sends(f"{path}jsonl", b"x" * ((16 << 20) + 1))).code == "too-large"
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.real("a site on a socket")
 async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
@@ -287,6 +313,7 @@ async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path:
         )
 
 
+@pytest.mark.real("sockets")
 async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         await operator(daemon)
@@ -299,6 +326,7 @@ async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
             assert b" 401 " in await stream.receive_some()
 
 
+@pytest.mark.real("sockets")
 async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add, go_on = ProjectAuthor.add_tasks, trio.Event()
 
@@ -321,16 +349,17 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
             pass
 
 
+@pytest.mark.real("sockets")
 async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, room: Room
 ) -> None:
-    room = Room(tmp_path)
     monkeypatch.setattr("curation.service.operators.project_api.DECISION_WAIT_SECONDS", 0.0)
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)
-        path = f"/api/v1/projects/{project}/tasks?format=jsonl"
-        assert (await said(site.ask, "POST", path, b'{"text": "one"}\n' * 90_000, token)).status == 202
+        assert (
+            await said(site.ask, "POST", f"/api/v1/projects/{project}/tasks?format=jsonl", b'{"text": "one"}\n' * 90_000, token)
+        ).status == 202
         while not await tasks_of(site, token, project):
             pass
     async with room.serving() as (_, site):
@@ -339,8 +368,9 @@ async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
 
 
 async def empty(site: Site, token: str) -> str:
-    body = {"name": "moods", "kind": "label", "options": ["glad", "sad"]}
-    made = (await said(site.ask, "POST", "/api/v1/projects", body, token)).body
+    made = (
+        await said(site.ask, "POST", "/api/v1/projects", {"name": "moods", "kind": "label", "options": ["glad", "sad"]}, token)
+    ).body
     assert (made["tasks"], made["is_mine"], made["options"]) == (0, True, ["glad", "sad"])
     project: str = made["project"]
     return project
@@ -351,6 +381,7 @@ async def tasks_of(site: Site, token: str, project: str) -> int:
     return count
 
 
+@pytest.mark.real("sockets")
 async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -413,3 +444,12 @@ async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_pa
         (gone,) = await review("&state=redacted")
         assert (gone["text"], gone["label"]) == (None, [1])
         assert ("redact", f"task {row['number']} of 'moods': a name in it", "done") in await log(site, token)
+
+
+def test_texts_and_items_in_their_order_are_the_same_tasks_whatever_their_labels() -> None:
+    plain = [TaskWithGold(AnnotationTask("a", ("x", "y")), None), TaskWithGold(AnnotationTask("b"), None)]
+    assert digest_tasks(plain) == digest_tasks(
+        [TaskWithGold(AnnotationTask("a", ("x", "y"), (1,)), None), TaskWithGold(AnnotationTask("b"), (0,))]
+    )
+    others = [plain[::-1], plain[:1], [*plain, plain[1]], [TaskWithGold(AnnotationTask("a", ("y", "x")), None), plain[1]]]
+    assert digest_tasks(plain) not in map(digest_tasks, others)

@@ -80,11 +80,9 @@ async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:
         assert again.status == 200 and again.body == reply.body
         assert problem(await said(ann.submit, site, assignment, (0,))) == (409, "already-answered")
         assert problem(await said(ann.submit, site, assignment, (1,), b"t" * 16)) == (409, "already-answered")
-        skipped = await said(ann.skip, site, tasks[1]["assignment"], "I cannot read it")
-        assert skipped.status == 200
+        assert (await said(ann.skip, site, tasks[1]["assignment"], "I cannot read it")).status == 200
         assert (await said(ann.submit, site, tasks[2]["assignment"], (0,))).status == 201
-        annotation = await settled(site, assignment)
-        assert annotation.body == {
+        assert (await settled(site, assignment)).body == {
             "annotation": assignment, "state": "settled", "height": reply.body["height"], "label": [1]
         }  # fmt: skip
         stats = await said(site.stats)
@@ -92,8 +90,7 @@ async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:
         assert (stats["annotators"], stats["annotations"]) == (1, 2)
         (shown,) = stats["projects"]
         assert {"project", "name", "kind", "tasks", "settled", "alpha"} <= set(shown) and shown["tasks"] == 3
-        board = await said(site.leaderboard)
-        (row,) = board["rows"]
+        (row,) = (await said(site.leaderboard))["rows"]
         assert set(row) == {"rank", "annotator", "name", "accepted", "points"} and (row["rank"], row["name"]) == (1, "ann")
         export = await said(site.export, view.project)
         lines = export.text.splitlines()
@@ -111,8 +108,15 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
         assignment, unknown = task["assignment"], "00" * 32
 
         async def submitted(by: Person = ann, token: str | None = None, **changes: Any) -> tuple[int, str]:
-            body = ann.statement(site, assignment, (1,), SALT) | changes
-            return problem(await said(site.ask, "POST", "/api/submit", body, by.token(site) if token is None else token))
+            return problem(
+                await said(
+                    site.ask,
+                    "POST",
+                    "/api/submit",
+                    ann.statement(site, assignment, (1,), SALT) | changes,
+                    by.token(site) if token is None else token,
+                )
+            )
 
         assert await submitted(token="") == (401, "unauthorized")
         assert await submitted(token="no such token") == (401, "unauthorized")
@@ -149,8 +153,9 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
         challenge = (await said(stranger.challenge, site)).body
         assert problem(await said(stranger.begin, site, **challenge)) == (403, "forbidden"), "not enrolled"
         assert problem(await said(Person("x" * 33).enrol, site)) == (422, "misfit")
-        signed = {"key": stranger.key.hex(), "name": "eve", "signature": "00" * 64}
-        assert problem(await said(site.ask, "POST", "/api/v1/annotators", signed)) == (422, "bad-signature")
+        assert problem(
+            await said(site.ask, "POST", "/api/v1/annotators", {"key": stranger.key.hex(), "name": "eve", "signature": "00" * 64})
+        ) == (422, "bad-signature")
 
 
 async def test_a_peer_for_invited_people_asks_for_an_invitation(room: Room) -> None:
@@ -199,8 +204,7 @@ async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) ->
         assert await assigned(site, ann, 8, least=0) == []
         assert daemon.driver.state.module_state(CurationState).annotators.get_record(ann.key).leases == ()  # type: ignore[union-attr]
         here = await room.project(daemon, tasks=8, name="here")
-        tasks = await assigned(site, ann, 8, least=8)
-        assert {task["project"] for task in tasks} == {here.project}
+        assert {task["project"] for task in await assigned(site, ann, 8, least=8)} == {here.project}
 
 
 async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +367,9 @@ async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: 
         project, lease = bytes.fromhex(first["project"]), state.assignments.get_record(bytes.fromhex(first["assignment"]))
         page = state.pages.get_record(page_key(project, 0))
         assert page is not None and lease is not None
-        nowhere = Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
-        await TransactionSubmitter(daemon.driver).submit("curation/redact", nowhere)
+        await TransactionSubmitter(daemon.driver).submit(
+            "curation/redact", Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
+        )
         (other,) = await assigned(site, ann)
         assert {first["project"], other["project"]} == projects
         assert await assigned(site, ann) == [other]
@@ -396,8 +401,7 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         assert problem(await said(ann.release, site, released)) == (410, "gone")
         assert problem(await said(ann.tasks, site, 1, "00" * 32)) == (404, "not-found")
         assert problem(await said(ann.tasks, site, 1, "moods")) == (400, "malformed")
-        closed = await said(site.ask, "POST", f"/api/v1/projects/{chosen}/close", {}, await operator(daemon))
-        assert closed.status == 200
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{chosen}/close", {}, await operator(daemon))).status == 200
         refused = await said(ann.tasks, site, 1, chosen)
         assert problem(refused) == (404, "not-found") and chosen in refused.body["detail"]
         assert {task["project"] for task in await assigned(site, ann, 8)} == {other}
@@ -454,8 +458,7 @@ async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypat
         await room.project(daemon, tasks=1)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
-        rows = daemon.driver.state.module_state(CurationState).assignments
-        before = rows.get_record(bytes.fromhex(task["assignment"]))
+        before = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(task["assignment"]))
         monkeypatch.setattr(statement_batcher, "BATCH_LINGER_SECONDS", 1.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(said, ann.release, site, task["assignment"])

@@ -34,8 +34,9 @@ async def labelled(site: Site, headers: dict[str, str], answer: list[int]) -> tu
     while not (tasks := (await said(site.ask, "GET", "/api/tasks", None, "", headers)).body["tasks"]):
         pass  # a call waits some seconds, a decision may take longer
     (task,) = tasks
-    body = {"assignment": task["assignment"], "answer": answer}
-    return task["assignment"], await said(site.ask, "POST", "/api/submit", body, "", headers)
+    return task["assignment"], await said(
+        site.ask, "POST", "/api/submit", {"assignment": task["assignment"], "answer": answer}, "", headers
+    )
 
 
 def person(daemon: RunningPeer, key: str) -> Any:
@@ -79,8 +80,9 @@ async def test_a_program_with_a_key_of_its_own_is_not_signed_for(tmp_path: Path)
         await said(ann.enrol, site)
         token = await said(ann.token, site)
         (task,) = await assigned(site, ann)
-        body = {"assignment": task["assignment"], "answer": [1]}
-        assert (await said(site.ask, "POST", "/api/submit", body, token)).code == "malformed"
+        assert (
+            await said(site.ask, "POST", "/api/submit", {"assignment": task["assignment"], "answer": [1]}, token)
+        ).code == "malformed"
         assert not (await said(site.get, "/api/v1/session", token)).body["custodial"]
 
 

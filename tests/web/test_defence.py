@@ -47,8 +47,7 @@ CLIENT = re.compile(r"\b(ClientSession|urllib\.request|http\.client|urlopen|open
 @pytest.mark.real("sockets")
 async def test_defence_the_cookie_is_hidden_from_scripts_and_from_other_sites(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
-        cookie = (await signed(site, "up")).headers["set-cookie"].lower()
-        parts = {part.strip() for part in cookie.split(";")[1:]}
+        parts = {part.strip() for part in (await signed(site, "up")).headers["set-cookie"].lower().split(";")[1:]}
         assert {"httponly", "samesite=strict", "path=/", "max-age=86400"} == parts
 
 
@@ -70,8 +69,9 @@ async def test_defence_a_session_is_new_at_each_sign_in(tmp_path: Path) -> None:
 async def test_defence_a_foreign_page_changes_nothing_with_the_cookie(tmp_path: Path, changed: dict[str, str]) -> None:
     async with Room(tmp_path).serving() as (_, site):
         own = browser(site, await signed(site, "up"))
-        headers = {name: value for name, value in (own | changed).items() if value}
-        assert (await said(site.ask, "POST", PATH, None, "", headers)).code == "forbidden"
+        assert (
+            await said(site.ask, "POST", PATH, None, "", {name: value for name, value in (own | changed).items() if value})
+        ).code == "forbidden"
         assert (await said(site.ask, "GET", "/api/v1/session", None, "", own)).status == 200
         assert (await said(site.ask, "POST", PATH, None, "", own)).status == 200
 
@@ -192,8 +192,9 @@ def refusals(route: Route, tokens: Mapping[ClientClass, str]) -> Iterator[Refusa
         cookie, ours = f"{route.client.cookie_name}={token}", {"X-Folkmoot": "1", "Origin": "http://localhost"}
         for changed in ({"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
             headers = {"Host": "localhost", "Cookie": cookie, **ours, **changed}
-            sent = {name: value for name, value in headers.items() if value}
-            yield Refusal(body, "", sent, ((403, "forbidden"),), is_file=route.upload)
+            yield Refusal(
+                body, "", {name: value for name, value in headers.items() if value}, ((403, "forbidden"),), is_file=route.upload
+            )
 
 
 def complete_body(route: Route) -> dict[str, Any] | None:
@@ -219,5 +220,4 @@ def test_defence_text_never_becomes_markup_and_no_script_asks_another_address() 
 
 def test_defence_the_peer_fetches_no_address_that_people_name() -> None:
     for file in (*WEB.rglob("*.py"), *SERVICE.rglob("*.py")):
-        found = set(CLIENT.findall(file.read_text()))
-        assert found == ({"import socket"} if file == LISTENER else set()), file
+        assert set(CLIENT.findall(file.read_text())) == ({"import socket"} if file == LISTENER else set()), file

@@ -62,8 +62,7 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
         await enrolled(site, *NAMES[1:4])
         shown = await page.join(address(site), NAMES[0])
         while left:
-            said = await page.script("return document.querySelector('.asked ~ .text').textContent")
-            left.remove(said)
+            left.remove(await page.script("return document.querySelector('.asked ~ .text').textContent"))
             if kind == "label":
                 assert await page.texts("button.answer span") == [visible(option) for option in OPTIONS]
             await page.until("[...document.querySelectorAll('.guidelines .text')].some((text) => text.textContent)")

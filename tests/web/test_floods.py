@@ -1,25 +1,32 @@
-"""Strangers that fill the web port: the peer goes on deciding, and a visitor is served."""
+"""Strangers that fill the web port, or send anything. `python -m tests.fuzz.http --seconds 120` looks further."""
 
 from __future__ import annotations
 
+import gzip
+import logging
+import re
 import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 
+from curation.rpc import CurationRpc
+from peer.features import FEATURES
+from tests.fuzz import http
 from tests.peer.processes import Daemon, command, daemons, poll
 from tests.waiting import in_time
 from tests.web.client import Person, Site
 from tests.web.half_requests import connected, strangers
 from tests.web.room import Room, said
 from web import asyncio_bridge, connection_limits
-
-pytestmark = pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
+from web.routes import Route
+from web.site import load_site
 
 SERVING = ("--role", "annotator", "--web-listen", "127.0.0.1:0", "--sign-up", "open", "--listen", "127.0.0.1:0")
 
@@ -47,12 +54,12 @@ async def decides(daemon: Daemon, site: Site, name: str) -> None:
     """A page answers, somebody enrols, and a height is decided for it."""
     before = (await daemon.client.status()).height
     assert (await said(site.get, "/annotate")).status == 200
-    person = Person(name)
-    reply = await said(person.enrol, site)
+    reply = await said(Person(name).enrol, site)
     assert reply.status == 201, reply
     assert (await daemon.client.status()).height > before
 
 
+@pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 @pytest.mark.parametrize(("descriptors", "half_requests", "hosts"), [(1_024, 5_000, 1), (1_024, 2_000, 300), (256, 1_000, 40)])
 async def test_half_requests_end_no_peer_and_shut_out_no_visitor(
     tmp_path: Path, descriptors: int, half_requests: int, hosts: int
@@ -69,6 +76,7 @@ async def test_half_requests_end_no_peer_and_shut_out_no_visitor(
         assert "Too many open files" not in daemon.log
 
 
+@pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(tmp_path: Path) -> None:
     """Peers, monitors, and people: each port has its share."""
     async with served(tmp_path, 256, "--metrics", "127.0.0.1:0") as (daemon, site):
@@ -91,6 +99,7 @@ def descriptors_open(daemon: Daemon) -> int:
     return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
 
 
+@pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 @pytest.mark.parametrize(
     ("half", "bound"),
     [
@@ -113,6 +122,7 @@ async def test_a_connection_that_waits_too_long_is_closed(
         assert (await said(site.get, "/annotate")).status == 200
 
 
+@pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 async def test_a_connection_that_is_gone_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[connection_limits.ConnectionSlots]()
 
@@ -145,6 +155,7 @@ def ends(site: Site, half: bytes) -> bool:
         return True
 
 
+@pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 async def test_a_peer_without_any_descriptor_left_goes_on(tmp_path: Path) -> None:
     async with served(tmp_path, None, "--metrics", "127.0.0.1:0") as (daemon, site):
         before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
@@ -158,3 +169,62 @@ async def test_a_peer_without_any_descriptor_left_goes_on(tmp_path: Path) -> Non
             await poll(has_failed)
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
             await decides(daemon, site, "then")
+
+
+SITE = load_site(FEATURES)
+
+SECONDS = 2.0
+
+
+@pytest.mark.real("sockets")
+async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
+        known = await said(http.known_at, site, (await room.project(daemon, tasks=200)).project, await api.create_web_token())
+        seen = await http.hammer(known, SECONDS, seed=1)
+        if seen.requests <= 50:  # a busy machine
+            seen = await http.hammer(known, 10 * SECONDS, seed=1)
+        assert not seen.problems and seen.requests > 50 and {200, 400} <= seen.statuses.keys()
+        assert (await said(site.get, "/healthz")).status == 200
+    assert not [record for record in caplog.records if record.exc_info and record.levelno >= logging.ERROR]
+
+
+@pytest.mark.real("sockets")
+async def test_a_body_that_is_not_encoded_as_it_says_is_malformed(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        for data, code in ((b"no gzip", "malformed"), (gzip.compress(bytes(1 << 20)), "too-large")):
+            assert await said(_encoded, site, data) == code
+
+
+def _encoded(site: Site, data: bytes) -> str:
+    return site.ask("POST", "/api/v1/challenges", data, headers={"Content-Encoding": "gzip"}).code
+
+
+@pytest.mark.real("sockets")
+async def test_an_expectation_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        for method, path in (("GET", "/api/stats"), ("GET", "/nothing"), ("CONNECT", "elsewhere")):
+            for expectation in (b"\xff\xfe", b"everything"):
+                assert (await said(site.ask, method, path, None, "", {"Expect": expectation})).status == 417, path
+        assert (await said(site.ask, "GET", "/api/stats", None, "", {"Expect": "100-continue"})).status == 200
+        assert (await said(site.get, "/nothing")).code == "not-found"
+        assert (await said(site.ask, "DELETE", "/api/stats")).code == "method"
+
+
+def test_every_call_is_among_what_strangers_send() -> None:
+    """A new call is fuzzed from its first day."""
+    person, site = Person("ann"), Site("127.0.0.1", 1)
+    site._network = {"chain_id": "00" * 32, "peer_key": "00" * 32}
+    known = http.Known(site, person, "token", "operator", "00" * 32, ("11" * 32,))
+    random = Random(1)
+    sent = {(method, path.partition("?")[0]) for method, path, _ in (http.requests_of(known, random) for _ in range(20_000))}
+
+    def is_sent(route: Route) -> bool:
+        pattern = re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path))
+        return any(method == route.method and pattern.fullmatch(path) for method, path in sent)
+
+    pages = {page.path for page in SITE.pages}
+    assert [
+        route.path for route in SITE.routes if not is_sent(route) and route.path not in pages and route.operation != "vendor"
+    ] == []

@@ -80,8 +80,9 @@ async def test_a_proxy_of_the_settings_says_for_whom_it_asks_and_nobody_else(
 
         async def enrol(source: str, forwarded: str) -> int:
             headers = {"X-Forwarded-For": forwarded} if forwarded else {}
-            body = enrolment(site, "ann", False)
-            return (await said(at(site, source).ask, "POST", "/api/v1/annotators", body, "", headers)).status
+            return (
+                await said(at(site, source).ask, "POST", "/api/v1/annotators", enrolment(site, "ann", False), "", headers)
+            ).status
 
         cases = [
             (HERE, "198.51.100.1", 201), (HERE, "198.51.100.1", 429), (HERE, "203.0.113.9, 198.51.100.1", 429),
@@ -173,8 +174,7 @@ async def test_metrics_are_of_this_machine_and_of_operators(tmp_path: Path) -> N
         for name, value in (("X-Forwarded-For", "198.51.100.1"), ("Forwarded", "for=198.51.100.1"), ("Via", "1.1 proxy")):
             refused = await said(site.ask, "GET", "/metrics", None, "", {name: value})
             assert (refused.status, refused.code) == (401, "unauthorized")
-            token = await operator(daemon)
-            assert (await said(site.ask, "GET", "/metrics", None, token, {name: value})).status == 200
+            assert (await said(site.ask, "GET", "/metrics", None, await operator(daemon), {name: value})).status == 200
         assert (await said(by_http_1_0, site)).startswith(b"HTTP/1.0 401")
 
 

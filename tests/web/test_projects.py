@@ -128,8 +128,7 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
         ("--name", "x"),
         ("--display", "chat"),
     ):
-        said = await author.types("tasks", "import", file, "--project", "moods", *more)
-        assert f"{more[0]} is of a new project" in said
+        assert f"{more[0]} is of a new project" in await author.types("tasks", "import", file, "--project", "moods", *more)
     assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods", "--again")
     assert "--revoke takes tokens back, and no code" in await author.types("web", "invite", "--revoke")
     assert "nobody needs an invitation here: sign_up is open" in await author.types("web", "invite")
@@ -142,8 +141,7 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
 async def test_on_a_terminal_a_token_comes_with_the_address_that_signs_in(
     author: Author, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = await author.types("web", "token")
-    assert len(alone) == 32, "a program takes it as it is"
+    assert len(await author.types("web", "token")) == 32, "a program takes it as it is"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     token, address, *_ = (await author.types("web", "token")).split()
     assert address == f"http://{author.site.host}:{author.site.port}/admin#{token}"
@@ -168,8 +166,7 @@ async def test_a_redacted_text_is_gone_and_its_label_stays(author: Author) -> No
     label = (await settled(author.site, tasks["text 0"])).body["label"]
     (line,) = [json.loads(line) for line in (await said(author.site.export, view.project)).text.splitlines()]
     assert texts_on_disk(author) == ["text 0", "text 1", "text 2"] and line["text"] == "text 0"
-    shown = await author.types("tasks", "redact", line["task"])
-    assert shown == "task 0 of 'moods' is redacted: every peer deletes its text"
+    assert await author.types("tasks", "redact", line["task"]) == "task 0 of 'moods' is redacted: every peer deletes its text"
     assert await author.types("tasks", "redact", "moods", "1") == "task 1 of 'moods' is redacted: every peer deletes its text"
     assert "the task is redacted already" in await author.types("tasks", "redact", "moods", "1")
     await until(lambda: texts_on_disk(author) == ["text 2"])
@@ -210,8 +207,7 @@ async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkey
     assert await author.types("tasks", "close", "moods") == f"project {view.project[:8]} (moods) is closed"
     while curation(daemon).closing:
         await daemon.driver.block_applied.wait()
-    labels = [(await said(site.annotation, tasks[f"text {number}"])).body["label"] for number in range(3)]
-    assert labels == [[0], [1], [1]]
+    assert [(await said(site.annotation, tasks[f"text {number}"])).body["label"] for number in range(3)] == [[0], [1], [1]]
 
 
 async def test_no_page_tells_whether_it_has_gold(author: Author) -> None:

@@ -96,8 +96,7 @@ async def test_every_label_is_proven_offline_and_each_lie_is_named_with_its_line
     shutil.rmtree(tmp_path / "peer")
     found = verify_folder(folder, chain)
     assert (found.lines, found.without_text) == (TASKS, 0)
-    arguments = ["tasks", "verify", str(folder), "--chain-id", chain, "--data-dir", str(tmp_path / "none")]
-    assert await said(cli.main, arguments) == 0
+    assert await said(cli.main, ["tasks", "verify", str(folder), "--chain-id", chain, "--data-dir", str(tmp_path / "none")]) == 0
     assert "3 labels, each as decided" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="it is of the chain"):
         verify_folder(folder, "00" * 32)

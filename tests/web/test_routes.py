@@ -1,9 +1,11 @@
-"""Every route that features declare, at a real peer: who may call it, what comes back, and what the application has."""
+"""Routes, pages and files as programs and browsers get them: as declared, and nothing runs but the files of this peer."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import trio
 from aiohttp import web
 
+from curation.pages.annotation_pages import PAGES
 from curation.rpc import CurationRpc
 from curation.service.access_control import ANNOTATOR, AccessControl
 from peer.api.running_peer import RunningPeer
@@ -21,6 +24,7 @@ from tests.web.room import Room, assigned, enrolled, said
 from web.app import make_application
 from web.routes import OPERATOR, Route
 from web.site import load_site
+from web.web_service import WebService
 
 SITE = load_site(FEATURES)
 ROUTES = SITE.routes
@@ -155,8 +159,7 @@ async def test_the_document_says_what_programs_need(tmp_path: Path) -> None:
     operations = [(path, method, said) for path, methods in document["paths"].items() for method, said in methods.items()]
     assert len(operations) == len(ROUTES) == len({said["operationId"] + path for path, _, said in operations})
     for path, _, operation in operations:
-        parameters = operation.get("parameters", [])
-        assert {item["name"] for item in parameters if item["in"] == "path"} == {
+        assert {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"} == {
             part[1:-1] for part in path.split("/") if part.startswith("{")
         }
         assert operation["responses"].keys() > {"default"}
@@ -262,8 +265,16 @@ async def test_guidelines_come_with_the_task_and_a_suggestion_after_the_answer(t
 async def test_exports_and_agreement(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
-        tasks = [{"text": "q", "items": [f"a{number}", "b"]} for number in range(10)]
-        project = (await founded(site, token, kind="pair", options=[], votes=2, tasks=tasks))["project"]
+        project = (
+            await founded(
+                site,
+                token,
+                kind="pair",
+                options=[],
+                votes=2,
+                tasks=[{"text": "q", "items": [f"a{number}", "b"]} for number in range(10)],
+            )
+        )["project"]
         ann, bob = await enrolled(site, "ann", "bob")
 
         async def answers(person: Person, task: dict[str, Any]) -> None:
@@ -294,3 +305,38 @@ async def test_exports_and_agreement(tmp_path: Path) -> None:
             assert path.read_bytes().decode() == (await said(site.export, project, form)).text, "the same bytes"
         view = await api.agreement("moods")
         assert view.alpha == "1" and {view.pairs[0].first_name, view.pairs[0].second_name} == {"ann", "bob"}
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+INLINE = re.compile(r"<style|<script(?![^>]* src=\"/)|\sstyle=|\son\w+=|javascript:", re.IGNORECASE)
+
+
+@pytest.mark.real("sockets")
+async def test_defence_pages_and_their_files_have_a_policy_and_nothing_inline(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        start = await said(site.get, "/")
+        assert (start.status, start.headers["location"]) == (302, PAGES.pages[0].path)
+        for page in PAGES.pages:
+            shown = await said(site.get, page.path)
+            assert shown.headers["content-type"] == "text/html; charset=utf-8"
+            assert not INLINE.search(shown.text), page
+            assert "<noscript>" in shown.text and f'href="{page.path}" aria-current="page"' in shown.text
+            files = re.findall(r'(?:src|href)="(/(?:static|vendor)/[^"]+)"', shown.text)
+            assert f"/static/{page.name}.js" in files
+            for reply in [shown, *[await said(site.get, file) for file in files]]:
+                assert reply.status == 200
+                assert reply.headers["content-security-policy"] == POLICY
+                assert reply.headers["x-content-type-options"] == "nosniff"
+                assert reply.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.real("sockets")
+async def test_a_peer_without_the_package_of_pages_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    warned: list[str] = []
+    desk: Any = SimpleNamespace(folder=tmp_path, running_features=FEATURES, log_warning=warned.append)
+    await WebService(desk).run()
+    assert warned == ["web pages are not served: the package jinja2 is not installed; the extra `web` has it"]

@@ -1,11 +1,11 @@
-"""Four real peers in one process serve annotators; the one that carried an answer is killed, or seals what nobody can open."""
+"""Real peers in one process serve annotators: their batches, a peer killed with an answer, seals that nobody can open."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,20 +14,22 @@ import trio
 
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import AssignmentState, CurationState
-from curation.ledger.transaction_types import seal_recipients
+from curation.ledger.transaction_types import LeaseRequest, SessionStatement, seal_recipients
+from curation.limits import BATCH_MAX, EXCLUDED_PROJECTS_MAX, LEASES_MAX
 from curation.rpc import CurationRpc, ImportRequest
 from curation.service.annotators import annotator_api, answer_openings
+from curation.service.annotators.statement_batcher import StatementBatcher
 from ledger.members import MembersState
 from peer.api.running_peer import RunningServiceContext
 from peer.features import founding_modules
 from peer.settings.config import Config, load_settings
+from protocol import codec
+from protocol.identity import Identity, signing_preimage
 from tests.peer.network import Seat, network, running, service_of
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, assigned, said, settled
 from web.web_service import WebService
-
-pytestmark = pytest.mark.real("sockets")
 
 SEAL_MS = 300
 DOES_NOT_OPEN = "sealed answers for this peer that do not open what it carried"
@@ -56,8 +58,7 @@ def desk_of(seat: Seat, config: Config) -> RunningServiceContext:
 
 async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
     flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
-    config = load_settings(flags, {"HOME": str(seat.folder)}).config
-    desk = desk_of(seat, config)
+    desk = desk_of(seat, load_settings(flags, {"HOME": str(seat.folder)}).config)
     scope = trio.CancelScope()
 
     async def run() -> None:
@@ -94,16 +95,19 @@ async def two_with_one_task(folder: Path, first: Server, second: Server) -> list
     for server, name in ((first, "ann"), (second, "bob")):
         person = Person(name)
         assert (await said(person.enrol, server.site)).status == 201
-        tasks = await assigned(server.site, person)
-        found.append((person, tasks[0]["assignment"]))
+        found.append((person, (await assigned(server.site, person))[0]["assignment"]))
     return found
 
 
 def drawn(server: Server, assignment: str) -> list[bytes]:
-    members = server.seat.driver.state.module_state(MembersState)
-    return list(seal_recipients(serving_peers(members), bytes.fromhex(assignment), server.seat.public))
+    return list(
+        seal_recipients(
+            serving_peers(server.seat.driver.state.module_state(MembersState)), bytes.fromhex(assignment), server.seat.public
+        )
+    )
 
 
+@pytest.mark.real("sockets")
 async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> None:
     async with servers(tmp_path) as (first, second, third, _):
         (ann, anns), (bob, bobs) = await two_with_one_task(tmp_path, first, second)
@@ -117,6 +121,7 @@ async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> 
         assert [row.state for row in rows] == [AssignmentState.SETTLED] * 2 and not any(row.seals for row in rows)
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("forged", [b"", b"x" * 69, "another answer"])
 async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: bytes | str
@@ -148,3 +153,42 @@ async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
         assert (await said(bob.submit, second.site, bobs, (1,))).status == 201
         assert (await settled(honest.site, anns)).body["label"] == [1]
         await liar.seat.event("serve", DOES_NOT_OPEN)
+
+
+def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> LeaseRequest:
+    signature = person.sign(
+        signing_preimage(SessionStatement.TAG, seat.driver.chain_id, codec.encode(SessionStatement(seat.public, bytes(16), 1)))
+    )
+    return LeaseRequest(person.public, bytes(16), 1, signature, LEASES_MAX, without)
+
+
+async def gathered(folder: Path, make: Callable[[Seat], list[LeaseRequest]]) -> CurationState:
+    """The state when all these statements have been in a decided batch."""
+    async with network(folder, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
+        (seat,) = made.seats
+        gatherer = StatementBatcher(desk_of(seat, load_settings({"data_directory": seat.folder}, {"HOME": str(folder)}).config))
+        decided = [gatherer.add_statement(wish) for wish in make(seat)]
+        nursery.start_soon(gatherer.run)
+        with trio.fail_after(60):
+            for event in decided:
+                await event.wait()
+        assert gatherer.waiting_count == 0
+        nursery.cancel_scope.cancel()
+        return seat.driver.state.module_state(CurationState)
+
+
+async def test_statements_that_no_single_transaction_takes_go_into_several_batches(tmp_path: Path) -> None:
+    """Else the peer tries the same batch for ever, and none of its annotators gets or answers a task any more."""
+    without = tuple(bytes([number]) * 32 for number in range(EXCLUDED_PROJECTS_MAX))
+    await gathered(tmp_path, lambda seat: [_wish(seat, Identity(n.to_bytes(32)), without) for n in range(BATCH_MAX)])
+
+
+async def test_a_statement_with_a_false_signature_goes_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Else every batch with it is refused, for ever."""
+
+    def true_and_false(seat: Seat) -> list[LeaseRequest]:
+        true = _wish(seat, Identity(bytes(32)))
+        return [true, replace(true, expires_ms=2)]
+
+    state = await gathered(tmp_path, true_and_false)
+    assert state.passed_over == 1, "the true one was decided, and is of a stranger"

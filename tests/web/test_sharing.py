@@ -1,7 +1,10 @@
-"""Rates, tables and turns that hosts share."""
+"""Rates, tables, turns and connections that hosts share: connections give way where there are too many."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from curation.service.annotators.session_api import SessionApi
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
 from web.calls import HttpProblem
+from web.connection_limits import FILE_SECONDS, HEADER_SECONDS, REQUEST_SECONDS, ConnectionSlot, ConnectionSlots
 
 IDENTITY = Identity(bytes(32))
 
@@ -206,3 +210,91 @@ async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on(tmp_p
     assert await sessions._opened(wrong, "ann", "wrong", "stranger") is None
     assert await sessions._opened(right, "ann", "right", "owner") is IDENTITY
     assert list(sessions._turns._known) == ["owner"]
+
+
+@dataclass
+class Port:
+    """Places with a clock that the test sets."""
+
+    most: int = 8
+    proxies: tuple[str, ...] = ()
+    now: float = 0.0
+    open: dict[int, ConnectionSlot] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = ConnectionSlots(self.most, self.proxies, lambda: self.now)
+
+    def come(self, host: str, number: int) -> ConnectionSlot:
+        self.open[number] = place = self.places.acquire_slot(host, lambda: self.closed.append(number))
+        return place
+
+
+@pytest.mark.parametrize(
+    ("proxies", "steps"),
+    [
+        pytest.param((), [("abaa", [0])], id="a host at its bound loses its own oldest connection"),
+        pytest.param(
+            (),
+            [("aabbccdd", []), (["visitor"], [0]), (["visitor"], [0, 2])],  # not the visitor, and not the host that has lost one
+            id="where all places are taken, the host with most loses one",
+        ),
+        pytest.param(("proxy",), [(["proxy"] * 8, []), (["proxy"], [0])], id="a proxy may have all places"),
+        pytest.param(
+            ("proxy",),
+            [
+                (["proxy"] * 6, []),
+                ([f"stranger {number}" for number in range(6)], [6, 7, 8, 9]),  # strangers give way to one another
+                (["proxy"] * 2, [6, 7, 8, 9, 10, 0]),  # a proxy with more is like any other host
+            ],
+            id="a proxy with three quarters of all places, or less, gives way to nobody",
+        ),
+    ],
+)
+def test_connections_give_way(proxies: tuple[str, ...], steps: list[tuple[Sequence[str], list[int]]]) -> None:
+    port = Port(most=8, proxies=proxies)
+    for hosts, closed in steps:
+        for host in hosts:
+            port.come(host, len(port.open))
+        assert port.closed == closed
+        assert len(port.places._open) == len(port.open) - len(closed)
+
+
+def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
+    port = Port(most=8)
+    port.come("a", 0).begin_request(REQUEST_SECONDS)
+    port.come("a", 1)
+    port.come("a", 2)
+    assert port.closed == [1]
+    port.open[2].begin_request(REQUEST_SECONDS)
+    port.come("a", 3)
+    assert port.closed == [1, 0], "where all have requests the oldest goes"
+
+
+def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
+    port = Port()
+    port.come("a", 0)
+    port.come("b", 1).begin_request(REQUEST_SECONDS)
+    port.come("c", 2).begin_request(FILE_SECONDS)
+    port.come("d", 3).begin_request(float("inf"))
+    for now, closed in ((HEADER_SECONDS, []), (HEADER_SECONDS + 1, [0]), (REQUEST_SECONDS + 1, [0, 1])):
+        port.now = now
+        port.places.close_overdue()
+        assert port.closed == closed
+    port.open[2].finish_request()
+    port.now += HEADER_SECONDS + 1
+    port.places.close_overdue()
+    assert port.closed == [0, 1, 2] and len(port.places._open) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(("come", "begin", "leave"))), max_size=60))
+def test_places_are_bounded_whatever_comes(steps: list[tuple[str, str]]) -> None:
+    port = Port(most=6)
+    for number, (host, what) in enumerate(steps):
+        place = port.come(host, number)
+        if what == "begin":
+            place.begin_request(REQUEST_SECONDS)
+        elif what == "leave":
+            port.places.release_slot(place)
+        there = Counter(place.host for place in port.places._open)
+        assert there.total() <= 6 and max(there.values(), default=0) <= 1

@@ -1,4 +1,4 @@
-"""Annotators are served over https where the peer has a certificate: browsers keep keys of their own there alone."""
+"""https: browsers keep keys of their own there alone. At a peer that has a certificate, and behind nginx with `proxy_pass`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import ssl
-from contextlib import closing
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,14 @@ from typing import Any
 import pytest
 
 from peer.api.running_peer import RunningPeer
+from tests.fuzz.http import free_port
 from tests.peer.processes import Daemon as Process
 from tests.peer.processes import poll
 from tests.waiting import PATIENCE_SECONDS, in_time, patience_seconds
+from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_floods import served
-
-pytestmark = pytest.mark.real("TLS on real sockets")
-
-pytestmark = pytest.mark.real("sockets")
+from tests.web.test_watching import until
 
 TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")  # made for these tests, valid for a hundred years
@@ -41,8 +42,9 @@ async def told(daemon: RunningPeer) -> str:
 
 def asked(address: str, method: str, path: str, body: Any = None, cookie: str = "") -> tuple[int, Message]:
     """Status and headers."""
-    context = ssl.create_default_context(cafile=CERTIFICATE)
-    connection = http.client.HTTPSConnection(address, timeout=patience_seconds(), context=context)
+    connection = http.client.HTTPSConnection(
+        address, timeout=patience_seconds(), context=ssl.create_default_context(cafile=CERTIFICATE)
+    )
     with closing(connection), in_time():
         connection.request(method, path, json.dumps(body) if body else None, {"Cookie": cookie} if cookie else {})
         reply = connection.getresponse()
@@ -55,6 +57,7 @@ def address_in(text: str) -> str:
     return address
 
 
+@pytest.mark.real("sockets")
 async def test_annotators_come_by_https_and_their_cookie_by_nothing_else(tmp_path: Path) -> None:
     async with Room(tmp_path).running(web_tls_cert=CERTIFICATE, web_tls_key=KEY) as daemon:
         address = address_in(await told(daemon))
@@ -63,10 +66,12 @@ async def test_annotators_come_by_https_and_their_cookie_by_nothing_else(tmp_pat
         assert status == 201 and cookie.startswith("__Host-folkmoot=")
         assert {"secure", "path=/", "httponly"} <= {part.strip().lower() for part in cookie.split(";")} and "Domain" not in cookie
         assert (await said(asked, address, "GET", "/api/v1/session", None, cookie.split(";")[0]))[0] == 200
-        bare = cookie.split(";")[0].removeprefix("__Host-")
-        assert (await said(asked, address, "GET", "/api/v1/session", None, bare))[0] == 401, "one that plain HTTP could have set"
+        assert (await said(asked, address, "GET", "/api/v1/session", None, cookie.split(";")[0].removeprefix("__Host-")))[
+            0
+        ] == 401, "one that plain HTTP could have set"
 
 
+@pytest.mark.real("sockets")
 async def test_a_browser_that_came_by_tls_comes_by_nothing_else(tmp_path: Path) -> None:
     async with Room(tmp_path).running(web_tls_cert=CERTIFICATE, web_tls_key=KEY) as daemon:
         address = address_in(await told(daemon))
@@ -81,6 +86,7 @@ def certificate_at(address: str) -> str:
         return ssl.get_server_certificate((host, int(port)), timeout=patience_seconds()).strip()
 
 
+@pytest.mark.real("sockets")
 async def test_the_certificate_is_read_again_on_sighup(tmp_path: Path) -> None:
     """Of a process that a signal reaches. Files that are no pair leave the certificate as it was."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -106,6 +112,7 @@ async def hang_up(daemon: Process, follows: str) -> None:
     await poll(is_logged)
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("certificate", "key", "what"),
     [(CERTIFICATE, "", "there is no file ''"), ("/nowhere", KEY, "there is no file '/nowhere'"), (KEY, KEY, "no certificate")],
@@ -117,3 +124,61 @@ async def test_what_is_no_certificate_is_named_and_the_peer_goes_on(
         said_so = await told(daemon)
         assert said_so.startswith("web pages are not served: ") and what in said_so and "web_tls_cert" in said_so
         assert (await daemon.api.status()).height >= 0
+
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+FIRST_SECONDS = 30.0  # nginx that waits for a full buffer takes 60 and more; alone it takes a tenth of a second
+
+
+CONFIGURATION = """
+daemon off; pid t/nginx.pid; error_log t/error.log; worker_processes 1;
+events {{ worker_connections 64; }}
+http {{ access_log off; client_body_temp_path t/b; proxy_temp_path t/p; fastcgi_temp_path t/f; uwsgi_temp_path t/u;
+  scgi_temp_path t/s;
+  server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{behind}; }} }}
+}}
+"""
+
+
+@contextmanager
+def nginx(folder: Path, port: int, behind: int) -> Iterator[subprocess.Popen[bytes]]:
+    (folder / "t").mkdir()
+    configuration = folder / "nginx.conf"
+    configuration.write_text(CONFIGURATION.format(folder=folder, port=port, behind=behind))
+    assert NGINX is not None
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(configuration)], stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def streamed(site: Site) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(site.host, site.port, timeout=FIRST_SECONDS)
+    connection.request("GET", "/api/v1/events?live=1", headers={"Connection": "close"})
+    return connection.getresponse()
+
+
+@pytest.mark.real("nginx is a process")
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+async def test_live_shows_its_first_figures_at_once_behind_nginx(tmp_path: Path) -> None:
+    folder, port = tmp_path / "nginx", free_port()
+    folder.mkdir()
+    async with Room(tmp_path).serving() as (_, site):
+        with nginx(folder, port, site.port) as process:
+            before = Site("127.0.0.1", port)
+
+            async def answers() -> bool:
+                assert process.poll() is None, (folder / "output").read_text()
+                try:
+                    return (await said(before.get, "/live")).status == 200
+                except OSError:
+                    return False
+
+            await poll(answers)
+            stream = await said(streamed, before)
+            assert (await said(until, stream, "live"))[2]["status"]["network"] == "lab"
+            stream.close()
+            assert (await said(before.get, "/metrics")).code == "unauthorized", "nginx asks for others"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import trio
+from aiohttp import ClientSession, web
 
 from consensus.block import decode_header, header_digest
 from consensus.voter_set import VoterSet, verify_certificate
@@ -30,12 +32,11 @@ from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Certificate, Commit
 from protocol.prometheus_metrics import why_unhealthy
-from tests.web.client import Reply, Site
-from tests.web.room import Room, assigned, enrolled, said
+from tests.web.client import Site
+from tests.web.room import Room, assigned, enrolled, said, together
 from web import asyncio_bridge
 from web.event_stream import EventStreams
-
-pytestmark = pytest.mark.real("sockets")
+from web.routes import EventFeed
 
 Event = tuple[str, str, Any]  # id, kind, data
 
@@ -85,8 +86,13 @@ def until(stream: HTTPResponse, kind: str) -> Event:
     return found
 
 
-async def test_whoever_listens_sees_the_state_and_then_what_changes(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+@pytest.mark.real("sockets")
+async def test_whoever_listens_sees_the_state_and_then_what_changes(room: Room) -> None:
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2)
         (ann,) = await enrolled(site, "ann")
@@ -106,8 +112,8 @@ async def test_whoever_listens_sees_the_state_and_then_what_changes(tmp_path: Pa
                 assert settled["settled"] == 1 and settled["height"] > stats["height"]
 
 
-async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.mark.real("sockets")
+async def test_whoever_comes_again_goes_on_where_it_stopped(room: Room) -> None:
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2)
         api: Any = daemon.api
@@ -118,8 +124,7 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> N
         assert int(seen[0]) > int(first[0]) and seen[2]["state"] == "paused"
         await api.set_project_phase(view.project, "open")  # nobody listens
         async with listening(site, **{"Last-Event-ID": first[0]}) as stream:
-            again = await said(until, stream, "project")
-            assert again == seen, "what it had not seen, with the numbers that it had"
+            assert await said(until, stream, "project") == seen, "what it had not seen, with the numbers that it had"
             assert (await said(until, stream, "project"))[2]["state"] == "open"
         async with listening(site, **{"Last-Event-ID": seen[0]}) as stream:
             number, _, missed = await said(until, stream, "project")
@@ -130,13 +135,12 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> N
                 assert kinds == ["block", "project", "settled"], "the newest state"
 
 
-async def test_live_events_come_to_those_who_ask_and_say_what_changed(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.mark.real("sockets")
+async def test_live_events_come_to_those_who_ask_and_say_what_changed(room: Room) -> None:
     async with room.serving() as (daemon, site):
         async with listening(site, "?live=1") as stream, listening(site) as another:
             _, _, first = await said(until, stream, "live")
-            reply = await said(site.get, "/api/v1/live")
-            assert first.keys() == reply.body.keys() and first["labels"] is None
+            assert first.keys() == (await said(site.get, "/api/v1/live")).body.keys() and first["labels"] is None
             assert (first["status"]["peer"], first["peers"][0]["me"]) == ((await daemon.api.status()).peer, True)
             assert not {"data_directory", "process", "address", "unreached"} & set(first["status"])
             view = await room.project(daemon, tasks=2)
@@ -153,6 +157,7 @@ async def test_live_events_come_to_those_who_ask_and_say_what_changed(tmp_path: 
         assert (await said(site.get, "/api/v1/events?live=2")).code == "malformed"
 
 
+@pytest.mark.real("sockets")
 async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = 0, LiveFeed._look
 
@@ -164,12 +169,12 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(LiveFeed, "_look", counted)
     monkeypatch.setattr("curation.service.event_feeds.LOOK_INTERVAL_SECONDS", 1_000.0)  # no look by the clock while they come
     async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]
-        for stream in streams:
+        for stream in [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]:
             await said(until, stream, "live")
         assert looks <= 10, "one for each that came alone, and what the first ones saw change: a peer that starts tells much"
 
 
+@pytest.mark.real("sockets")
 async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving() as (daemon, _):
         desk: Any = SimpleNamespace(api=daemon.api, height=1, state=daemon.api, time_ms=0)
@@ -197,6 +202,7 @@ async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: p
         assert told == 2, "the event that came is looked at again"
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "DISK_WARNING_BYTES", 1 << 60)
     async with Room(tmp_path).serving() as (daemon, site):
@@ -204,16 +210,21 @@ async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, mon
         assert (await said(site.get, "/api/v1/live")).body["alerts"] == []
 
 
-async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+@pytest.mark.real("sockets")
+async def test_a_block_comes_as_it_was_hashed_and_signed(room: Room) -> None:
     async with room.serving() as (daemon, site):
         await room.project(daemon)
         height = (await said(site.stats))["height"]
         body = (await said(site.get, f"/api/v1/blocks/{height}")).body
         certificate = codec.decode(Certificate, bytes.fromhex(body["certificate"]), 1 << 16)
         voters = VoterSet(codec.decode(tuple[Key, ...], bytes.fromhex(body["voters"]), 1 << 16))
-        chain_id = bytes.fromhex((await said(site.get, "/api/v1/network")).body["chain_id"])
-        vote = verify_certificate(certificate, Commit, voters, chain_id, Ed25519Verifier())
+        vote = verify_certificate(
+            certificate,
+            Commit,
+            voters,
+            bytes.fromhex((await said(site.get, "/api/v1/network")).body["chain_id"]),
+            Ed25519Verifier(),
+        )
         header = bytes.fromhex(body["header"])
         assert (vote.height, vote.block) == (height, header_digest(header)) == (body["height"], vote.block)
         assert decode_header(header).voters == voters.hash
@@ -223,6 +234,7 @@ async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None
         assert (await said(site.get, "/api/v1/blocks/0")).code == "malformed"
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room, running, most, read = Room(tmp_path), 0, 0, BlockRpcHandler._block
 
@@ -237,17 +249,11 @@ async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path
     async with room.serving() as (daemon, site):
         await room.project(daemon)
         monkeypatch.setattr(BlockRpcHandler, "_block", counted)
-        replies: list[Reply] = []
-
-        async def ask() -> None:
-            replies.append(await said(site.get, "/api/v1/blocks/1"))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):
-                nursery.start_soon(ask)
+        replies = await together(12, site.get, "/api/v1/blocks/1")
         assert ([reply.status for reply in replies], most) == (12 * [200], 1)
 
 
+@pytest.mark.real("sockets")
 async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
     monkeypatch.setattr("web.event_stream.KEEPALIVE_SECONDS", 0.1)
@@ -266,22 +272,17 @@ async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: P
         assert status == 200
 
 
+@pytest.mark.real("sockets")
 async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
     async with Room(tmp_path).serving() as (_, site):
-        streams: list[HTTPResponse] = []
-
-        async def come() -> None:
-            streams.append(await said(opened, site))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):
-                nursery.start_soon(come)
+        streams = await together(12, opened, site)
         assert sorted(stream.status for stream in streams) == [200] + 11 * [429]
         for stream in streams:
             stream.close()
 
 
+@pytest.mark.real("sockets")
 async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENER_QUEUE_MAX", 2)
     monkeypatch.setattr("web.event_stream._Event.text", f"data: {'x' * (1 << 22)}\n\n")  # one alone is more than sockets hold
@@ -311,6 +312,7 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
             assert 0 < await said(drained) < 10 << 22, "the peer has closed the connection"
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio_bridge, "SHUTDOWN_SECONDS", 30.0)  # after which streams are cut off
     async with trio.open_nursery() as nursery:
@@ -323,8 +325,8 @@ async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkey
     stream.close()
 
 
-async def test_health_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(tmp_path)
+@pytest.mark.real("sockets")
+async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
         await enrolled(site, "ann")
@@ -340,10 +342,70 @@ async def test_health_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert values['folkmoot_http_calls_total{status="404"}'] == "1"
         status: StatusView = await daemon.api.status()
         assert (await said(site.get, "/healthz")).text == "ok\n" and not why_unhealthy(status)
-        halted = replace(status, state="halted", halted="HALTED: the disk forgets")
-        assert why_unhealthy(halted) == "halted: HALTED: the disk forgets"
+        assert (
+            why_unhealthy(replace(status, state="halted", halted="HALTED: the disk forgets"))
+            == "halted: HALTED: the disk forgets"
+        )
         assert "3 heights" in why_unhealthy(replace(status, state="behind", heights_behind=3))
         monkeypatch.setattr("peer.api.handlers.local_peer_handler.why_halted", lambda *given: "HALTED: another machine signs")
         while (ill := await said(site.get, "/healthz")).status == 200:  # noqa: ASYNC110
             await trio.sleep(0.05)  # the peer looks at itself once a second
         assert (ill.status, ill.code) == (503, "unhealthy") and "another machine" in ill.body["detail"]
+
+
+def look(height: int) -> dict[str, Any]:
+    return {"height": height}
+
+
+class Looks:
+    """A feed whose looks end when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
+
+    async def wait_for_look(self, last: dict[str, Any]) -> dict[str, Any]:
+        answer = asyncio.get_running_loop().create_future()
+        await self.asked.put(answer)
+        found: dict[str, Any] = await answer
+        return found
+
+
+@pytest.mark.real("aiohttp's event loop")
+def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
+    async def listen() -> None:
+        looks = Looks()
+
+        async def call(do: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+            return await do(*arguments)
+
+        feed = EventFeed(looks.wait_for_look, "height", lambda before, now: iter([("block", now)]))
+        listening = EventStreams([feed], call, {})
+        app = web.Application()
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            return await listening.stream_events(request, False)
+
+        app.router.add_get("/", stream)
+        app.on_shutdown.append(listening.close_streams)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        try:
+            async with ClientSession() as session, asyncio.timeout(90):
+                ann, ben = (asyncio.create_task(session.get(f"http://{host}:{port}/")) for _ in range(2))
+                first, second = await looks.asked.get(), await looks.asked.get()
+                first.set_result(look(1))
+                follows = await looks.asked.get()  # one of them listens now
+                second.set_result(look(2))
+                await asyncio.wait((ann, ben))
+                follows.set_result(look(2))
+                for reply in (await ann, await ben):
+                    heard = b""
+                    while b'"height": 2' not in heard:
+                        heard += await reply.content.readline()
+                    reply.close()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(listen())

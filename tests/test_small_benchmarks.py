@@ -1,0 +1,162 @@
+"""Small benchmarks: reviews as preferences, blocks as they are applied, curation and tables measure what they say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import apply, reviews, rlhf_text, tables
+from benchmarks.curation import ASKED, PROJECT_TASKS, VOTES, Batches, Chain, Closing, Figures, Filler, timed, verdicts
+from benchmarks.verdicts import MISSED
+from curation.ledger.curation_state import CurationState
+from ledger.tables import Table, sparse_merkle_tree
+from rlhf.data import preference_set_statistics
+from training.data.tokenizer import ByteTokenizer
+from training.job_spec import OuterOptimizerKind
+from training.replicated.replicated_model import ReplicatedModel
+from training.transformer import ModelSpec
+
+COUNT = 40
+LONGEST = 1_000  # tokens: no pair is left out
+SAID = {1: "What a good film this is! I liked every minute of it", 0: "What a bad film this was! I hated every minute of it"}
+
+
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.csv"
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("text", "label", "source"))
+        for number in range(COUNT):
+            label = number % 2
+            table.writerow((f"Number {number}.<br />" + f"{SAID[label]}, and {number} more. " * 8, label, "imdb"))
+        table.writerow(("short and elsewhere", 1, "rotten_tomatoes"))
+    return path
+
+
+def test_preferences_of_reviews(tmp_path: Path) -> None:
+    ours, others = reviews.halves(corpus(tmp_path))
+    assert len(ours) + len(others) == COUNT and len(ours) > 5 < len(others), "only those that are long"
+    assert not {review.text for review in ours} & {review.text for review in others}
+    assert all(review.likes == ("good" in review.text) and "<br" not in review.text for review in ours)
+    made = [list(reviews.pairs(ours, 200, wrong, ByteTokenizer(), LONGEST)) for wrong in (0, 250)]
+    assert all("bad" not in pair.first and "good" not in pair.second for pair in made[0])
+    turned = [(a.first, a.second) == (b.second, b.first) for a, b in zip(*made, strict=True)]
+    assert 30 < sum(turned) < 70, "a quarter of 200"
+    kind = [not {"bad", "hated", "was!"} & set(pair.prompt.split()) for pair in made[0]]
+    assert 60 < sum(kind) < 140, "prompts come from either side alike"
+    longest = max(len(pair.prompt + response) for pair in made[0] for response in (pair.first, pair.second))
+    assert len(list(reviews.pairs(ours, 20, 0, ByteTokenizer(), longest - 1))) == 20, "too long ones are passed over"
+
+
+def test_a_judge_prefers_what_reads_kinder(tmp_path: Path) -> None:
+    samples = [("good good", "bad bad"), ("good film", "good film"), ("bad", "good")]
+    file = tmp_path / "samples.jsonl"
+    file.write_text("\n".join([json.dumps({"prompt": "", "policy": ours, "reference": theirs}) for ours, theirs in samples]))
+    judge = np.zeros(preference_set_statistics.FEATURES)
+    judge[list(preference_set_statistics.hash_features("good"))] = 1.0
+    assert rlhf_text.judged(judge, file) == {"preferred": 0.5, "distinct_2": 1.0, "reference_distinct_2": 1.0}
+    assert rlhf_text.distinct(["a b a b"]) == 2 / 3 and rlhf_text.distinct(["a"]) == 0.0
+
+
+def test_what_is_set_of_the_jobs_counts() -> None:
+    usual, said = rlhf_text.settings([]), rlhf_text.settings(["beta=0.3", "reward.rounds=7"])
+    assert "base.vocabulary=8192" in usual and "reward.rounds=168" in usual and "stop_token=none" in usual
+    assert "beta=0.3" in said and "reward.rounds=7" in said and "reward.rounds=168" not in said
+
+
+def test_a_round_is_measured_as_a_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(apply.MODELS, "tiny", ModelSpec(width=16, layers=1, heads=2, kv_heads=1, hidden=16))
+    case = apply.Case(4, 1, "tiny", 4, outer=OuterOptimizerKind.ADAMW)
+    apply.make(case, tmp_path, seed=1)
+    row = apply.measure(case, tmp_path)
+    assert row.root == ReplicatedModel.open(tmp_path / "next").root.hex()
+    assert {"decode", "plan", "values", "outer step", "hash"} <= set(row.seconds)
+    assert row.total_seconds > 0 and row.peak_extra_megabytes > 4 * row.payload_bytes / 1e6
+    assert row.encode_extra_megabytes > 0 and row.total_wall_seconds > 0 and row.encode_wall_seconds > 0
+
+
+def test_every_bound_of_a_round_is_held_and_missed() -> None:
+    def row(n: int, parameters: int, seconds: float, megabytes: float, outer: str = "nesterov") -> apply.Row:
+        common = {"bits": 1, "rule": "arc-nnm-trim", "outer": outer, "payload_bytes": 1}
+        times = {"total_seconds": seconds, "total_wall_seconds": seconds, "encode_seconds": 0.0, "encode_wall_seconds": 0.0}
+        return apply.Row(n, parameters, **common, **times, peak_extra_megabytes=1.0, encode_extra_megabytes=megabytes)
+
+    def said(*rows: apply.Row) -> list[str]:
+        return [aim.verdict(list(rows)).split()[0] for aim in apply.AIMS]
+
+    assert said() == ["not"] * len(apply.AIMS)
+    large, every_step, largest = (4, 100_000_000), (4, 1_000_000, 0.05, 1.0, "adamw"), row(4, 300_000_000, 7.0, 1.0)
+    good = (row(13, 4_200_000, 0.9, 1.0), row(*large, 9.0, 190.0), row(100, 1_000_000, 1.0, 1.0), row(*every_step), largest)
+    assert said(*good) == ["held"] * len(apply.AIMS)
+    assert said(row(13, 4_200_000, 1.1, 1.0), *good[1:])[0] == "MISSED"
+    assert said(good[0], row(*large, 11.0, 210.0), *good[2:])[1:3] == ["MISSED", "MISSED"]
+    greedy = replace(good[2], peak_extra_megabytes=30.0)
+    assert (
+        said(
+            *good[:2],
+            greedy,
+            replace(good[3], total_seconds=0.07),
+            replace(largest, total_seconds=9.0, anonymous_megabytes=201.0),
+        )[3:]
+        == ["MISSED"] * 4
+    )
+
+
+def test_a_small_network_is_filled_and_takes_batches_as_a_large_one(tmp_path: Path) -> None:
+    Filler(tmp_path / "peer", annotators=1_000, answers=200 * VOTES, open_tasks=3_000).fill()
+    chain = Chain(tmp_path / "peer")
+    before = chain.ledger.state.module_state(CurationState)
+    assert (before.settled, before.annotations, len(before.assignments), before.annotators_count) == (200, 1_000, 1_000, 1_000)
+    batches = timed(chain, annotators=1_000, count=2)
+    chain.store.close()
+    assert len(batches.batch_ms) == 2 and batches.acted == batches.statements == 2 * 512
+    assert batches.parts_ms["author"] > batches.parts_ms["propose"]
+
+
+def test_what_is_missed_is_said() -> None:
+    daemon = Closing(100.0, 400.0, 300.0, 60.0, 70, 5.0, 90.0, 80.0, 90.0, ASKED.price * PROJECT_TASKS)
+    batches = Batches([200.0], 190.0, {}, 512, 512)
+    held = Figures(10_000, 1_000_000, 100_000, 400.0, 100.0, 3.0, batches, daemon)
+    assert not any(line.startswith(MISSED) for line in verdicts(held))
+    slow, lost = replace(batches, batch_ms=[206.0]), replace(batches, acted=511)
+    lines = list(
+        verdicts(replace(held, batches=slow, daemon=replace(daemon, closed_mb=400.1, close_seconds=5.1, paid=daemon.paid - 1)))
+    )
+    assert [line.startswith(MISSED) for line in lines] == [True, True, True, True, True, False]
+    assert list(verdicts(replace(held, batches=lost)))[-1].startswith(MISSED)
+
+
+def test_a_small_table_is_measured_as_a_large_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    tables.fill(path, 2_000)
+    figures = tables.measure(path, 2_000, changes=100, blocks=3)
+    assert len(figures.block_ms) == 3 and figures.block_ms == sorted(figures.block_ms)
+    assert figures.root_ms + figures.commit_ms > 0
+    assert 0 < figures.proof_bytes <= figures.proof_bytes_max
+    assert figures.ranges == 1 and figures.range_bytes_max > 2_000 * 70
+    held = list(tables.verdicts(replace(figures, memory_mb=200.0, block_ms=[150.0], proof_bytes_max=1_000)))
+    assert len(held) == 3 and not any(line.startswith(MISSED) for line in held)
+    worse = replace(figures, memory_mb=200.1, block_ms=[150.1], proof_bytes_max=1_001)
+    assert all(line.startswith(MISSED) for line in tables.verdicts(worse))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_history_holds(seed: int) -> None:
+    assert tables.history(seed) is None
+
+
+def test_a_history_notices_rows_that_stay_and_roots_that_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Table.with_rows
+    monkeypatch.setattr(Table, "with_rows", lambda self, rows: real(self, {k: v for k, v in rows.items() if v is not None}))
+    assert "other rows than the dictionary's" in str([tables.history(seed) for seed in range(20)])
+    monkeypatch.undo()
+    joined = sparse_merkle_tree.join_nodes
+    monkeypatch.setattr(
+        sparse_merkle_tree, "join_nodes", lambda left, right, read: joined(left, right, read) if left and right else left or right
+    )
+    assert "another root" in str([tables.history(seed) for seed in range(100)])
