@@ -128,9 +128,8 @@ class DiskBlobStore:
         path = self.path(digest)
         with self._parts.pause_sweeps(), explain_os_errors(path), crash_points("blob"):
             listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the list comes first: a blob without it would be served as an object without parts
+            # The list comes first: a blob without its list would be served as an object without parts.
+            with contextlib.suppress(FileNotFoundError):
                 is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
                 assert is_list, f"{listed} is not of {digest.hex()}"
                 listed.unlink()

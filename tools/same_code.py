@@ -22,7 +22,7 @@ def git(*arguments: str) -> str:
 
 def list_files(revision: str | None) -> list[str]:
     names = git("ls-tree", "-r", "--name-only", revision) if revision else git("ls-files")
-    return sorted(name for name in names.splitlines() if name.endswith(".py"))
+    return sorted(name for name in names.splitlines() if name.endswith(".py") and (revision or Path(name).exists()))
 
 
 def read_file(revision: str | None, name: str) -> str:

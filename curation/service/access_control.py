@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -127,7 +128,7 @@ class Operators(ServiceDatabase):
     def __init__(self, folder: Path, doors: AccessControl, annotates: Callable[[str], bool]) -> None:
         """`annotates` returns whether a token is an annotator's."""
         super().__init__(folder)
-        self._doors, self._annotates = doors, annotates
+        self._doors, self._annotates, self._strangers = doors, annotates, threading.Lock()
 
     def require_operator(self, token: str) -> str:
         """Return the operator's name in the log. Raises `HttpProblem` if no operator has the token."""
@@ -141,8 +142,12 @@ class Operators(ServiceDatabase):
 
     async def log_stranger(self) -> None:
         """Log a sign-in without a valid token. Several in a row are one entry, so that strangers cannot fill the log."""
-        if [entry["operator"] for entry in await trio.to_thread.run_sync(self.list_entries, 0, 1)] != [STRANGER]:
-            await trio.to_thread.run_sync(self._note, STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
+        await trio.to_thread.run_sync(self._note_stranger)
+
+    def _note_stranger(self) -> None:
+        with self._strangers:  # sign-ins at the same time, each in a thread, make one entry
+            if [entry["operator"] for entry in self.list_entries(0, 1)] != [STRANGER]:
+                self._note(STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
 
     @asynccontextmanager
     async def log_action(self, operator: str, action: str, about: str) -> AsyncIterator[None]:

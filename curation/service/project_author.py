@@ -179,9 +179,12 @@ class ProjectAuthor:
 
     async def forget_import(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """Forget an import, so that the next import of these tasks adds all of them."""
-        digest = await trio.to_thread.run_sync(digest_tasks, tasks)
-        with self._imported() as imported:
-            await trio.to_thread.run_sync(imported.delete_import, key, digest)
+
+        def forget() -> None:
+            with self._imported() as imported:
+                imported.delete_import(key, digest_tasks(tasks))
+
+        await trio.to_thread.run_sync(forget)
 
     async def find_projects_with(self, tasks: list[TaskWithGold]) -> dict[bytes, ProjectSpec]:
         """Return the projects to which an import has added these tasks, or the first of them."""
@@ -204,15 +207,21 @@ class ProjectAuthor:
             digest_of_page = await trio.to_thread.run_sync(self.desk.add_blob, data)
             gold = GoldPage.make_page([given.gold for given in part]) if has_gold else None
             if gold is not None:
-                with closing(GoldStore(self.desk.folder)) as golds:
-                    await trio.to_thread.run_sync(golds.store_page, gold)
-            with self._imported() as imported:
-                await trio.to_thread.run_sync(imported.record_page, key, digest, first, len(part), page_root)
+                await trio.to_thread.run_sync(self._store_gold, gold)
+            await trio.to_thread.run_sync(self._record_page, key, digest, first, len(part), page_root)
             root = gold.root if gold is not None else None
             await self.desk.submit_transaction(
                 "curation/add-page", AddTaskPage(key, digest_of_page, len(data), page_root, len(part), root)
             )
             first += len(part)
+
+    def _store_gold(self, gold: GoldPage) -> None:
+        with closing(GoldStore(self.desk.folder)) as golds:
+            golds.store_page(gold)
+
+    def _record_page(self, key: bytes, digest: bytes, first: int, count: int, root: bytes) -> None:
+        with self._imported() as imported:
+            imported.record_page(key, digest, first, count, root)
 
     async def redact_task(self, key: bytes, number: int) -> str:
         """Redact a task as the project's author, or vote for that as a voter. Return a sentence with the result."""

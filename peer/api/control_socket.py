@@ -100,8 +100,12 @@ def _place_for(directory: Path, configured: str) -> Path:
 
 async def _bind(path: Path) -> trio.SocketListener:
     # A socket without a listener was left by a killed daemon and may be removed. Other files stay.
-    if os.path.lexists(path):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None:
+        if not stat.S_ISSOCK(mode):
             raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
         try:
             stream = await trio.open_unix_socket(str(path))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -339,11 +339,10 @@ class LineInput:
         if not sys.stdin.isatty():
             await do()
             return
-        with trio.CancelScope() as scope:
-            await _while(partial(_cancel_at_interrupt, scope), do())
+        with trio.CancelScope() as scope, trio.open_signal_receiver(signal.SIGINT) as signals:
+            await _while(partial(_cancel_at_signal, scope, signals), do())
 
 
-async def _cancel_at_interrupt(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT) as signals:
-        async for _ in signals:
-            scope.cancel()
+async def _cancel_at_signal(scope: trio.CancelScope, signals: AsyncIterator[int]) -> None:
+    async for _ in signals:
+        scope.cancel()

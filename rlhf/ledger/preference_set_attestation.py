@@ -1,7 +1,7 @@
 """Attestation of preference sets: the voters decide whether a plan's set equals the labels of its project. Pure rules.
 
 The ledger holds only digests of a project's pages, so its rules cannot derive the set. The author of a plan names a project, a
-height and a set. Each voter derives the set from the ledger and the pages (`rlhf.preference_derivation.decided_pairs`), and
+height and a set. Each voter derives the set from the ledger and the pages (`rlhf.ledger.decided_pairs`), and
 attests its result in a transaction. After each block, while the set is undecided:
 
 | attestations of the present voters | the plan |

@@ -29,7 +29,7 @@ from rlhf.data.preference_sets import (
     split_held_out,
 )
 from rlhf.data.tokenized_records import draw_pairs, draw_pairs_by_epoch
-from rlhf.preference_derivation import decided_pairs
+from rlhf.ledger.decided_pairs import decided_pairs
 from tests.curation.room import AUTHOR, Room, annotators
 from training.corpus import DataManifest, split_into_shards
 

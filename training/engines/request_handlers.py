@@ -88,7 +88,8 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
     if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
         raise UserError(f"the engine {backend.name!r} makes no declarations, which the objective {spec.objective!r} asks for")
     read_job = spec.resolved_objective.required_model(spec)
-    if request.required_model is not None and read_job is not None:  # another job, whose tokenizer is the same
+    if request.required_model is not None:  # of another job with the same tokenizer
+        assert read_job is not None, f"job {spec.name!r} reads no other job"
         model = ReplicatedModel.open_decided(Path(request.required_model), read_job.root)
         read = import_object(model.spec.resolved_objective.data_reader)
         data = read(model.spec, Path(request.other_text or ""), tokenizer, context.heartbeat, named=request.other_tokens)

@@ -329,8 +329,7 @@ def _added_by(processor: Any) -> str | None:
     """Return the tokens that a post-processor adds to a text; None if there are none. ByteLevel only changes offsets."""
     if processor is None or processor.get("type") == "ByteLevel":
         return None
-    parts = [list(part) for part in processor.get("single", ())]
-    if processor.get("type") == "TemplateProcessing" and parts == [["Sequence"]]:
+    if processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [["Sequence"]]:
         return None  # only the text: transformers 5 writes this for a tokenizer without special tokens
     if processor.get("type") == "Sequence":
         return next(filter(None, map(_added_by, processor["processors"])), None)
