@@ -279,7 +279,7 @@ def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
     name, version = modules[-1].name, modules[-1].version
     world = World()
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
-    world.found(replace(world.genesis, modules=first), (*core_modules(PlainJobs()), *modules))
+    world.start_chain(replace(world.genesis, modules=first), (*core_modules(PlainJobs()), *modules))
     at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
     for person in PEOPLE[:3]:
         world.decide(world.tx(person, "network/upgrade", ModuleUpgrade(name, version, at)))

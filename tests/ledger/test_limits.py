@@ -30,7 +30,7 @@ class SizedJobs(PlainJobs):
 class Limited(World):
     def __init__(self) -> None:
         super().__init__()
-        self.found(self.genesis, core_modules(SizedJobs()))
+        self.start_chain(self.genesis, core_modules(SizedJobs()))
 
     def wish(self, number: int, most: int, name: str = PARAMETERS_LIMIT) -> Signed:
         return self.tx(PEOPLE[number], "network/limit", NetworkLimit(name, most))

@@ -41,7 +41,7 @@ class TwoWays(World):
 
     def __init__(self) -> None:
         super().__init__(FOUNDERS, FOUNDERS)
-        self.found(self.genesis, core_modules(ManyJobs()))
+        self.start_chain(self.genesis, core_modules(ManyJobs()))
 
     def decide_body(self, body: bytes) -> LedgerState:
         before = self.ledger

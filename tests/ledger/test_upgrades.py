@@ -86,7 +86,7 @@ class Upgrading(World):
 
     def __init__(self, first: tuple[Module[Any], ...] = OLD, modules: tuple[Module[Any], ...] = NEW) -> None:
         super().__init__()
-        self.found(replace(self.genesis, modules=newest_module_versions(first)), modules)
+        self.start_chain(replace(self.genesis, modules=newest_module_versions(first)), modules)
 
     def wish(self, number: int, height: int, module: str = "tally", version: int = 2) -> Signed:
         return self.tx(PEOPLE[number], "network/upgrade", ModuleUpgrade(module, version, height))

@@ -98,9 +98,9 @@ class World:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
-        self.found(Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known)), known)
+        self.start_chain(Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known)), known)
 
-    def found(self, genesis: Genesis, modules: Sequence[Module[Any]]) -> None:
+    def start_chain(self, genesis: Genesis, modules: Sequence[Module[Any]]) -> None:
         """The chain of this genesis, by a program with these modules."""
         self.genesis, self.chain = genesis, genesis.chain_id
         self.rules = LedgerRules(genesis, FastVerifier(), tuple(modules))
