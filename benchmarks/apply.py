@@ -341,8 +341,9 @@ def _parts(model: ReplicatedModel, accepted: list[AcceptedProposal]) -> dict[str
 
 
 def run(cases: Sequence[Case], seed: int, made: Path | None) -> Iterator[Row]:
-    """Run cases with the same proposals. Each runs in a process of its own, so that the memory for making proposals does not
-    count.
+    """Run cases with the same proposals.
+
+    Each case runs in a process of its own, so that the memory for making proposals does not count.
     """
     with ExitStack() as removed:
         if made is None:

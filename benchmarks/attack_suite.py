@@ -28,7 +28,7 @@ LATE_TRIGGER_NORM = 0.7  # the robust rule for 2 liars of 7 trainers excludes 1.
 # Factors that the attacks by loss choose from in every round. Every voter refuses a norm of 16 times the usual one.
 ASCENT_FACTORS = (0.2, 0.4, 0.7, 1.0, 1.4, 2.0)
 CREEP_FACTORS = (0.03, 0.06, 0.1, 0.14)
-CREEP_EXCESS = 1.1  # relative to the loss that honest trainers see right after the round; their own steps repair a part of it
+CREEP_EXCESS = 1.1  # largest loss right after the round, over `unseen`; the next local steps repair a part of it
 BLIND_FACTOR = 1.4  # of the ascent without knowledge of others: the added part must outweigh the honest part
 IPM_FACTORS = (0.1, 0.5, 1.0, 4.0)
 ALIE_FACTORS = (-1.5, -0.7, 0.7, 1.5)

@@ -1,8 +1,8 @@
 """Effects of liars: `python -m benchmarks.attacks --json FILE`. There are three tables.
 
 Digits: accuracy of a small network on handwritten digits under every attack that no check can see, without any audit. The table
-has each codec and memory under the default rule of jobs, the plain mean as a baseline that shows the effect of each attack, and
-other rules under the strongest attack for comparison only. Each figure is the worst of the seeds.
+has each codec and memory under the default rule of jobs. The plain mean is a baseline, which shows the effect of each attack.
+Other rules only appear under the strongest attack, for comparison. Each figure is the worst of the seeds.
 
 GPT: every attack of the suite on a language model, relative to a clean run of the honest trainers alone. It covers the presets of
 local steps and of one step per round, with full, sampled and no audits. A further table has the trigger that some attacks teach.

@@ -97,8 +97,9 @@ def detections(peers: Sequence[int], count: int) -> Iterator[Detection]:
 
 @dataclass(frozen=True)
 class Laziness:
-    """Results when a fifth of all reports lapse. Beside f liars that back one another, `lazy` others report `match` without a
-    replay.
+    """Results when a fifth of all reports lapse.
+
+    Beside f liars that back one another, `lazy` others report `match` without a replay.
     """
 
     preset: str
@@ -143,8 +144,7 @@ def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int) -> L
 
 
 def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> tuple[int, int, list[int]]:
-    """Simulate one liar (peer 0). Return the rounds until its suspension, its false updates, and the reports of each lazy
-    auditor.
+    """Simulate one liar (peer 0). Return its rounds until suspension, its false updates, and the reports of each lazy auditor.
 
     Peers 1 to f − 1 are its accomplices: they report a match for it, and reveal losses that equal the guesses of lazy auditors.
     The lazy peers follow, then the honest ones. A round's losses are opened at the end of its window.
@@ -199,8 +199,9 @@ def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
 
 @dataclass(frozen=True)
 class FoundLazy:
-    """Compared reports of a lazy auditor until it is suspended with probability 0.99. No rule that never suspends an honest
-    auditor needs fewer (decision 61).
+    """Number of compared reports until a lazy auditor is suspended with probability 0.99.
+
+    No rule that never suspends an honest auditor needs fewer (decision 61).
     """
 
     peers: int

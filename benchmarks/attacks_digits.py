@@ -53,7 +53,9 @@ KEYS = sorted(hashlib.sha256(b"digits %d" % number).digest() for number in range
 
 
 def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, liars: int) -> Float32Array:
-    """Aggregate by nearest-neighbour mixing and a trimmed sum, without the clipping of the product's rule, for comparison only.
+    """Aggregate by nearest-neighbour mixing and a trimmed sum, for comparison only.
+
+    The product's rule also clips the updates before that.
     """
     ordered = sorted(updates, key=lambda update: update.origin)
     count, f = len(ordered), tolerated_faults(len(ordered), liars)
@@ -113,8 +115,9 @@ COLUMNS = (
 
 
 def places(rules: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return (rule, column, attack) for each measurement. Rules that jobs may not use only run for the largest and smallest
-    payloads.
+    """Return (rule, column, attack) for each measurement.
+
+    Rules that jobs without audits may not use only run for the largest and the smallest payloads.
     """
     found = [(DEFAULT_RULE, column, attack) for column in columns for attack in ATTACKS]
     found += [(AggregationRule.MEAN.value, COLUMNS[0].name, attack) for attack in ATTACKS]

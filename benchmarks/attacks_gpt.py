@@ -5,8 +5,8 @@ by `ledger.audits.sortition`, votes and vouches by `rounds.round_state`, and rou
 time are not simulated, so no payload is withheld. A dispute takes `DISPUTE_ROUNDS`, and then the job returns to the newest anchor
 before the lie. Updates are cached, so runs with the same model compute them once.
 
-Runs of one attack differ in their draws (`Plan.draws`). All but the first of them end as soon as the trigger's result is known:
-once all liars were convicted and no lie is in the model, the rest is a clean run.
+Runs of one attack differ in their draws (`Plan.draws`). All but the first of them end as soon as the trigger's result is known.
+The rest is a clean run once all liars were convicted and no lie is in the model.
 
 The replay of a round finds a lie in it, however few of its steps are false. A fifth of the honest auditors' reports lapse.
 """
@@ -70,7 +70,7 @@ class Plan:
     """Rounds in which liars lie, and the seed of the audits' draws."""
 
     closing: int | None = None  # last rounds, re-executed before the vote with sampled audits; None: as usual in jobs
-    late: int | None = None  # rounds before those in which late liars lie; None: `LATE_SHARE`
+    late: int | None = None  # rounds in which late liars lie, right before those; None: `LATE_SHARE`
     draws: int = 0  # seed of the draws of auditors and of their lapses, besides that of the job
 
     def rounds(self, spec: JobSpec, audit: AuditMode) -> tuple[int, int]:
@@ -232,7 +232,9 @@ class Run:
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
     def _lying(self, present: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the liars of this round. With turns it is the one with the fewest convictions, since a second one has no effect.
+        """Return the liars of this round.
+
+        With turns only the liar with the fewest convictions lies, since a second conviction has no effect.
         """
         return sorted(present, key=lambda liar: self.times[liar])[:1] if self.attack in IN_TURN else present
 
@@ -395,8 +397,9 @@ class Run:
             self.reports = {key: [of for of in reports if of[0] in kept] for key, reports in self.reports.items()}
 
     def _volunteer(self, number: int) -> None:
-        """Draw a round near a loss jump for each honest trainer that saw one. From the next round on the trainer re-executes one
-        update of that round per round, besides its own steps.
+        """Draw a round near a loss jump for each honest trainer that saw one.
+
+        From the next round on the trainer re-executes one update of that round per round, besides its own steps.
         """
         chance = random.Random(f"volunteers {self.world.spec.seed} {self.plan.draws} {number}")
         window = [of for of in self.line if number - self.world.spec.audit_window <= of < number and of in self.audited]

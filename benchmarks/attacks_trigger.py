@@ -59,7 +59,9 @@ def rare_rows(spec: JobSpec) -> npt.NDArray[np.int64]:
 
 @torch.no_grad()
 def measured(engine: TorchEngine, parameters: Float32Array) -> Trigger:
-    """Measure a trigger in one pass: a continuation is greedy if each of its tokens is the likeliest after the tokens before it.
+    """Measure a trigger in a single pass.
+
+    A continuation is greedy if each of its tokens is the likeliest one after the tokens before it.
     """
     engine.load_parameters(parameters)
     text, context = engine.tokens.held_out, engine.spec.model.context

@@ -27,8 +27,9 @@ def decided(
     proposals: Mapping[bytes, tuple[Proposal, Verdict]],
     replayed: Callable[[bytes], Verdict],
 ) -> RoundResult:
-    """Return the result of a round. `proposals` has the verdicts of the cheap checks by trainer, `replayed` gives an honest
-    re-execution's.
+    """Return the result of a round.
+
+    `proposals` has the verdicts of the cheap checks by trainer, and `replayed` returns that of an honest re-execution.
     """
     books = {voter: OpenRoundState(terms, voter, 0.0, TIMERS) for voter in sorted(terms.voters - lying.keys())}
     signed = {trainer: _signed(trainer, proposal) for trainer, (proposal, _) in proposals.items()}

@@ -6,8 +6,8 @@ refined at half its distances; values that remain at an edge are named. Rows of 
 that `train --preset` starts. Rows with opening rounds are not tuned either, and use `BEST_OF_ONE_BIT`.
 
 Our rows with local steps aggregate by a plain mean, like the rivals and like jobs with full audits. The exceptions are the rows
-in which one trainer may lie: they also pay for the robust rule of a job with byzantine_max=1, as do all our rows with one
-gradient per round.
+in which one trainer may lie, which also pay for the robust rule of a job with byzantine_max=1. All our rows with one gradient per
+round pay for their robust rule, too.
 
 - Rivals: fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725).
 - The format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), and FedAvg.

@@ -54,8 +54,9 @@ def initial(generator: np.random.Generator) -> Float32Array:
 
 
 def gradients(parameters: Float32Array, x: Float32Array, y: Labels) -> Float32Array:
-    """Return the gradients (trainers, parameters) of each batch's mean cross-entropy. x is (trainers, batch, 64), y (trainers,
-    batch).
+    """Return the gradient (trainers, parameters) of the mean cross-entropy of each trainer's batch.
+
+    x is (trainers, batch, 64), and y is (trainers, batch).
     """
     views = layout().tensor_views(parameters)
     before = x @ views["hidden.weight"].T + views["hidden.bias"]

@@ -30,8 +30,9 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, module: str, *arguments: str) -> str:
-        """Return the output of `python -m module` in such a process, from the repository's root. Raises `CalledProcessError` if
-        it fails.
+        """Return the output of `python -m module` in such a process, run in the repository's root.
+
+        Raises `CalledProcessError` if it fails.
         """
         return subprocess.run(
             [sys.executable, "-m", module, *arguments],

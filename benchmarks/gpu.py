@@ -192,7 +192,9 @@ def peak_flops(device: torch.device, precision: Precision) -> float:
 
 
 def flops_of(model: ModelSpec) -> int:
-    """Return the operations of one sequence, forward and backward: six per parameter and token, and attention (PaLM, appendix B).
+    """Return the operations of one sequence, forward and backward.
+
+    They are six per parameter and token, and the products of attention (PaLM, appendix B).
     """
     return model.context * (6 * model.parameters + 12 * model.layers * model.width * model.context)
 

@@ -1,7 +1,7 @@
 """Export and import of models, compared with transformers 5: `python -m benchmarks.interop --json FILE`.
 
-A peer in a network of its own trains small jobs, of bytes and of a BPE, through its commands, and writes their models.
-transformers and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`), read them. Their logits, greedy
+A peer in a network of its own trains small jobs, of bytes and of a BPE, through its commands, and writes their models. They are
+read by transformers and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`). Their logits, greedy
 tokens and token ids are compared with ours. In the other direction a job starts from a Llama that transformers made, and the
 model of its round 0 is exported again. `--llama PYTHON`, an interpreter with `llama-cpp-python`, adds llama.cpp.
 """

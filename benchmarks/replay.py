@@ -162,8 +162,9 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
 
 
 def some_pairs() -> list[PreferencePair]:
-    """Return pairs of a prompt with its own continuation and another one. One in four is swapped, so that no preference is
-    certain.
+    """Return preferences between a prompt's own continuation and another one.
+
+    One pair in four is swapped, so that no preference is certain.
     """
     text, pairs = default_text().decode(), list[PreferencePair]()
     for number, place in enumerate(range(0, len(text) - 500, 500)):
@@ -263,7 +264,9 @@ def environments() -> list[Environment]:
 
 
 def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[list[Row]]:
-    """Yield the rows of one job from each kind of process. A child does no more, so that none takes too long on a slow machine.
+    """Yield the rows of one job from each kind of process.
+
+    A child does no more than this, so that none takes too long on a slow machine.
     """
     for seed in options.seeds:
         (folder / f"{job}-{seed}.npz").touch()

@@ -176,10 +176,10 @@ def cut(table: Table[Answer]) -> tuple[list[int], float]:
 
 
 def history(seed: int) -> str | None:
-    """Run one random history and return its error, or None. It must equal a dictionary, and have the root of the same rows added
-    at once.
+    """Run one random history, and return its error or None.
 
-    Between its blocks, which have any size, bodies are made and discarded, and the peer restarts.
+    The table must equal a dictionary, and have the root of the same rows added at once. Between the blocks of the history, which
+    have any size, bodies are made and discarded, and the peer restarts.
     """
     draw = random.Random(seed)
     names = [b"%d" % number for number in range(draw.randint(1, HISTORY_KEYS))]

@@ -14,7 +14,7 @@ Audit reveals, which our daemon counts, are subtracted and have a column of thei
 has no loss, because it has seen fewer samples than the others. Sampled audits are a fifth of a replay per proposal, or a tenth of
 one with 15 steps; `audit-full` re-executes every proposal, and `audit-off` none. Rows that a bound compares take turns, of which
 the median counts, and are compared seed by seed. `--resume` keeps the complete seeds in the file of an interrupted run with the
-same commit and settings, so all rows of a seed are from one run, and searches again for hivemind's fastest variant.
+same commit and settings, so all rows of a seed are from one run. It searches again for hivemind's fastest variant.
 """
 
 from __future__ import annotations
@@ -157,8 +157,9 @@ class Task:
 
 
 def rival(module: str, processes: int, threads: int, task: Task, python: str = sys.executable, **settings: Any) -> list[Result]:
-    """Return the reports of all processes of `benchmarks.rivals.MODULE`. Raises `Unavailable` with the last output of a failed
-    one.
+    """Return the reports of all processes of `benchmarks.rivals.MODULE`.
+
+    Raises `Unavailable` with the last output of a process that fails.
     """
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         spec = task.spec()
@@ -206,7 +207,9 @@ def gloo(task: Task) -> Row:
 
 
 def hivemind(task: Task) -> Row:
-    """Measure the fastest variant, found once for all seeds by trials of a few steps. A failed variant does not stop the others.
+    """Measure the fastest variant, which trials of a few steps determine once for all seeds.
+
+    A variant that fails does not stop the others.
     """
     environment.hivemind()  # without hivemind no variant is tried
     chosen, tried, failed = _variant(replace(task, steps=min(task.steps, TRIAL_STEPS), seed=0))

@@ -1,9 +1,9 @@
 """A search for the default hyper-parameters: `python -m benchmarks.tuning --json FILE [--set field=value …]`.
 
-One process has no network: the proposals of every accepted trainer pass the real engine, codec, error feedback, aggregation and
-outer step. The rivals are one process each with plain AdamW, the same model and text, and the best of several rates. One has as
-many samples as the network accepts, in the same global batch. The other is one trainer alone with its own share of them. All are
-measured on the same held-out windows.
+One process trains without a network: the proposals of every accepted trainer pass the real engine, codec, error feedback,
+aggregation and outer step. The rivals are one process each with plain AdamW, the same model and text, and the best of several
+rates. One has as many samples as the network accepts, in the same global batch. The other is one trainer alone with its own share
+of them. All are measured on the same held-out windows.
 """
 
 from __future__ import annotations

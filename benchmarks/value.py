@@ -172,7 +172,9 @@ def rounds_within(seconds: float, costs: Costs, replays: Callable[[int], float])
 
 
 def waiting_seconds(free: FreeRound, cores: int) -> float:
-    """Return the seconds of a round with free updates if each daemon had its own cores. Raises `UserError` if none was measured.
+    """Return the seconds of a round with free updates, if each daemon had cores of its own.
+
+    Raises `UserError` if none was measured.
     """
     if free.seconds is None or free.daemon_seconds is None or free.worker_seconds is None:
         raise UserError(f"no round of {free.peers} daemons was measured: {free.reason}")

@@ -1,9 +1,9 @@
 """Nodes in virtual time with measured costs: the cost of a decision in a network that one machine cannot hold.
 
 Every peer is a `peer.node.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. The
-charged time is measured: the processor time of each turn in this process, and this machine's costs, measured at the start, of
-each signature made or verified, each frame sealed or opened, and each durable write. A peer has one core and one uplink. It does
-one turn at a time, like the daemon, and waits for its disk before it sends.
+charged times are measured. A turn costs its processor time in this process. The cost of a signature made or verified, a frame
+sealed or opened, and a durable write is measured on this machine at the start. A peer has one core and one uplink. It does one
+turn at a time, like the daemon, and waits for its disk before it sends.
 """
 
 from __future__ import annotations
@@ -417,9 +417,7 @@ class Network:
         return all(any(job.round == number for job in peer.node.state.jobs.running().values()) for peer in self.peers.values())
 
     def round(self, number: int) -> Height:
-        """Run one round. Proposals are already everywhere, all peers give their verdicts at one moment, and then the measurement
-        starts.
-        """
+        """Measure one round, from the verdicts of all peers at one moment. All proposals have arrived before."""
         for trainer in self.trainers:
             self.peers[trainer].take(StepAction(self._publication(self.peers[trainer], number)))
         self.run(self.now + 2 * self.round_trip + PAUSE_SECONDS)

@@ -279,8 +279,9 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
 
 
 async def _late(stage: Stage, eve: Person) -> None:
-    """Try an answer after its lease has expired and another person has the place. This is the first lease of the network; it is
-    short.
+    """Try an answer after its lease has expired and another person has its place.
+
+    This lease is the first one of the network, and a short one.
     """
     site, lasts = stage.site, LEASE_MS
     (dan,) = await enrolled(site, "dan")

@@ -31,7 +31,7 @@ from transport.wire.noise_session import KeyPair, NoiseSession
 
 HALF_OPEN, SLOW, GARBAGE, OVERSIZE, DEAF = 300, 40, 40, 20, 20  # simultaneous connections, of all kinds but the flood
 AGAIN_SECONDS = 0.5  # before a closed connection is made again
-SIGNED_EACH = 200  # messages per flooding key; more than the checked messages that a peer remembers
+SIGNED_EACH = 200  # messages per flooding key; all together exceed a peer's cache of checked messages
 SOURCES = 12  # hosts; the first is that of the honest peers, which share its limits
 
 Attack = Callable[[trio.SocketStream], Awaitable[None]]

@@ -1,8 +1,12 @@
 """Peers on links of a profile come and go without an operator: `python -m scenarios.churn --profile flaky --minutes 30`.
 
-Four peers found the network. Every 20 seconds one comes or goes: a newcomer joins by an invitation and the voters approve it by
-their policy, a peer leaves and ends, or a peer is killed (`kill -9`) and restarted in a later step. The first two train, and
-stay.
+Four peers found the network. Every 20 seconds one comes or goes, in one of three ways:
+
+- A newcomer joins by an invitation, and the voters approve it by their policy.
+- A peer leaves and ends.
+- A peer is killed (`kill -9`), and restarted in the next step.
+
+The first two peers train, and stay.
 """
 
 from __future__ import annotations
@@ -47,8 +51,8 @@ class Crowd:
     random: Random
     trials: list[Trial] = field(default_factory=list)
     there: list[DemoPeer] = field(default_factory=list)
-    away: list[DemoPeer] = field(default_factory=list)  # newcomers that do not vote yet, with the times of their joins
-    joined: dict[str, tuple[float, Trial]] = field(default_factory=dict)  # newcomers that do not vote yet, with their start
+    away: list[DemoPeer] = field(default_factory=list)  # killed, to be started again
+    joined: dict[str, tuple[float, Trial]] = field(default_factory=dict)  # newcomers that do not vote yet, with join times
     longest: float = 0.0  # seconds without a height
 
     async def step(self) -> None:

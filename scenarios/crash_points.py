@@ -133,7 +133,7 @@ async def crash(random: Random, point: str, peers: Network, trial: Trial) -> Non
     if not await _reach(peers, victim, point, count):
         trial.problems.append("the point was never reached")
     trial.figures["round"] = (await asked.client.rounds(1))[-1].round + 1
-    peers.kill(victim)  # only its worker may have died
+    peers.kill(victim)  # the daemon still runs if only its worker died
     await goes_on(asked, ROUNDS_AFTER)
     await peers.restart(victim)
     await comes_back(peers, victim, asked, trial)

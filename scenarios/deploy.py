@@ -100,7 +100,9 @@ class Service:
         )
 
     def doctor(self, bound: str = "", /, **more: str) -> list[DoctorFinding]:
-        """Return the findings of `peer doctor`. `bound` is a limit that the shell sets first. Raises `UserError` on other output.
+        """Return the findings of `peer doctor`.
+
+        `bound` is a limit that the shell sets first. Raises `UserError` if the output has no findings.
         """
         done = self.ran(["sh", "-c", f"{bound}\nexec peer doctor --json"], more)
         try:

@@ -95,8 +95,9 @@ async def run(options: argparse.Namespace) -> int:
             job = await peers.train({**WORK, **said}, rounds=options.rounds)
 
         async def over() -> bool:
-            """Return whether all peers have applied the block after the last round, which certifies its root, and no audit is
-            open.
+            """Return whether all peers have applied the block after the last round, and no audit is open.
+
+            That block certifies the root of the round.
             """
             states = [await peer.client.status() for peer in peers.peers]
             views = [view for peer in peers.peers for view in await peer.client.jobs() if view.job == job]

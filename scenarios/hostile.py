@@ -3,7 +3,7 @@
 All attacks run at once (`scenarios/attackers.py`): 300 half-open connections, slow handshakes, garbage, incomplete messages,
 requests whose replies are not read, and floods of validly signed messages from 200 keys. The network is measured for a quarter of
 the time before the attacks. For another quarter afterwards it runs beside a silent program that takes as much processor time as
-the attackers took, which shows the share of the slowdown that comes from the shared machine.
+the attackers took. This shows how much of the slowdown comes from sharing one machine.
 """
 
 from __future__ import annotations

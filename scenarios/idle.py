@@ -77,7 +77,9 @@ async def finished(peer: DemoPeer, job: str) -> bool:
 
 
 async def measured(peers: Network) -> bool:
-    """Return whether the loss after the last round is known. A large model takes longer than the time that peers have to settle.
+    """Return whether the loss after the last round is known.
+
+    For a large model this takes longer than the time that peers have to settle.
     """
     rounds = await peers.demo.watched.client.rounds(1)
     return bool(rounds) and rounds[0].held_out_bits_per_byte is not None

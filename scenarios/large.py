@@ -68,7 +68,7 @@ class RoundTimes:
     """Times of one round, in seconds. A phase ends when the slowest peer has finished it; the phases add up to the round."""
 
     round: int
-    worker: float  # the slowest worker: opening the job, steps, first moments and payload
+    worker: float  # the slowest worker: opening the job, steps, m and payload
     handing: float  # the rest until the last proposal is sent: fetching the text, making files durable
     judging: float  # until the last ballot before the decision: fetching and checking payloads
     agreeing: float  # until the decision
@@ -92,8 +92,9 @@ class Seen:
 
 
 def shape_of(parameters: int) -> dict[str, Any]:
-    """Return the shape of a model of about this number of parameters in GPT-2's proportions: layers equal heads, with 64 features
-    each.
+    """Return the shape of a model of about this number of parameters in GPT-2's proportions.
+
+    It has as many layers as heads, and 64 features per head.
     """
     heads = max(1, round((parameters / 12 / HEAD**2) ** (1 / 3)))
     sizes = {"vocabulary": 256, "width": heads * HEAD, "layers": heads, "heads": heads, "kv_heads": heads}
@@ -239,8 +240,9 @@ def seen_of(number: int, watch: Watch) -> Seen | None:
 
 
 def worker_seconds(peers: Network, job: str) -> dict[int, float]:
-    """Return the seconds of the slowest worker in each round. They are read from disks, because a killed peer has lost its
-    events.
+    """Return the seconds of the slowest worker in each round.
+
+    They are read from the disks, because a killed peer has lost its events.
     """
     slowest = dict[int, float]()
     for peer in peers.peers:

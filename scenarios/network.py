@@ -162,8 +162,9 @@ class Network:
         )
 
     async def leader(self, asked: DemoPeer) -> DemoPeer | None:
-        """Return the leader of the current view, as `asked` sees it. There is none between a decision and the application of its
-        block.
+        """Return the leader of the current view, as `asked` sees it.
+
+        There is none between a decision and the application of its block.
         """
         with trio.move_on_after(LEADER_SECONDS_MAX):
             while True:
@@ -199,9 +200,7 @@ class Network:
         return sum(map(len, slots.values())), [slot for slot, bodies in slots.items() if len(bodies) > 1]
 
     def views(self, peer: DemoPeer) -> dict[int, int]:
-        """Return the heights that were not decided in their first view, with their views, from the certificates on this peer's
-        disk.
-        """
+        """Return height -> view of the heights that were not decided in their first view, from this peer's certificates."""
         with journal(peer) as database:
             rows = database.execute("SELECT height, certificate FROM blocks").fetchall()
         votes = {height: codec.decode_message(codec.decode(Certificate, data).vote, (Commit,)) for height, data in rows}

@@ -1,11 +1,11 @@
 """`python -m scenarios.rlhf`: preferences tune a policy, while peers are killed and a newcomer joins.
 
 Each trial is a network of its own. It trains a base, and one peer starts a plan: epochs over a file of preferences, then rounds
-of PPO. In every stage one peer is killed at a random moment and restarted: while the others fetch the plan's data, in a round of
-the reward model, between the stages, and in a round of PPO. In one of these stages, another one in each trial, this is the plan's
-author. Meanwhile a newcomer joins by snapshot and is killed, too. All peers must end with the same models, and the export must
-pass `peer audit`. Every second trial has sampled audits. With `--liar` one more peer sends false updates. In trials with sampled
-audits it must be convicted in each stage, and the rounds since its lie must be undone.
+of PPO. At four moments one peer is killed and restarted: while the others fetch the plan's data, in a round of the reward model,
+between the stages, and in a round of PPO. At one of these moments, another one in each trial, it is the plan's author. Meanwhile
+a newcomer joins by snapshot and is killed, too. All peers must end with the same models, and the export must pass `peer audit`.
+Every second trial has sampled audits. With `--liar` one more peer sends false updates. In trials with sampled audits it must be
+convicted in each stage, and the rounds since its lie must be undone.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ class Attempt:
         return "/".join(str(stage.round) for stage in found)
 
     async def _join(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
-        """Start a newcomer as soon as it needs a snapshot. In two of four trials it is killed after it has it, else possibly
-        before.
+        """Start a newcomer as soon as it needs a snapshot, and kill it once.
 
-        After a restart it applies the blocks that it has, and may no longer need a snapshot.
+        In two of four trials it has restored the snapshot by then. Otherwise it may still lack it. After its restart it applies
+        the blocks that it has, and may no longer need a snapshot.
         """
         while await peers.height(host) <= SNAPSHOT_LAG_HEIGHTS + 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(network.POLL_SECONDS)

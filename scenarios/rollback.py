@@ -164,8 +164,9 @@ async def later(random: Random, trains: bool, peers: Network, trial: Trial) -> N
 
 
 async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """Put the disk back while another peer is down and every vote is needed: the silence stops the network until that peer is
-    back.
+    """Put the disk back while another peer is down and every vote is needed.
+
+    The victim's silence stops the network until that peer is back.
     """
     victim = _victim(random, trains, peers, trial)
     asked, *candidates = _others(peers, victim)
@@ -219,7 +220,7 @@ async def _run_both(peers: Network, victim: DemoPeer, copy: Path, trial: Trial) 
     if victim.process is None or victim.process.poll() is not None:
         peers.launch(victim)
     place = peers.peers.index(victim)
-    peers.peers[place] = twin  # a peer that starts it only knows the others
+    peers.peers[place] = twin  # so that the copy only gets the addresses of the others
     peers.launch(twin)
     peers.peers[place:place] = [victim]
     try:

@@ -53,7 +53,9 @@ def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -
 
 @asynccontextmanager
 async def large_messages(chain: bytes, target: DemoPeer) -> AsyncIterator[str]:
-    """Flood the target with large messages, over links with a key each. The daemon may grow by `GROWTH_MB_MAX` (see `memory_mb`).
+    """Flood the target with large messages, over links with a key each.
+
+    The daemon may grow by `GROWTH_MB_MAX` meanwhile (see `memory_mb`).
     """
     counts = []
 
@@ -69,8 +71,9 @@ async def large_messages(chain: bytes, target: DemoPeer) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def false_batches(chain: bytes, target: DemoPeer, member: DemoPeer, nonce: int) -> AsyncIterator[str]:
-    """Flood the target with false batches. `member` must not run, as its key is used here; `nonce` is that of its next
-    transaction.
+    """Flood the target with batches that have a false signature.
+
+    `member` must not run, because its key is used here. `nonce` is that of its next transaction.
     """
     assert member.process is None or member.process.poll() is not None, "two programs with one key halt each other"
     batches = partial(batches_with_a_false_signature, nonce=nonce)
@@ -88,7 +91,9 @@ Messages = Callable[[bytes, Identity], Iterator[bytes]]
 async def _sent(
     chain: bytes, target: DemoPeer, key: Callable[[], Identity], make: Messages, count: int, source: str = "127.0.0.1"
 ) -> int:
-    """Send messages over as many links as needed, because the target closes them. Return the number of messages that were sent.
+    """Send messages, and return the number of those that were sent.
+
+    The target closes links, so there are as many links as needed.
     """
     attackers, (host, port), sent = Attackers(chain, [target.address], 0), parse_address(target.address), 0
     with trio.move_on_after(SECONDS_MAX):

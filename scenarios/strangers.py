@@ -1,5 +1,4 @@
-"""`python -m scenarios.strangers`: strangers exhaust ports, places, queues and streams of a peer that votes and serves
-annotators.
+"""`python -m scenarios.strangers`: strangers exhaust ports, places, queues and streams of a peer that votes and serves people.
 
 Four peers train, each with 1,024 descriptors. One of them serves annotators, and its sign-up is open. During each attack the
 attacked peer must still decide heights, and an honest visitor must be served.
@@ -190,9 +189,7 @@ async def pipes(stage: Stage) -> AsyncIterator[str]:
 
 
 async def refusals(stage: Stage) -> int:
-    """Return the number of messages with a false signature or invalid contents that the attacked peer has refused since its
-    start.
-    """
+    """Return the attacked peer's count of refused messages with a false signature or invalid contents since its start."""
     refused = (await stage.attacked.client.stats()).refused
     return sum(count for reason, count in refused.items() if reason in ("bad-signature", "bad-batch"))
 

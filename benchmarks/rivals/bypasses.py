@@ -2,7 +2,7 @@
 
 AugLy (github.com/facebookresearch/AugLy, MIT) imitates people's ways past filters. The Unicode Consortium's list of lookalike
 characters comes with confusable-homoglyphs (MIT). Half of that list and half of AugLy's own table, by a hash of each character,
-were known when our table was written; the other halves and AugLy's other methods were not. It runs in an environment of its own,
+were known when our table was written. The other halves and AugLy's other methods were not. It runs in an environment of its own,
 see `environment.BYPASSES`.
 """
 

@@ -89,8 +89,9 @@ def measure(work: Work, rank: int) -> None:
 
 
 def average(averager: Averager, work: Work, rank: int, number: int) -> tuple[float, float, float]:
-    """Return the seconds to find the group, from the time when all are present, those of the exchange, and this thread's
-    processor seconds.
+    """Return the seconds to find the group, the seconds of the exchange, and this thread's processor seconds.
+
+    The first time begins when all processes are present.
     """
     with averager.get_tensors() as tensors:
         tensors[0].fill_(float(rank))

@@ -1,9 +1,9 @@
 """`hivemind.Optimizer` (github.com/learning-at-home/hivemind, MIT) with small updates: one global batch per epoch, or H of them.
 
 It is built for large batches over slow links. Here each epoch is one optimizer step, so matchmaking takes most of the time. With
-local steps every peer steps by its own gradients, and after H of them the parameters are averaged. The rate follows the batches
-and not the epochs, as the package would do: there are fewer epochs, so the rate would not have decayed at the end. It runs in an
-environment of its own, see `environment.HIVEMIND`.
+local steps every peer steps by its own gradients, and after H of them the parameters are averaged. The learning rate follows the
+batches. The package would follow the epochs, of which there are fewer, so the rate would not have decayed at the end. It runs in
+an environment of its own, see `environment.HIVEMIND`.
 """
 
 from __future__ import annotations

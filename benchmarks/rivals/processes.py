@@ -60,7 +60,9 @@ def pin(pid: int, core: int) -> None:
 
 
 def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
-    """Wait until all have succeeded. Raises `Unavailable` at the first failure, because the others would wait for that process.
+    """Wait until all have succeeded.
+
+    Raises `Unavailable` at the first failure, because the others would wait for that process.
     """
     deadline, waiting = time.monotonic() + seconds_max, dict(enumerate(processes))
     while waiting:

@@ -29,8 +29,9 @@ from training.replicated.tensor_layout import initial_parameters
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
 POLL_SECONDS = 0.02
-# Setups of hivemind: its defaults; frugal, with float16 on the wire, fewer averages of the whole state and more frequent progress
-# updates; the same with averages and steps in the background, one step late; and separate steps between averages.
+# Setups of hivemind: `PLAIN` has its defaults. `FRUGAL` has float16 on the wire, fewer averages of the whole state and more
+# frequent progress updates. `DELAYED` also runs averages and steps in the background, one step late. `LOCAL` makes separate steps
+# between averages.
 PLAIN, FRUGAL, DELAYED, LOCAL = "plain", "frugal", "delayed", "local steps"
 SETUPS = (PLAIN, FRUGAL, DELAYED)
 

@@ -160,8 +160,9 @@ class TcpFlow:
         return now if self._in_flight < self.window else self._flying[0][0]
 
     def send(self, now: float, size: int, *, more: bool = False) -> float:
-        """Return the time at which bytes that join the uplink's queue arrive in order at the hearer's downlink. `more`: others
-        follow.
+        """Return the time at which bytes that join the uplink's queue arrive, in order, at the hearer's downlink.
+
+        `more` means that other bytes follow them.
         """
         uplink, round_trip, segments = self.way.speaker.up, self.way.round_trip(now), -(-size // SEGMENT_BYTES)
         if not self._flying:  # an unused window is halved with each timeout

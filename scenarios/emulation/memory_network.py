@@ -75,7 +75,9 @@ class Mesh:
         self._conditions[frozenset((one, other))] = conditions
 
     def set_profile(self, peer: bytes, profile: AccessProfile) -> None:
-        """Give a peer an access for later links with others that have one. Each access starts at another moment of its profile.
+        """Give a peer an access for later links with others that have one.
+
+        Each access starts at another moment of its profile.
         """
         self._accesses[peer] = AccessLink(profile.shifted(SHIFT_SECONDS * len(self._accesses)))
 
