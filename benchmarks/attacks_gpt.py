@@ -348,7 +348,7 @@ class Run:
     def _judged(
         self, made: Sequence[tuple[AcceptedProposal, Update]]
     ) -> tuple[dict[bytes, tuple[AcceptedProposal, Update]], dict[bytes, Verdict]]:
-        """Return the accepted proposals, and the verdicts on all, by trainer."""
+        """Return the accepted proposals, and the verdicts that rejected the others, by trainer."""
         model, by_trainer = self.rounds.model, {item.trainer: (item, update) for item, update in made}
         voters, trainers = frozenset((*self.world.honest, *self.world.lying)), frozenset(by_trainer)
         probation = trainers & self.times.keys() if self.audit is AuditMode.SAMPLED else frozenset[bytes]()

@@ -9,7 +9,9 @@ Our rows with local steps aggregate by a plain mean, like the rivals and like jo
 in which one trainer may lie, which also pay for the robust rule of a job with byzantine_max=1. All our rows with one gradient per
 round pay for their robust rule, too.
 
-- Rivals: fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725).
+The rivals are:
+
+- fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725).
 - The format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), and FedAvg.
 - One process with every batch: fp32 with H=1.
 - One trainer alone with its own batches. A row with a worse loss gains nothing from training with others.

@@ -1,8 +1,8 @@
 """The main job, several times with different seeds: `peer demo` as a person runs it, and the results in its reports.
 
 The rival is one process in the same run that trains the same model on the same number of accepted samples. It uses the best of
-three learning rates, or of further ones if the best is at an edge. The result is a ratio, which has a bound with `--preset
-per-step`. Figures depend on the whole machine, so quote medians, and name the machine.
+three learning rates, or of further ones if the best is at an edge. The result is a ratio. With `--preset per-step` it has a
+bound. Figures depend on the whole machine, so quote medians, and name the machine.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ second of processor time, medians of all repeats.
 - *cache*, *no cache*: greedy tokens, with cached keys and values, and with whole passes.
 - *drawn*: temperature 0.8, top-k 40, top-p 0.9. *4 beams*: passes of a beam search per second, each of four rows.
 - *logits*: largest difference between both ways over all positions. *anew*: the same between a cache and a prompt that is read
-again, as after a restart, at every seventh position.
+  again, as after a restart, at every seventh position.
 - *waits*: the longest wait of a proposal for a text of 4,096 tokens, which is its longest slice. *whole*: all slices together.
 """
 

@@ -1,9 +1,9 @@
 """Rounds that are undone by liars that want to be convicted: `python -m benchmarks.griefers --json FILE`.
 
 A griefer lies once, is convicted, and lies again after each suspension. Every conviction returns the job to an anchor. No model
-is trained: the draws follow the ledger's own rates (`ledger.audits.sortition`), and the undone rounds its anchors. Griefers
-choose the distance of their lies from an anchor, and whether they lie together or in turn. This is tuned on seeds that are not
-reported. The row without probation shows the effect of probation, and the row without griefers the cost of audits.
+is trained: the draws follow the ledger's own rates (`ledger.audits.sortition`), and the undone rounds follow its anchors.
+Griefers choose the distance of their lies from an anchor, and whether they lie together or in turn. This is tuned on seeds that
+are not reported. The row without probation shows the effect of probation, and the row without griefers the cost of audits.
 """
 
 from __future__ import annotations

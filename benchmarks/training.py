@@ -346,7 +346,7 @@ def overrides(spec: JobSpec) -> dict[str, str]:
     fields = {name: value for name, value in vars_of(spec).items() if value != vars_of(base)[name]}
     model = {f"model.{name}": str(value) for name, value in asdict(spec.model).items()}
     free = {name: str(value) for name, value in fields.items() if name not in ("name", "data", "model", "rounds", "tokenizer")}
-    # Only rounds before the closing ones are measured, which would be a third of a job as short as this.
+    # Only rounds before the closing ones are measured. The closing ones would be a third of a job as short as this.
     usual = {name: str(getattr(spec, name)) for name in ("byzantine_max", "compression_warmup_rounds", "final_full_audit_rounds")}
     return free | model | usual
 
@@ -400,7 +400,7 @@ def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
 
 
 DEFAULT = JobSpec(name="default")
-# All fields of updates in the preset per step, without its audits.
+# Default values of the fields that the preset `per-step` sets, without those of its audits.
 OF_AUDITS = {"audit", "audit_rate", "auditors", "audit_window"}
 OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in OF_AUDITS}
 # Rivals have AdamW. One of ten updates is replayed.

@@ -1,7 +1,7 @@
 """`python -m scenarios.large`: costs of each round, phase and peer for a model of realistic size.
 
-Two of four peers train, and two vote without a worker. No proposal is re-executed (`audit: off`), and one peer is killed (`kill
--9`) in the middle round. The local step has no bound; everything else has one.
+Two of four peers train, and two vote without a worker. No proposal is re-executed (`audit: off`). One peer is killed in the
+middle round (`kill -9`). The local step has no bound; everything else has one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m scenarios.rollback_job`: a conviction removes a false update from the model at every peer.
 
-One of four daemons is a light voter, and one lies. The first trial kills no peer. Then each honest peer in turn is killed (`kill
--9`) when it first sees the rollback, and restarted. One newcomer joins before the conviction and one after it. All must continue
+One of four daemons is a light voter, and one lies. The first trial kills no peer. Then each honest peer in turn is killed when it
+first sees the rollback (`kill -9`), and restarted. One newcomer joins before the conviction and one after it. All must continue
 from the same model to the end, and the export must pass `peer audit`, which computes every model again.
 """
 

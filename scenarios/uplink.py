@@ -1,7 +1,7 @@
 """`python -m scenarios.uplink`: one peer with a narrow uplink has a file that all others want, and must not send a copy to each.
 
-Thirteen voters use a proxy; the first one's uplink is a tenth of the others'. It starts a job from its own model (`peer train
---from FOLDER`), which every voter fetches and checks before the job begins. The last voter must have it in at most half of the
+Thirteen voters use a proxy; the first one's uplink is a tenth of the others'. With `peer train --from FOLDER` it starts a job
+from its own model, which every voter fetches and checks before the job begins. The last voter must have it in at most half of the
 time that a copy for each would take over this uplink.
 """
 
