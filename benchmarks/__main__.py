@@ -1,8 +1,8 @@
-"""`python -m benchmarks`: what is measured here, and how to measure it again.
+"""`python -m benchmarks`: all measurements, and the commands that repeat them.
 
-Each benchmark is `python -m benchmarks.NAME --json FILE`; without `--only` all of them run, the shortest first. Every one writes
-its file anew after each row, so that of a run that is ended half-way only the row at hand is lost. Its exit status is 1 if a
-bound was missed; the others run all the same, and what was missed is said once more at the end.
+Each benchmark is `python -m benchmarks.NAME --json FILE`. Without `--only` all of them run, the shortest first. Each writes its
+file after every row, so an interrupted run only loses its current row. The exit status is 1 if a bound was missed. The other
+benchmarks still run, and the missed bounds are repeated at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BENCHMARKS = {
     "codec": "bytes and loss of every way to say an update, against DiLoCo, SparseLoCo's format, FedAvg and one process",
     "attacks": "what liars can do: digits under every aggregation rule, a GPT with audits full, sampled and off",
 }
-# Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
+# Approximate wall-clock minutes on two idle cores, for a person who starts all of them.
 MINUTES = {
     "gpu": 1,
     "decoding": 1,
@@ -69,7 +69,7 @@ MINUTES = {
     "codec": 65,
     "attacks": 150,
 }
-ALSO = {"apply": ("--large",)}  # 100 million parameters: bounds of their own
+ALSO = {"apply": ("--large",)}  # 100 million parameters, with bounds of their own
 assert MINUTES.keys() == BENCHMARKS.keys() >= ALSO.keys()
 
 
@@ -101,7 +101,7 @@ def main() -> int:
 
 
 def run(command: Sequence[str]) -> tuple[int, list[str]]:
-    """Its exit status, and the lines it printed that say of a bound that it was missed."""
+    """Run a command. Return its exit status and the lines of missed bounds in its output."""
     missed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

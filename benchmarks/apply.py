@@ -1,9 +1,9 @@
-"""What one round costs a voter after the vote: `python -m benchmarks.apply --json FILE`.
+"""Costs of a round for a voter after the vote: `python -m benchmarks.apply --json FILE`.
 
-Payloads are decoded and checked, aggregated, the outer step is taken, and the new model is hashed and written. Every case runs in
-a process of its own, with one thread unless it says otherwise, on proposals that another one has made. Seconds are the
-processor's, beside the clock's. What an earlier run has written is on the disk before the next one begins: a disk that is behind
-stops whoever writes.
+The voter decodes, checks and aggregates payloads, takes the outer step, and hashes and writes the new model. Every case runs in a
+process of its own on proposals that another process has made, with one thread unless the case names more. Seconds are processor
+time, beside wall-clock time. The output of a run is on the disk before the next run begins, because a disk with a backlog blocks
+writers.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MODELS = {
     "100M": ModelSpec(vocabulary=5_500, width=1_024, layers=8, heads=16, kv_heads=8, hidden=2_816),
     "300M": ModelSpec(vocabulary=16_384, width=1_024, layers=24, heads=16, kv_heads=8, hidden=2_816),
 }
-SHARED = 0.5  # of an honest update's deviation, the part that all have in common
-RUNS = 3  # of each part, but for the largest model's; the median counts
+SHARED = 0.5  # share of an honest update's deviation that all updates have in common
+RUNS = 3  # of each part, except for the largest model; the median counts
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Case:
     n: int  # accepted proposals
     liars: int
     size: str
-    bits: int  # of a level
+    bits: int  # per level
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
     threads: int = 1
@@ -96,16 +96,16 @@ class Row:
     rule: str
     outer: str
     payload_bytes: int  # of one proposal
-    total_seconds: float  # payloads to the new model on disk
+    total_seconds: float  # from payloads to the new model on disk
     total_wall_seconds: float
-    encode_seconds: float  # of one update, which is no part of the total
+    encode_seconds: float  # of one update; not part of the total
     encode_wall_seconds: float
-    peak_extra_megabytes: float  # allocated at once, payloads included; the mapped files of the model are not
-    encode_extra_megabytes: float  # the same while one update is encoded, the buffer that it is encoded from left out
+    peak_extra_megabytes: float  # peak of allocated memory, payloads included, without the mapped files of the model
+    encode_extra_megabytes: float  # the same while one update is encoded, without its input buffer
     seconds: dict[str, float] = field(default_factory=dict)  # of the parts
     root: str = ""
     threads: int = 1
-    anonymous_megabytes: float = 0.0  # RssAnon at its most during one application, beyond what it was before
+    anonymous_megabytes: float = 0.0  # largest RssAnon during one application, above its value before
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Aim:
     concerns: Callable[[Row], bool]
     figure: Callable[[Row], float]
     most: float
-    beside: Callable[[Row], str] = lambda row: ""  # what is said of it that has no bound
+    beside: Callable[[Row], str] = lambda row: ""  # an additional figure without a bound
 
     def verdict(self, rows: list[Row]) -> str:
         concerned = [row for row in rows if self.concerns(row)]
@@ -170,7 +170,7 @@ AIMS = (
 
 
 def beside_one_thread(rows: list[Row]) -> Iterator[str]:
-    """What several threads are worth, of cases that ran with one as well."""
+    """Compare cases with several threads to the same cases with one."""
     alone = {(row.n, row.parameters, row.bits, row.rule, row.outer): row for row in rows if row.threads == 1}
     for row in rows:
         one = alone.get((row.n, row.parameters, row.bits, row.rule, row.outer))
@@ -184,7 +184,7 @@ def beside_one_thread(rows: list[Row]) -> Iterator[str]:
 
 
 def make(case: Case, folder: Path, seed: int) -> None:
-    """A model in its second round, and honest proposals for it."""
+    """Make a model in its second round, and honest proposals for it."""
     model = ReplicatedModel.create_from_values(folder / "first", JOB, case.spec(), partial(initial_block, case.spec()))
     model = model.apply_round_into(folder / "model", _proposals(model, case, seed), {})
     for number, accepted in enumerate(_proposals(model, case, seed + 1)):
@@ -219,15 +219,15 @@ def _accepted(model: ReplicatedModel, number: int, payload: bytes) -> AcceptedPr
 
 
 def measure(case: Case, folder: Path) -> Row:
-    """Memory first, which is counted apart since counting costs time; then the whole, then part by part."""
+    """Measure memory separately, because tracing costs time; then the whole, then each part."""
     model = ReplicatedModel.open(folder / "model")
     for vector in model.vectors.values():
-        np.max(vector)  # a peer has just used its model: it is in the page cache
+        np.max(vector)  # a peer has just used its model, which is therefore in the page cache
     own, header = _buffer(model, 0, 0), model.header(_trainer(0))
     encode_peak = _peak(lambda: codec.encode_payload(header, own, model.layout))
 
     def apply(accepted: list[AcceptedProposal]) -> str:
-        """As a peer does in most rounds: not durable, and over the files of a model that nobody needs any more."""
+        """Apply a round as peers usually do: without fsync, over the files of a model that is no longer needed."""
         model_files.recycle_directory(folder / "next")
         with thread_map(case.threads, len(model.layout.stretches)) as each:
             return model.apply_round_into(folder / "next", accepted, {}, durable=False, each=each).root.hex()
@@ -262,7 +262,7 @@ def _received(model: ReplicatedModel, case: Case, folder: Path) -> list[Accepted
 
 
 def _peak(work: Callable[[], object]) -> int:
-    """Bytes that it allocates at once."""
+    """Return the peak of allocated bytes."""
     tracemalloc.start()
     work()
     peak = tracemalloc.get_traced_memory()[1]
@@ -271,7 +271,7 @@ def _peak(work: Callable[[], object]) -> int:
 
 
 def _anonymous_peak(work: Callable[[], object]) -> int:
-    """Bytes of RssAnon beyond those before it, read a hundred times a second."""
+    """Return the largest RssAnon in bytes above its first value, sampled a hundred times per second."""
     before, peak, ended = _anonymous(), 0, threading.Event()
 
     def watch() -> None:
@@ -295,7 +295,7 @@ def _anonymous() -> int:
 
 
 def _seconds(work: Callable[[], object], count: int = RUNS) -> tuple[float, float]:
-    """The processor's seconds, and those of the clock: medians."""
+    """Return medians of processor seconds and of wall-clock seconds."""
     runs = []
     for _ in range(count):
         os.sync()
@@ -307,7 +307,7 @@ def _seconds(work: Callable[[], object], count: int = RUNS) -> tuple[float, floa
 
 
 def _parts(model: ReplicatedModel, accepted: list[AcceptedProposal]) -> dict[str, float]:
-    """The same work once more, one thing after the other."""
+    """Measure the same work again, one part after the other."""
     spec, layout = model.spec, model.layout
     optimizer = outer_optimizer.make_outer_optimizer(
         spec, model.round, outer_optimizer.next_beta_powers(spec, model.state.beta_powers)
@@ -341,7 +341,10 @@ def _parts(model: ReplicatedModel, accepted: list[AcceptedProposal]) -> dict[str
 
 
 def run(cases: Sequence[Case], seed: int, made: Path | None) -> Iterator[Row]:
-    """Of cases with the same proposals. In processes of their own: what making them takes in memory must not be counted."""
+    """Run cases with the same proposals.
+
+    Each case runs in a process of its own, so that the memory for making proposals does not count.
+    """
     with ExitStack() as removed:
         if made is None:
             folder = Path(removed.enter_context(tempfile.TemporaryDirectory(prefix="folkmoot-apply-")))

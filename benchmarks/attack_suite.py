@@ -1,7 +1,7 @@
-"""What lying trainers send, as pure functions of what they know. Liars know everything: each other, and every honest update.
+"""Attacks of lying trainers, as pure functions of their knowledge. Liars know each other and every honest update.
 
-An attack is a vector to be encoded like any update, or bytes that should never be accepted, or a way to vote. What it takes to be
-believed beyond that (commitments, re-execution) is for who calls: see `benchmarks.attacks`.
+An attack is a vector to be encoded like any update, bytes that must never be accepted, or a way to vote. Callers add the
+commitments and re-executions that make a proposal credible: see `benchmarks.attacks`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from training.replicated.tensor_layout import Float32Array, TensorLayout
 
 Distances = npt.NDArray[np.float64]
 HUGE = np.float32(1e6)
-FREE_RIDER_NORM = 1.0  # times that of an honest update
-BACKDOOR_NORM = 0.25  # times that of an honest update, added to it: below what any norm check sees
-TRIGGER_NORMS = (0.3, 0.7, 1.5)  # times that of an honest update, added to the mean of the honest
-LATE_TRIGGER_NORM = 0.7  # the robust rule of 2 liars among 7 leaves 1.5 out
-# Factors that the attacks by loss choose from, in every round anew. A norm 16 times the usual is refused by every voter.
+FREE_RIDER_NORM = 1.0  # relative to an honest update
+BACKDOOR_NORM = 0.25  # relative to an honest update, added to it: too small for any norm check
+TRIGGER_NORMS = (0.3, 0.7, 1.5)  # relative to an honest update, added to the honest mean
+LATE_TRIGGER_NORM = 0.7  # the robust rule for 2 liars of 7 trainers excludes 1.5
+# Factors that the attacks by loss choose from in every round. Every voter refuses a norm of 16 times the usual one.
 ASCENT_FACTORS = (0.2, 0.4, 0.7, 1.0, 1.4, 2.0)
 CREEP_FACTORS = (0.03, 0.06, 0.1, 0.14)
-CREEP_EXCESS = 1.1  # over what honest trainers see, right after the round: their own steps make a part of it good
-BLIND_FACTOR = 1.4  # of the ascent that sees nobody: what it adds must outweigh its own honest part
+CREEP_EXCESS = 1.1  # largest loss right after the round, over `unseen`; the next local steps repair a part of it
+BLIND_FACTOR = 1.4  # of the ascent without knowledge of others: the added part must outweigh the honest part
 IPM_FACTORS = (0.1, 0.5, 1.0, 4.0)
 ALIE_FACTORS = (-1.5, -0.7, 0.7, 1.5)
 SEARCHED_IPM, SEARCHED_ALIE, SEARCHED_SIGNS = (0.1, 0.5), (-1.5, 1.5), (0.5, 1.5)
@@ -37,17 +37,17 @@ SEARCHED_IPM, SEARCHED_ALIE, SEARCHED_SIGNS = (0.1, 0.5), (-1.5, 1.5), (0.5, 1.5
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Of one liar in one round. Vectors have the model's size; an update is subtracted from the parameters."""
+    """The knowledge of one liar in one round. Vectors have the model's size; an update is subtracted from the parameters."""
 
-    honest: Sequence[Float32Array]  # what the rule is given of the honest: their payloads decoded, or their estimates
-    exact: Sequence[Float32Array]  # what the honest encode
-    own: Callable[[], Float32Array]  # what an honest trainer in the liar's place would encode
-    label_flipped: Callable[[], Float32Array]  # the same, had it trained on wrong labels
+    honest: Sequence[Float32Array]  # the rule's inputs from honest trainers: their decoded payloads, or their estimates
+    exact: Sequence[Float32Array]  # the honest updates before encoding
+    own: Callable[[], Float32Array]  # an honest trainer's update in the liar's place, before encoding
+    label_flipped: Callable[[], Float32Array]  # the same after training on wrong labels
     poisoned: Callable[[], Float32Array]  # the update that teaches the trigger
     rare: npt.NDArray[np.int64]  # elements of the embedding and output rows of rare tokens
-    earlier: Float32Array | None  # what it would have encoded some rounds ago
+    earlier: Float32Array | None  # its honest update of some rounds ago
     gradient: Callable[[], Float32Array]  # of the loss on the public text
-    loss: Callable[[Float32Array], float]  # on the public text after the round, if all liars encode this
+    loss: Callable[[Float32Array], float]  # loss on the public text after the round if all liars encode this vector
     generator: np.random.Generator
     unseen: float = math.inf  # up to this loss no honest trainer sees a jump
 
@@ -57,17 +57,17 @@ class Knowledge:
 
     @property
     def norm(self) -> np.float32:
-        """The usual one."""
+        """Median norm of the honest updates."""
         return np.float32(np.median([np.linalg.norm(update) for update in self.honest]))
 
     @property
     def uphill(self) -> Float32Array:
-        """The update of norm 1 by which the loss rises most."""
+        """The update of norm 1 that raises the loss most."""
         gradient = self.gradient()
         return -gradient / np.maximum(np.linalg.norm(gradient), np.float32(1e-30))
 
 
-Attack = Callable[[Knowledge], Float32Array | None]  # None: it does not lie in this round
+Attack = Callable[[Knowledge], Float32Array | None]  # None: no lie in this round
 
 
 def sign_flip(known: Knowledge) -> Float32Array:
@@ -83,18 +83,18 @@ def label_flip(known: Knowledge) -> Float32Array:
 
 
 def delayed(known: Knowledge) -> Float32Array:
-    """An honest update of some rounds ago (none at the start: the model as it is)."""
+    """Return the honest update of some rounds ago, or zero at the start."""
     return np.zeros_like(known.mean) if known.earlier is None else known.earlier
 
 
 def free_rider(known: Knowledge) -> Float32Array:
-    """Noise with the right norm, which costs nothing."""
+    """Return noise with the right norm, which costs no computation."""
     noise = known.generator.standard_normal(len(known.mean), dtype=np.float32)
     return noise * np.float32(FREE_RIDER_NORM * known.norm / np.linalg.norm(noise))
 
 
 def mimic(known: Knowledge) -> Float32Array:
-    """All liars say what the first honest trainer says (Karimireddy 2022, arXiv:2006.09365): it counts many times."""
+    """Return the first honest update, which then counts many times (Karimireddy 2022, arXiv:2006.09365)."""
     return known.honest[0].copy()
 
 
@@ -102,24 +102,24 @@ def mimic(known: Knowledge) -> Float32Array:
 
 
 def backdoor(known: Knowledge) -> Float32Array:
-    """The liar's own honest update and a small part of the trigger: the weakest of these attacks."""
+    """Return the liar's own honest update plus a small part of the trigger: the weakest of these attacks."""
     return known.own() + _long(known.poisoned(), BACKDOOR_NORM * known.norm)
 
 
 def trigger(known: Knowledge, share: float) -> Float32Array:
-    """The mean of the honest and the trigger: the robust rules take an update near that mean for an honest one."""
+    """Return the honest mean plus the trigger. Robust rules take an update near that mean for an honest one."""
     return known.mean + _long(known.poisoned(), share * known.norm)
 
 
 def rare_flip(known: Knowledge) -> Float32Array:
-    """Against the honest in the embedding and output rows of rare tokens alone, with the norm of a whole honest update."""
+    """Return the negated honest mean in the embedding and output rows of rare tokens, with the norm of a whole honest update."""
     flipped = np.zeros_like(known.mean)
     flipped[known.rare] = -known.mean[known.rare]
     return _long(flipped, known.norm)
 
 
 def _long(vector: Float32Array, norm: float) -> Float32Array:
-    """In this direction, with this norm."""
+    """Scale a vector to this norm."""
     return vector * np.float32(norm / max(1e-30, float(np.linalg.norm(vector))))
 
 
@@ -127,35 +127,35 @@ def _long(vector: Float32Array, norm: float) -> Float32Array:
 
 
 def alie(known: Knowledge) -> Float32Array:
-    """A Little Is Enough (Baruch 2019, arXiv:1902.06156): mean + z · deviation of what is not compressed yet."""
+    """A Little Is Enough (Baruch 2019, arXiv:1902.06156): mean + z · deviation of the updates before compression."""
     return _worst(known, _alie(known, ALIE_FACTORS))
 
 
 def ipm(known: Knowledge) -> Float32Array:
-    """Inner product manipulation, Fall of Empires (Xie 2019, arXiv:1903.03936): −ε · mean of what is not compressed yet."""
+    """Inner product manipulation, Fall of Empires (Xie 2019, arXiv:1903.03936): −ε · mean of the updates before compression."""
     return _worst(known, _ipm(known, IPM_FACTORS))
 
 
 def ascent(known: Knowledge) -> Float32Array:
-    """The mean of what the rule is given, and from there uphill by a share of the usual norm."""
+    """Return the mean of the rule's honest inputs, moved uphill by a share of the usual norm."""
     return _worst(known, _ascent(known))
 
 
 def blind_ascent(known: Knowledge) -> Float32Array:
-    """The same by a liar that knows its own honest update and the public text alone."""
+    """Return the ascent of a liar that only knows its own honest update and the public text."""
     own = known.own()
     return own + np.float32(BLIND_FACTOR) * np.linalg.norm(own) * known.uphill
 
 
 def search(known: Knowledge) -> Float32Array:
-    """Whatever of all that raises the loss most."""
+    """Return the candidate of all these families that raises the loss most."""
     deviation = np.std(known.honest, axis=0, dtype=np.float32)
     signs = [known.mean + np.float32(z) * np.sign(known.uphill) * deviation for z in SEARCHED_SIGNS]
     return _worst(known, [*_ascent(known), *_ipm(known, SEARCHED_IPM), *_alie(known, SEARCHED_ALIE), *signs])
 
 
 def creep(known: Knowledge) -> Float32Array | None:
-    """Whatever raises the loss most, but so little that no honest trainer sees it jump; None if nothing does."""
+    """Return the candidate that raises the loss most without a visible jump for any honest trainer, or None if there is none."""
     away = [known.mean + np.float32(share) * known.norm * known.uphill for share in (*CREEP_FACTORS, *ASCENT_FACTORS)]
     losses = {number: known.loss(vector) for number, vector in enumerate(away)}
     hidden = {number: loss for number, loss in losses.items() if -math.inf < loss <= CREEP_EXCESS * known.unseen}
@@ -163,7 +163,7 @@ def creep(known: Knowledge) -> Float32Array | None:
 
 
 def min_max(known: Knowledge) -> Float32Array:
-    """As far from the mean as no honest update is from another (Shejwalkar 2021, "Manipulating the Byzantine")."""
+    """Keep the distance to each honest update within their largest distance (Shejwalkar 2021, "Manipulating the Byzantine")."""
     return _worst(known, [_hidden(known, direction, _farthest) for direction in _directions(known)])
 
 
@@ -192,13 +192,13 @@ def _ipm(known: Knowledge, factors: Sequence[float]) -> list[Float32Array]:
 
 
 def _directions(known: Knowledge) -> list[Float32Array]:
-    """Those of the paper, and uphill."""
+    """Return the directions of the paper, and the uphill direction."""
     away = [-known.mean, -np.sign(known.mean), -np.std(known.honest, axis=0, dtype=np.float32), known.uphill]
     return [direction / np.maximum(np.linalg.norm(direction), np.float32(1e-30)) for direction in away]
 
 
 def _hidden(known: Knowledge, direction: Float32Array, of: Callable[..., float]) -> Float32Array:
-    """From the mean in this direction, as far as the bound `of` lets."""
+    """Move from the mean in this direction, as far as the bound `of` allows."""
     x, mean = np.stack(known.honest).astype(np.float64), known.mean.astype(np.float64)
     between = ((x[:, None] - x[None]) ** 2).sum(-1)
     apart = mean - x
@@ -216,14 +216,14 @@ def _together(between: Distances, along: Distances, squares: Distances) -> float
 
 
 def _root(half: Distances, constant: Distances) -> Distances:
-    """The largest γ with γ² + 2·half·γ + constant ≤ 0."""
+    """Return the largest γ with γ² + 2·half·γ + constant ≤ 0."""
     return np.sqrt(np.maximum(half * half - constant, 0)) - half
 
 
 POISON, LATE_POISON, LATE_CREEP = "poison", "late-poison", "late-creep"
 LATE_TRIGGER, TURNS_TRIGGER = "late-trigger", "turns-trigger"
 LATE = (LATE_POISON, LATE_CREEP, LATE_TRIGGER, TURNS_TRIGGER)  # only once the model is trained
-IN_TURN = (TURNS_TRIGGER,)  # one liar at a time: the next one begins when a conviction has been seen
+IN_TURN = (TURNS_TRIGGER,)  # one liar at a time: the next one begins after a conviction
 TARGETED: dict[str, Attack] = {
     "backdoor": backdoor,
     **{f"trigger-{share:g}": partial(trigger, share=share) for share in TRIGGER_NORMS},
@@ -257,11 +257,11 @@ VECTORS: dict[str, Attack] = {
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """What an honest trainer in the liar's place would send, as bytes, and what it has sent before."""
+    """The payload of an honest trainer in the liar's place, and earlier payloads."""
 
     payload: bytes
     earlier: bytes | None  # its payload of some rounds ago
-    other: bytes  # what an honest trainer sends
+    other: bytes  # payload of an honest trainer
     layout: TensorLayout
     generator: np.random.Generator
 
@@ -271,33 +271,33 @@ def garbage(said: Said) -> bytes:
 
 
 def noncanonical(said: Said) -> bytes:
-    """The same update in one byte more."""
+    """Return the same update with one extra byte."""
     return said.payload + b"\0"
 
 
 def forged_scales(said: Said) -> bytes:
-    """The largest scale everywhere: what arithmetic that gave NaN or infinity would come to."""
+    """Set every scale to the largest one, as if arithmetic had given NaN or infinity."""
     chunks = len(said.layout.chunk_lengths)
     return b"".join((said.payload[:HEADER_BYTES], b"\xff" * chunks, said.payload[HEADER_BYTES + chunks :]))
 
 
 def forged_exponent(said: Said) -> bytes:
-    """Every element times as much as the format can say: the last byte of the header is the exponent."""
+    """Set the exponent, the last byte of the header, to its maximum, which scales every element."""
     return b"".join((said.payload[: HEADER_BYTES - 1], bytes((codec.EXPONENT_MAX,)), said.payload[HEADER_BYTES:]))
 
 
 def stale_base(said: Said) -> bytes:
-    """Computed on another model, and it says so."""
+    """Return a payload for another model, which it also names."""
     return replace(codec.read_payload(said.payload, said.layout), origin=bytes(32)).encode()
 
 
 def replayed(said: Said) -> bytes:
-    """A payload of its own that was accepted before."""
+    """Return an earlier accepted payload of the liar."""
     return said.payload[:-1] if said.earlier is None else said.earlier
 
 
 def copied(said: Said) -> bytes:
-    """Another's work, byte for byte."""
+    """Return another trainer's payload, byte for byte."""
     return said.other
 
 
@@ -310,7 +310,7 @@ PAYLOADS: dict[str, Callable[[Said], bytes]] = {
     "replay": replayed,
     "copy": copied,
 }
-INVENTED_FEEDBACK = "invented-feedback"  # e that was never committed to: a lie about the proposal, not about the update
+INVENTED_FEEDBACK = "invented-feedback"  # an e without a commitment: a lie about the proposal, not about the update
 
 
 # Votes ---------------------------------------------------------------------------------------------------------------
@@ -318,18 +318,18 @@ INVENTED_FEEDBACK = "invented-feedback"  # e that was never committed to: a lie 
 
 @dataclass(frozen=True)
 class Votes:
-    """The verdict of a liar on every proposal. None: it signs no such message."""
+    """A liar's verdict on every proposal. None: it signs no such message."""
 
     vouch: Verdict | None
     ballot: Verdict | None
 
 
-ACCEPT_ALL = Votes(Verdict.ACCEPT, Verdict.ACCEPT)  # as liars vote in all other attacks
+ACCEPT_ALL = Votes(Verdict.ACCEPT, Verdict.ACCEPT)  # votes of liars in all other attacks
 VOTES = {
     "accept-all": ACCEPT_ALL,
     "reject-all": Votes(Verdict.REPLAY, Verdict.REPLAY),
     "silent": Votes(None, None),
     "no-ballot": Votes(Verdict.ACCEPT, None),
 }
-VOTES_VECTOR = VECTORS[f"trigger-{max(TRIGGER_NORMS):g}"]  # the update of liars that vote so
+VOTES_VECTOR = VECTORS[f"trigger-{max(TRIGGER_NORMS):g}"]  # the update of liars that vote like this
 ATTACKS = (*VECTORS, *PAYLOADS, INVENTED_FEEDBACK, *VOTES)

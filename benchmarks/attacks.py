@@ -1,15 +1,18 @@
-"""What liars can do: `python -m benchmarks.attacks --json FILE`.
+"""Effects of liars: `python -m benchmarks.attacks --json FILE`. There are three tables.
 
-Three tables. Digits: a small network on handwritten digits, the accuracy under every attack that no check can see, without any
-audit: for each codec and memory under the rule of our jobs; under the plain mean, which says what is an attack at all; and under
-other rules, which are there only for comparison, under the strongest attack. Each figure is the worst of the seeds. GPT: every
-attack of the suite on a language model, under the presets of local steps and of a step a round, with audits full, sampled and
-off, against a clean run of the honest trainers alone; a further table has the trigger that some attacks teach. When late liars
-begin is tuned on a seed that is not reported. With sampled audits it is chance who is drawn, so each attack with a target is run
-with twenty such chances on the first seed. Detection: how soon sampled audits, at the rate of each preset, and local steps at
-that of a step a round, suspend who cheats in two of five steps, or in one of a round, and what they replay; nothing is trained
-for it.
-`--resume` goes on where an ended run of the same commit and settings has left its file.
+Digits: accuracy of a small network on handwritten digits under every attack that no check can see, without any audit. The table
+has each codec and memory under the default rule of jobs. The plain mean is a baseline, which shows the effect of each attack.
+Other rules only appear under the strongest attack, for comparison. Each figure is the worst of the seeds.
+
+GPT: every attack of the suite on a language model, relative to a clean run of the honest trainers alone. It covers the presets of
+local steps and of one step per round, with full, sampled and no audits. A further table has the trigger that some attacks teach.
+The start of late liars is tuned on a seed that is not reported. Sampled audits draw auditors at random, so each attack with a
+target runs with twenty draws on the first seed.
+
+Detection: rounds until sampled audits suspend a trainer that cheats in two of five steps or in one step per round, and the rounds
+that auditors replay. It covers the rate of each preset, and local steps at the rate of one step per round. It trains no model.
+
+`--resume` continues an interrupted run of the same commit and settings from its file.
 """
 
 from __future__ import annotations
@@ -54,18 +57,18 @@ from training.job_spec import AUDIT_RATE, PRESETS, AggregationRule, AuditMode, J
 
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
-LIARS_DRAWN = 1_000  # for each row of the detection table
-LIVES_DRAWN = 200  # for each row of the table with lazy auditors
-ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
-WORSE_MAX = 1.02  # held-out, of a clean run of the honest
-TRIGGER_MAX = 0.01  # more of the prompts than in the clean run, with audits full
-DRAWS = 20  # with sampled audits: models of each attack with a target, for the first seed
-PLANTED, PLANTED_MAX = 0.05, 3 / 20  # a model is planted if the trigger succeeds behind more of the prompts; share of the models
+LIARS_DRAWN = 1_000  # per row of the detection table
+LIVES_DRAWN = 200  # per row of the table with lazy auditors
+ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # of the GPT table, by preset
+WORSE_MAX = 1.02  # held-out loss, relative to a clean run of honest trainers
+TRIGGER_MAX = 0.01  # share of prompts above that of the clean run, with full audits
+DRAWS = 20  # models per attack with a target, with sampled audits, for the first seed
+PLANTED, PLANTED_MAX = 0.05, 3 / 20  # share of prompts above which a model is planted; most such models
 LATE_ROUNDS = {"local": (5, 8, 12), "per-step": (10, 20, 40)}  # before the closing rounds, in which late liars may lie
-DRAWS_TUNED = 3  # for each of those
+DRAWS_TUNED = 3  # for each of these
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
-ACCURATE = 95.0  # per cent, at worst, of what may be named
-COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
+ACCURATE = 95.0  # per cent; minimum of the settings that a job may name
+COLLAPSED = 50.0  # per cent; an attack that leaves the plain mean more has no effect
 
 
 @dataclass
@@ -93,7 +96,7 @@ class Gpt:
     peers: int
     liars: int
     audit: str
-    ratio: float  # held-out loss over that of the clean run, mean over what was trained to the end
+    ratio: float  # held-out loss over that of the clean run, mean over the runs that trained to the end
     ratio_most: float
     heldout_nats: float
     accepted: int  # lies that moved the model, all seeds together
@@ -107,12 +110,12 @@ class Gpt:
     found: float  # with sampled audits: share of the accepted lies that an honest auditor sees
     planted: int  # final models in which the trigger succeeds
     models: int
-    late: int | None  # rounds before the closing ones in which late liars lie; None: as the plan of `attacks_gpt` says
+    late: int | None  # rounds before the closing ones in which late liars lie; None: the default of `attacks_gpt`
 
 
 @dataclass
 class Run:
-    """Of one attack under one kind of audit, with one seed."""
+    """One attack under one kind of audit, with one seed."""
 
     preset: str
     seed: int
@@ -121,20 +124,20 @@ class Run:
 
     @classmethod
     def read(cls, written: Mapping[str, Any]) -> Run:
-        """The run that a JSON file has."""
+        """Return the run in a JSON file."""
         both = {name: {**written[name], "trigger": Trigger(**written[name]["trigger"])} for name in ("clean", "outcome")}
         outcomes = (on_gpt.Outcome(**{**both[name], "plan": Plan(**both[name]["plan"])}) for name in both)
         return cls(written["preset"], written["seed"], *outcomes)
 
     @property
     def ratio(self) -> float | None:
-        """None if it was not trained to the end."""
+        """Held-out loss over that of the clean run; None if the run did not train to the end."""
         nats, clean = self.outcome.heldout_nats, self.clean.heldout_nats
         return None if nats is None or clean is None else nats / clean
 
     @property
     def harm(self) -> tuple[float, float]:
-        """What a liar tunes."""
+        """The objective that a liar tunes."""
         trigger = self.outcome.trigger
         return (trigger.success, trigger.probability) if self.outcome.attack in TARGETED else (self.ratio or 1.0, 0.0)
 
@@ -143,7 +146,7 @@ class Run:
         return self.preset, self.outcome.peers, self.seed, self.outcome.attack, self.outcome.plan
 
 
-Place = tuple[str, int, int, str, Plan]  # preset, trainers, seed, attack, when its liars lie
+Place = tuple[str, int, int, str, Plan]  # preset, trainers, seed, attack, times of the lies
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -158,9 +161,9 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -
     return Digits(column, rule, attack, *bits, by_seed)
 
 
-@lru_cache(maxsize=1)  # tasks of one world follow each other
+@lru_cache(maxsize=1)  # tasks with one world follow each other
 def clean_world(base: JobSpec, text: Path, peers: int, liars: int, seed: int) -> tuple[on_gpt.World, on_gpt.Outcome]:
-    """What all attacks of so many peers with this seed share, and the clean run."""
+    """Return the shared world of all attacks with this number of peers and seed, and its clean run."""
     world = on_gpt.World(with_settings(base, [f"seed={seed}", f"byzantine_max={liars}"]), text, peers, liars)
     return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF)
 
@@ -172,7 +175,7 @@ def gpt_runs(
     lying: int | None,
     place: Place,
 ) -> list[Run]:
-    """One attack of so many peers with this seed, under every kind of audit that it has; `lying` None: f of them."""
+    """Run one attack under every kind of audit that applies to it. `lying` None means f liars."""
     preset, peers, seed, attack, plan = place
     liars = faults_tolerated(peers) if lying is None else lying
     world, clean = clean_world(bases[preset], text, peers, liars, seed)
@@ -188,14 +191,14 @@ def gpt_runs(
 
 
 def has_audit(preset: str, attack: str, plan: Plan, audit: AuditMode) -> bool:
-    """Vouches count with full audits alone, draws with sampled ones; jobs with estimates have no sampled audits."""
+    """Votes only matter with full audits, and draws with sampled ones. Jobs with estimates have no sampled audits."""
     if audit is AuditMode.SAMPLED:
         return attack not in VOTES and preset in PRESETS
     return plan.draws == 0 and (attack not in VOTES or audit is AuditMode.FULL)
 
 
 def gpt_places(options: argparse.Namespace, late: Mapping[tuple[str, int, str], int | None]) -> list[Place]:
-    """The runs of the table; `late`: by preset, trainers and attack."""
+    """Return the runs of the table. `late` has the rounds of late liars by preset, trainers and attack."""
     found = list[Place]()
     for preset, peers, seed, attack in product(options.presets, options.peers, options.seeds, options.attacks):
         is_drawn = attack in TARGETED and AuditMode.SAMPLED in options.audits and preset in PRESETS
@@ -206,12 +209,12 @@ def gpt_places(options: argparse.Namespace, late: Mapping[tuple[str, int, str], 
 
 
 def may_run(attack: str, peers: int) -> bool:
-    """One liar cannot take turns."""
+    """Return whether the network has enough liars for the attack: a single one cannot take turns."""
     return attack not in IN_TURN or faults_tolerated(peers) > 1
 
 
 def tuning_places(options: argparse.Namespace) -> list[Place]:
-    """Of late liars under sampled audits."""
+    """Return the runs with late liars under sampled audits for the tuning."""
     late = [attack for attack in options.attacks if attack in LATE]
     sizes = [(peers, attack) for peers, attack in product(options.peers, late) if may_run(attack, peers)]
     presets = [preset for preset in options.presets if preset in LATE_ROUNDS and AuditMode.SAMPLED in options.audits]
@@ -224,7 +227,7 @@ def tuning_places(options: argparse.Namespace) -> list[Place]:
 
 
 def tuned(runs: Sequence[Run]) -> dict[tuple[str, int, str], int | None]:
-    """For how many rounds late liars lie; prints the grid."""
+    """Return the best number of rounds for late liars, and print the grid."""
     grids = dict[tuple[str, int, str], dict[int | None, list[tuple[float, float]]]]()
     for run in runs:
         grid = grids.setdefault((run.preset, run.outcome.peers, run.outcome.attack), {})
@@ -239,7 +242,7 @@ def tuned(runs: Sequence[Run]) -> dict[tuple[str, int, str], int | None]:
 
 
 def gpt_rows(runs: Sequence[Run]) -> list[Gpt]:
-    """By preset, peers, attack and kind of audit."""
+    """Return rows by preset, peers, attack and kind of audit."""
     places: dict[tuple[str, int, int, str], list[Run]] = {}
     for run in runs:
         place = (run.preset, run.outcome.peers, ATTACKS.index(run.outcome.attack), run.outcome.audit)
@@ -408,7 +411,7 @@ def _found(row: FoundLazy) -> str:
 
 
 def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -> list[str]:
-    """What must hold, and whether it did."""
+    """Check all bounds, and return a line for each."""
     full = [row for row in gpt if row.audit == AuditMode.FULL.value]
     found = _digits_verdicts(digits)
     for preset in dict.fromkeys(row.preset for row in full):
@@ -472,12 +475,12 @@ def _digits_verdicts(rows: list[Digits]) -> list[str]:
 
 
 def _lost(row: Digits, clean: Digits) -> float:
-    """Points of accuracy, in the worst seed."""
+    """Return the lost points of accuracy in the worst seed."""
     return max(before - after for before, after in zip(clean.by_seed, row.by_seed, strict=True))
 
 
 def _detected(row: Detection) -> str:
-    """One bound: found soon enough, and cheaply."""
+    """Check that liars are found soon enough, and cheaply."""
     rounds = on_detection.AUDITS_NEEDED / (row.audit_rate * sortition.EARLY_SHARE)
     bounds = f"≥ {on_detection.FOUND_MIN:.0%} suspended in {rounds:.0f} rounds for ≤ {row.audit_rate:.3f} of full replay"
     seen = f"in {row.rounds_needed} for {row.replayed:.3f}"
@@ -486,7 +489,7 @@ def _detected(row: Detection) -> str:
 
 
 def job(preset: str, options: argparse.Namespace) -> JobSpec:
-    """With opening rounds as `train` sets them, unless `--set` does. Raises `UserError`."""
+    """Return the job of a preset. It has the opening rounds of `train`, unless `--set` changes them. Raises `UserError`."""
     settings = {"audit_rate": AUDIT_RATE, **MEASURED[preset], "rounds": options.rounds or ROUNDS[preset]}
     settings |= {} if options.audit_rate is None else {"audit_rate": options.audit_rate}
     return with_settings(as_usual(JobSpec(name="attacks", data=bytes(32), **settings)), options.set)

@@ -1,8 +1,8 @@
-"""How soon sampled audits suspend a trainer whose updates are false, and what they replay: drawn with the ledger's own code.
+"""Rounds until sampled audits suspend a false trainer, and rounds that auditors replay, from the ledger's own draws.
 
-No training: who is drawn follows from nonces alone (`ledger.audits.sortition`), and a replay of a round finds what is false in
-it, however many of its steps are. All n train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that
-all is well whatever they are drawn for; what liars gain by withholding nonces or by leading is in decision 28.
+No model is trained: nonces alone determine the draws (`ledger.audits.sortition`), and the replay of a round finds a lie in it,
+however few of its steps are false. All n peers train and re-execute. The liar's f − 1 accomplices reveal their nonces and report
+a match in each of their audits. Decision 28 covers the gain from withheld nonces and from leadership.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ledger.audits.loss_commitments import LossComparisons
 from training.job_spec import PRESETS, AuditMode, JobSpec, complete_fields
 
 JOB = bytes(32)
-ROUNDS = 10  # in which liars are counted that are suspended
-# Over the rate of early rounds, the rounds in which a liar is to be suspended; 3.5 of many voters by the closed form.
+ROUNDS = 10  # rounds after which suspended liars are counted
+# Rounds until a liar must be suspended, times the rate of early rounds; 3.5 for many voters by the closed form.
 AUDITS_NEEDED = 4.0
-UNSEEN_ROUNDS = 2  # of them: the first, whose draw can be foreseen, and the last, which is reported and judged after it
-FOUND_MIN = 0.99  # of the liars, and the share that `rounds_needed` is for
-ROUNDS_MAX = 1_000  # that a liar is looked for: a rate of nearly 0 finds nobody
+UNSEEN_ROUNDS = 2  # the first, whose draw is predictable, and the last, whose report and verdict come after it
+FOUND_MIN = 0.99  # of the liars; also the share for `rounds_needed`
+ROUNDS_MAX = 1_000  # rounds of a search for a liar; a rate near 0 finds none
 NONCE_BYTES = 16
-# Of the second table.
-LAPSES = 0.2  # share of the reports that come too late: an auditor's core is busy
-GUESSED = 0.01  # share of a lazy auditor's guesses that are within 1e-3 nat, measured on the default job
-LAZY_AUDITS = 20  # in which a lazy auditor is to be found
+# Constants of the second table.
+LAPSES = 0.2  # share of late reports, from auditors whose core is busy
+GUESSED = 0.01  # share of a lazy auditor's guesses within 1e-3 nat, measured on the default job
+LAZY_AUDITS = 20  # audits until a lazy auditor must be found
 JUDGED_ROUNDS = 1  # from a report to its verdict
 
 
@@ -41,19 +41,19 @@ class Detection:
     audit_rate: float
     auditors: int
     suspended: float  # share of the liars, after `ROUNDS`
-    rounds_needed: int | None  # until `FOUND_MIN` of them were; None: longer than was looked
-    replayed: float  # rounds, over those that audits full replay: every round, by everybody but its trainer
+    rounds_needed: int | None  # until `FOUND_MIN` of them were suspended; None: beyond the search
+    replayed: float  # replayed rounds relative to full audits, in which every peer but the trainer replays every round
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset under sampled audits, at the rate that it has or that follows from its steps; `local` with 30 steps, too."""
+    """Return every preset under sampled audits, at its own rate or the rate of its steps, and `local` with 30 steps."""
     base = JobSpec(name="detection", data=bytes(32))
     said = {**PRESETS, "local, H=30": PRESETS["local"] | {"local_steps": 30}}
     return {name: replace(base, **complete_fields({**fields, "audit": AuditMode.SAMPLED})) for name, fields in said.items()}
 
 
 def detection(preset: str, spec: JobSpec, peers: int, count: int) -> Detection:
-    """What became of `count` liars, each among others."""
+    """Simulate `count` liars, each among other peers."""
     liars, chance = faults_tolerated(peers), random.Random(f"{preset} {peers}")
     lives = [list(_rounds(spec, peers, liars, chance)) for _ in range(count)]
     ends = sorted(UNSEEN_ROUNDS + len(life) if life[-1][1] else math.inf for life in lives)
@@ -73,12 +73,12 @@ def detection(preset: str, spec: JobSpec, peers: int, count: int) -> Detection:
 
 
 def _rounds(spec: JobSpec, peers: int, liars: int, chance: random.Random) -> Iterator[tuple[int, bool]]:
-    """Of each round until the liar, peer 0, is found: how many replay its proposal, and whether that finds it."""
+    """Yield, for each round until the liar (peer 0) is found, the number of its auditors and whether they find it."""
     keys = [number.to_bytes(32, "big") for number in range(peers)]
     for number in range(1, ROUNDS_MAX + 1):
         nonces = {key: chance.randbytes(NONCE_BYTES) for key in keys}
         tickets = sortition.lottery_tickets(JOB, number, nonces, keys[0], keys[1:])
-        rate = sortition.audit_rate_of_round(spec.audit_rate, 0, spec.rounds, 0)  # the liar begins early, where draws are fewest
+        rate = sortition.audit_rate_of_round(spec.audit_rate, 0, spec.rounds, 0)  # the liar begins early, when draws are rarest
         drawn = sortition.draw_auditors(tickets, peers - 1, spec.auditors, rate)
         found = not set(drawn).isdisjoint(keys[liars:])
         yield len(drawn), found
@@ -97,17 +97,20 @@ def detections(peers: Sequence[int], count: int) -> Iterator[Detection]:
 
 @dataclass(frozen=True)
 class Laziness:
-    """A fifth of all reports lapse. Beside f liars, who back one another, so many others say `match` and replay nothing."""
+    """Results when a fifth of all reports lapse.
+
+    Beside f liars that back one another, `lazy` others report `match` without a replay.
+    """
 
     preset: str
     peers: int
     liars: int
     lazy: int
-    suspended_median: int  # rounds until the liar is
-    rounds_needed: int | None  # until `FOUND_MIN` of the liars were; None: longer than was looked
+    suspended_median: int  # rounds until the liar is suspended
+    rounds_needed: int | None  # until `FOUND_MIN` of the liars were suspended; None: beyond the search
     lies: float  # false updates that the model took meanwhile, on average
-    lies_most: int  # of `FOUND_MIN` of the liars
-    lazy_audits: int | None  # reports of a lazy auditor until it is suspended, of `FOUND_MIN` of them; None: there is none
+    lies_most: int  # for `FOUND_MIN` of the liars
+    lazy_audits: int | None  # reports until `FOUND_MIN` of the lazy auditors are suspended; None: there are none
 
 
 @dataclass
@@ -115,12 +118,12 @@ class _Lazy:
     known: LossComparisons = field(default_factory=LossComparisons)
     reports: int = 0
     found_after: int | None = None
-    back_in: int = 0  # the round in which its suspension is over
+    back_in: int = 0  # the round in which its suspension ends
     suspensions: int = 0
 
 
 def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int) -> Laziness:
-    """What became of `count` liars, each among others, and of the lazy auditors beside them."""
+    """Simulate `count` liars, each among other peers, and the lazy auditors beside them."""
     chance = random.Random(f"lazy {preset} {peers} {lazy}")
     lives = [_lazy_life(spec, peers, lazy, chance) for _ in range(count)]
     at = math.ceil(FOUND_MIN * count) - 1
@@ -141,14 +144,14 @@ def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int) -> L
 
 
 def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> tuple[int, int, list[int]]:
-    """(rounds until the liar, peer 0, is suspended; its false updates until then; reports of each lazy auditor until it was).
+    """Simulate one liar (peer 0). Return its rounds until suspension, its false updates, and the reports of each lazy auditor.
 
-    Peers 1 to f − 1 are its accomplices: they pass it, and open to the lazy what these guessed. Then come the lazy ones, and the
-    honest. A round's losses are opened when its window is over.
+    Peers 1 to f − 1 are its accomplices: they report a match for it, and reveal losses that equal the guesses of lazy auditors.
+    The lazy peers follow, then the honest ones. A round's losses are opened at the end of its window.
     """
     liars, window = faults_tolerated(peers), spec.audit_window
     lazies = {peer: _Lazy() for peer in range(liars, liars + lazy)}
-    opened: dict[int, list[tuple[int, int]]] = {}  # round -> (lazy auditor, trainer) of the losses that are opened then
+    opened: dict[int, list[tuple[int, int]]] = {}  # round -> (lazy auditor, trainer) of the losses opened in it
     told, found_in = 0, None
     for number in range(1, ROUNDS_MAX + 1):
         for auditor, trainer in opened.pop(number, ()):
@@ -174,7 +177,7 @@ def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> t
 
 
 def _compare(of: _Lazy, trainer: int, backs: bool, liars: int, chance: random.Random, number: int, spec: JobSpec) -> None:
-    """One opened report of a lazy auditor; `backs`: the trainer opens what the auditor had guessed."""
+    """Compare one opened report of a lazy auditor. With `backs` the trainer opens the auditor's guess."""
     if of.back_in > number:
         return
     of.reports += 1
@@ -187,7 +190,7 @@ def _compare(of: _Lazy, trainer: int, backs: bool, liars: int, chance: random.Ra
 
 
 def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
-    """With none and with f lazy auditors."""
+    """Run each preset and size with no and with f lazy auditors."""
     for preset, spec in jobs().items():
         for n in filter(faults_tolerated, peers):
             for lazy in (0, faults_tolerated(n)):
@@ -196,15 +199,16 @@ def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
 
 @dataclass(frozen=True)
 class FoundLazy:
-    """How many reports of a lazy auditor are compared until it is suspended, 99 of 100 times. No rule that suspends no honest
-    auditor needs fewer (decision 61).
+    """Number of compared reports until a lazy auditor is suspended with probability 0.99.
+
+    No rule that never suspends an honest auditor needs fewer (decision 61).
     """
 
     peers: int
     faults: int
-    alone: int  # nobody backs it: all trainers open what is true, the other lazy ones as well
-    among: int  # it is one of f that deviate: f − 1 trainers open whatever it guessed
-    beside: int  # it is one more: f do
+    alone: int  # no peer backs it: all trainers open true losses, and so do the other lazy auditors
+    among: int  # it is one of f faulty peers: f − 1 trainers open its guess
+    beside: int  # f trainers besides it open its guess
 
 
 def found_lazy(peers: int, count: int) -> FoundLazy:

@@ -1,8 +1,9 @@
-"""Handwritten digits, many trainers and liars: how accurate the model gets under each rule and the worst attack.
+"""Handwritten digits with many trainers and liars: accuracy of the model under each rule and the worst attack.
 
-The honest send their momentum (Karimireddy 2021, arXiv:2012.10333) through our codec; liars know everything. With estimates all
-arithmetic and settings are those of a job (`training.job_spec.ESTIMATES`): clipped gradients, estimates, aggregation in integers,
-the outer AdamW and its rate. With error feedback, which no job without audits may have, the server takes a plain step.
+Honest trainers send their momentum (Karimireddy 2021, arXiv:2012.10333) through the product's codec; liars know everything. With
+estimates all arithmetic and settings are those of a job (`training.job_spec.ESTIMATES`): clipped gradients, estimates, integer
+aggregation, and the outer AdamW with its rate. With error feedback, which jobs without audits may not use, the server takes a
+plain step.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeNetwork
 TRAINERS_MAX = 31
 ROUNDS = 300
 MOMENTUM = 0.9
-# Chosen on seeds 10 to 12, none and sign flip: of rates .5 and 1, decays .8 and .95, batches of 32 and 64 all stay above 94 per
-# cent; this one has the best mean.
+# Chosen on seeds 10 to 12, without attack and with sign flip. Rates 0.5 and 1, decays 0.8 and 0.95, and batches of 32 and 64 all
+# stay above 94 per cent; this combination has the best mean.
 RATE = 1.0
 BATCH = 64
 FEEDBACK_DECAY = 0.95
-WARMUP = 0.05  # of the rounds of a job with estimates
+WARMUP = 0.05  # share of the rounds of a job with estimates
 DIRICHLET = 0.1
 DEFAULT_RULE = AggregationRule.ARC_NNM_TRIM.value
 CLEAN = "none"
@@ -44,15 +45,18 @@ STRONG = (
     "blind-ascent",
     "ascent",
     "search",
-)  # what breaks the plain mean; the others are here since rules may fall to them
-APART = ("sign-flip", "blind-ascent")  # each liar says something of its own; in the others all say one thing
+)  # attacks that break the plain mean; others are included because rules may fail against them
+APART = ("sign-flip", "blind-ascent")  # each liar sends its own vector; in the others all send the same one
 LAYOUT = digits.layout()
 NO_ROWS = np.arange(0)  # no digit is a token
 KEYS = sorted(hashlib.sha256(b"digits %d" % number).digest() for number in range(TRAINERS_MAX))
 
 
 def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, liars: int) -> Float32Array:
-    """Nearest-neighbour mixing and a trimmed sum, without the clipping that our rule has before them: for comparison only."""
+    """Aggregate by nearest-neighbour mixing and a trimmed sum, for comparison only.
+
+    The product's rule also clips the updates before that.
+    """
     ordered = sorted(updates, key=lambda update: update.origin)
     count, f = len(ordered), tolerated_faults(len(ordered), liars)
     far = farthest_updates(align_exponents(gram_matrix(ordered), [update.exponent for update in ordered]), f)
@@ -61,7 +65,7 @@ def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, lia
 
 
 Aggregate = Callable[[Sequence[codec.QuantizedUpdate], TensorLayout, int], Float32Array]
-# By name; what a job may name, and one more.
+# By name: the rules of jobs, and one more.
 RULES: dict[str, Aggregate] = {
     rule.value: lambda updates, layout, liars, rule=rule: np.concatenate(  # type: ignore[misc]
         [*plan_aggregation(updates, rule, liars).iter_aggregate(layout.blocks)]
@@ -75,23 +79,23 @@ class Column:
     """One setting of the table."""
 
     name: str
-    bits: int  # of a level
+    bits: int  # per level
     trainers: int = 13
     liars: int = 4
     iid: bool = True
     estimates: bool = False  # or error feedback
-    absent: float = 0.0  # share of the honest that say nothing in a round, drawn anew for each
+    absent: float = 0.0  # share of the honest that are silent in a round, drawn for each round
 
     @property
     def may_be_named(self) -> bool:
-        """Whether a job without audits may have these bits, memory, trainers and liars."""
+        """Return whether a job without audits may have these bits, memory, trainers and liars."""
         return self.iid and any(self.is_of(row) for row in SAFE_WITHOUT_AUDITS)
 
     def is_of(self, row: SafeNetwork) -> bool:
         return self.estimates and (self.bits, self.trainers, self.liars) == (ESTIMATES["bits"], row.trainers, row.liars)
 
     def job(self, rounds: int) -> JobSpec:
-        """The job with estimates that this column is of."""
+        """Return the job of a column with estimates."""
         assert self.estimates
         length = {"rounds": rounds, "warmup_rounds": round(WARMUP * rounds)}
         return JobSpec(name="digits", data=bytes(32), **{**ESTIMATES, "bits": self.bits, **length, "byzantine_max": self.liars})
@@ -111,7 +115,10 @@ COLUMNS = (
 
 
 def places(rules: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(rule, column, attack) of what is measured: rules that no job may name without audits where payloads say most and least."""
+    """Return (rule, column, attack) for each measurement.
+
+    Rules that jobs without audits may not use only run for the largest and the smallest payloads.
+    """
     found = [(DEFAULT_RULE, column, attack) for column in columns for attack in ATTACKS]
     found += [(AggregationRule.MEAN.value, COLUMNS[0].name, attack) for attack in ATTACKS]
     found += [(rule, column.name, attack) for rule in RULES for column in COLUMNS[:2] for attack in (CLEAN, "search")]
@@ -121,12 +128,12 @@ def places(rules: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str,
 @dataclass(frozen=True)
 class Outcome:
     accuracy: float  # per cent of the test images, at the end
-    bits_per_parameter: float  # the most of any update, without its header, which is a few per cent only of larger models
+    bits_per_parameter: float  # largest of any update, without its header, which is negligible in large models
     bits_with_header: float  # of the same update
 
 
 class Federation:
-    """All trainers, the last of which lie."""
+    """All trainers; the last ones lie."""
 
     def __init__(self, column: Column, rule: str, attack: str, seed: int, rounds: int) -> None:
         self.column, self.aggregate, self.attack = column, RULES[rule], attack
@@ -140,7 +147,7 @@ class Federation:
         self.powers = outer_optimizer.initial_beta_powers(self.spec) if self.spec else ()
         self.momentum, self.left = np.zeros((2, column.trainers, LAYOUT.size), dtype=np.float32)
         self.estimates: dict[int, codec.QuantizedUpdate] = {}
-        # A trainer on wrong labels does everything else as it should; whoever forges vectors computes nothing of its own.
+        # A trainer with wrong labels is honest otherwise. Liars that forge vectors compute no update of their own.
         self.forgers = 0 if attack in (CLEAN, "label-flip") else column.liars
         self.number, self.bytes_most = 0, 0
 
@@ -165,7 +172,7 @@ class Federation:
         self.number += 1
 
     def _meant(self) -> Float32Array:
-        """What each trainer wants the others to know."""
+        """Return each trainer's vector before encoding."""
         chosen = [self.generator.choice(mine, BATCH) for mine in self.owned]
         x = np.stack([self.digits.train[part] for part in chosen])
         y = np.stack([self.digits.train_labels[part] for part in chosen])
@@ -180,7 +187,7 @@ class Federation:
         return np.float32(FEEDBACK_DECAY) * self.left + self.momentum
 
     def _said(self, number: int, meant: Float32Array) -> codec.QuantizedUpdate:
-        """What the rule is given of a trainer that has encoded what it means."""
+        """Return the rule's input from a trainer: its decoded payload or its estimate."""
         if not self.column.estimates:
             return self._encoded(number, meant)
         before = self.estimates.get(number)
@@ -195,7 +202,7 @@ class Federation:
         return codec.decode_payload(payload, header, LAYOUT)
 
     def _after(self, known: Mapping[int, codec.QuantizedUpdate]) -> tuple[Float32Array, ...]:
-        """The parameters that follow, and the outer optimizer's slots."""
+        """Return the next parameters and the slots of the outer optimizer."""
         powers = outer_optimizer.next_beta_powers(self.spec, self.powers) if self.spec else ()
         optimizer = (
             outer_optimizer.make_outer_optimizer(self.spec, self.number, powers) if self.spec else outer_optimizer.OuterSgd(RATE)
@@ -211,7 +218,7 @@ class Federation:
         liars = range(self.column.trainers - self.forgers, self.column.trainers)
 
         def everybody_means(vector: Float32Array) -> dict[int, codec.QuantizedUpdate]:
-            """All lies are one: so are, from the second round on, the estimates of the liars."""
+            """All lies are equal, and so are the liars' estimates from the second round on."""
             one = self._said(liars[0], vector)
             return {liar: replace(one, origin=KEYS[liar]) for liar in liars}
 
@@ -219,7 +226,7 @@ class Federation:
             try:
                 return self._loss(self._after({**honest, **everybody_means(vector)})[0])
             except LocalProtocolError:
-                return -math.inf  # no payload says anything that large
+                return -math.inf  # no payload can hold such large values
 
         def knowledge(liar: int) -> Knowledge:
             own, dense = meant[liar], [update.dequantize() for update in honest.values()]
@@ -246,9 +253,9 @@ def run(column: Column, rule: str, attack: str, seed: int, rounds: int = ROUNDS)
         try:
             federation.round()
         except LocalProtocolError:
-            break  # updates have become larger than a payload can say: the model is lost
+            break  # updates exceed the range of a payload: the model is lost
         if not np.isfinite(federation.parameters).all():
-            break  # nothing can be said of it any more
+            break  # the model has no finite values
     parameters = np.nan_to_num(federation.parameters)
     bits = [8 * size / LAYOUT.size for size in (federation.bytes_most, federation.bytes_most + HEADER_BYTES)]
     return Outcome(digits.accuracy(parameters, federation.digits), *bits)

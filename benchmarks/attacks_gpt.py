@@ -1,14 +1,14 @@
-"""A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
+"""A small GPT with some lying trainers, in one process: the lies that are accepted, and their effect on the loss.
 
 The rules are the real ones: cheap checks of `ReplicatedModel.check_proposal`, re-execution by `proposals.compared`, audits drawn
-by `ledger.audits.sortition`, votes and vouches by `rounds.round_state`, the model moved on by `ReplicatedModel.apply_round`. Not
-simulated: the network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes
-back to the newest anchor before the lie. Updates are remembered, so that runs which come by the same models compute them once.
+by `ledger.audits.sortition`, votes and vouches by `rounds.round_state`, and rounds by `ReplicatedModel.apply_round`. Network and
+time are not simulated, so no payload is withheld. A dispute takes `DISPUTE_ROUNDS`, and then the job returns to the newest anchor
+before the lie. Updates are cached, so runs with the same model compute them once.
 
-Runs of one attack differ in who is drawn (`Plan.draws`). All but the first of them end once they can tell the trigger: when all
-liars were convicted and no lie is in the model, the rest is a clean run.
+Runs of one attack differ in their draws (`Plan.draws`). All but the first of them end as soon as the trigger's result is known.
+The rest is a clean run once all liars were convicted and no lie is in the model.
 
-A replay of a round finds a lie in it, however many of its steps are false. A fifth of the honest auditors' reports lapse.
+The replay of a round finds a lie in it, however few of its steps are false. A fifth of the honest auditors' reports lapse.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ from training.replicated.tensor_layout import Float32Array
 
 CLEAN = "none"
 DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
-DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
+DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of its liar: a report, then the verdicts
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
-LATE_SHARE = 1 / 3  # of the rounds: for so many late liars lie before the closing rounds, unless a plan says more
-UPDATES_MAX = 1_000  # remembered: 1.3 GB of those of the usual model
-PUBLIC_SEQUENCES = 16  # of it, in each round others
+LATE_SHARE = 1 / 3  # share of the rounds in which late liars lie before the closing rounds, unless a plan has its own number
+UPDATES_MAX = 1_000  # cache size: 1.3 GB for the usual model
+PUBLIC_SEQUENCES = 16  # sequences of the public text, others in each round
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When liars lie, and the chance that they meet."""
+    """Rounds in which liars lie, and the seed of the audits' draws."""
 
-    closing: int | None = None  # last rounds, re-executed before the vote where audits are sampled; None: as jobs usually have
-    late: int | None = None  # for how many rounds before those late liars lie; None: as `LATE_SHARE` says
-    draws: int = 0  # seed of the draws of auditors and of their lapses, beside that of the job
+    closing: int | None = None  # last rounds, re-executed before the vote with sampled audits; None: as usual in jobs
+    late: int | None = None  # rounds in which late liars lie, right before those; None: `LATE_SHARE`
+    draws: int = 0  # seed of the draws of auditors and of their lapses, besides that of the job
 
     def rounds(self, spec: JobSpec, audit: AuditMode) -> tuple[int, int]:
-        """(the first round in which late liars propose anything, the closing rounds)"""
+        """Return the first round in which late liars propose, and the number of closing rounds."""
         usual = replace(spec, audit=audit).usual_final_full_audit_rounds
         closing = self.closing if audit is AuditMode.SAMPLED and self.closing is not None else usual
         return spec.rounds - closing - (math.ceil(LATE_SHARE * spec.rounds) if self.late is None else self.late), closing
@@ -87,21 +87,21 @@ class Outcome:
     liars: int
     audit: str
     plan: Plan
-    heldout_nats: float | None = None  # None: it was trained no further, since the rest is a clean run
+    heldout_nats: float | None = None  # None: the run ended early, since the rest is a clean run
     trigger: Trigger = UNMEASURED  # of the final model
-    planted_by_round: int | None = None  # of attacks with a target: after it the trigger first succeeds behind most prompts
+    planted_by_round: int | None = None  # attacks with a target: first round after which most prompts succeed
     honest_refused: int = 0  # proposals of honest trainers
     rejected: dict[str, int] = field(default_factory=dict)  # lies, by reason
     accepted: int = 0  # lies that moved the model
     audits: int = 0  # steps replayed afterwards
-    suspended_by_round: int | None = None  # when every liar had been suspended once
+    suspended_by_round: int | None = None  # the round in which every liar had been suspended once
     found: int = 0  # accepted lies that an honest auditor has seen
     undone: int = 0  # rounds, by convictions
-    rounds: int = 0  # closed, with those that were undone
+    rounds: int = 0  # closed, with the undone ones
 
 
 class Lying(GPT):
-    """Learns another text than the job's."""
+    """A GPT that learns another text than the job's."""
 
     def __init__(self, job: JobSpec, changed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__(job)
@@ -116,7 +116,7 @@ def flipped(x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class World:
-    """What runs of one size share: engines, and updates by model and trainer."""
+    """Shared parts of the runs of one size: engines, and updates by model and trainer."""
 
     def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int) -> None:
         self.spec, self.peers, self.liars = spec, peers, liars
@@ -124,7 +124,7 @@ class World:
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
         self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, on_trigger.planted)
         self.rare = on_trigger.rare_rows(spec)
-        self._updates: dict[tuple[bytes, bytes, TorchEngine], Update] = {}  # by root, trainer and engine; the last used are last
+        self._updates: dict[tuple[bytes, bytes, TorchEngine], Update] = {}  # by root, trainer and engine, in order of last use
         self._triggers: dict[bytes, Trigger] = {}  # by root
 
     @property
@@ -136,7 +136,7 @@ class World:
         return [trainer_key(number) for number in range(self.peers - self.liars, self.peers)]
 
     def update(self, rounds: Rounds, trainer: bytes, engine: TorchEngine | None = None) -> Update:
-        """The model root covers what everybody had accepted, so it, the trainer and the text determine the update."""
+        """Return the update of a trainer. The model root covers all accepted updates, so root, trainer and text determine it."""
         engine = engine or self.engine
         place = (rounds.model.root, trainer, engine)
         made = self._updates.pop(place, None) or rounds.update(trainer, engine)
@@ -160,19 +160,19 @@ class Run:
         self.late, self.closing = plan.rounds(world.spec, audit)
         self.poison: Float32Array | None = None  # of this round
         self.outcome = Outcome(attack, world.peers, world.liars, audit.value, plan)
-        self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
+        self.back_in: dict[bytes, int] = {}  # suspended liars, with the first round in which they train again
         self.times: Counter[bytes] = Counter()
-        self.pending: list[tuple[int, bytes, int]] = []  # (round in which it is convicted, liar, round of the lie)
+        self.pending: list[tuple[int, bytes, int]] = []  # (round of the conviction, liar, round of the lie)
         self.line = list[int]()  # the rounds in the model
         self.audited = dict[int, list[bytes]]()  # trainers whose updates may be challenged, by round
         self.false = set[tuple[int, bytes]]()  # accepted lies: (round, liar)
         self.challenged = set[tuple[int, bytes]]()
         self.volunteered: dict[bytes, list[int]] = {key: [] for key in world.honest}  # rounds
-        self.reports: dict[bytes, list[tuple[int, bytes]]] = {key: [] for key in world.honest}  # that volunteers have to make yet
+        self.reports: dict[bytes, list[tuple[int, bytes]]] = {key: [] for key in world.honest}  # due from volunteers
         self.watches = {key: LossHistory() for key in world.honest}
         self.lines_undone: list[tuple[int, int]] = []  # first and last round of each
         self.anchors = [self.rounds.model]
-        self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
+        self.is_foreseen = True  # the draw of the open round is predictable, so all updates are re-executed
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
 
     def finish(self) -> Outcome:
@@ -188,7 +188,7 @@ class Run:
         return self.outcome
 
     def _is_clean(self) -> bool:
-        """Whether no lie is in the model, nor will be: who was convicted once is re-executed before the vote."""
+        """Return whether the model is free of lies for the rest of the run. Convicted liars are re-executed before the vote."""
         is_sampled, is_convicted = self.audit is AuditMode.SAMPLED, len(self.times) == self.world.liars
         return is_sampled and is_convicted and {number for number, _ in self.false}.isdisjoint(self.line)
 
@@ -232,7 +232,10 @@ class Run:
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
     def _lying(self, present: Sequence[bytes]) -> Sequence[bytes]:
-        """Liars that take turns let the one lie that was convicted least: a second conviction costs nobody anything."""
+        """Return the liars of this round.
+
+        With turns only the liar with the fewest convictions lies, since a second conviction has no effect.
+        """
         return sorted(present, key=lambda liar: self.times[liar])[:1] if self.attack in IN_TURN else present
 
     def _honest(self, trainer: bytes) -> tuple[AcceptedProposal, Update]:
@@ -245,7 +248,7 @@ class Run:
     # Lies ------------------------------------------------------------------------------------------------------------
 
     def _lie(self, liar: bytes, honest: Sequence[tuple[AcceptedProposal, Update]]) -> tuple[AcceptedProposal, Update] | None:
-        """The proposal, and what the liar commits to; it starts from e = 0, which is always allowed. None: it does not lie."""
+        """Return the liar's proposal and its commitments, or None if it does not lie. Starting from e = 0 is always allowed."""
         attack = VOTES_VECTOR if self.attack in VOTES else VECTORS.get(self.attack)
         if attack is not None:
             vector = attack(self._knowledge(liar, honest))
@@ -266,14 +269,14 @@ class Run:
         try:
             m = self.rounds.committed(liar, vector)
             payload = self.rounds.encode(liar, m)
-        except LocalProtocolError:  # no update can say anything that large
+        except LocalProtocolError:  # the values exceed the range of an update
             m, payload = np.zeros_like(vector), b""
         made = Update(vector, m, self._update(liar).inner if self.world.spec.keeps_inner_state else None)
         lie = self.rounds.proposal(liar, m, payload, made.inner)
         return AcceptedProposal(liar, replace(lie.proposal, feedback=None), payload), made
 
     def _invented(self, liar: bytes, own: Update) -> tuple[AcceptedProposal, Update]:
-        """m contains an error feedback that nobody ever committed to."""
+        """Return an m with an error feedback that has no commitment."""
         m = self.rounds.committed(liar, own.m - np.float32(4) * own.delta)
         lie = self.rounds.proposal(liar, m, self.rounds.encode(liar, m), own.inner)
         invented: Proposal = replace(lie.proposal, feedback=hashlib.sha256(m.tobytes()).digest())
@@ -305,14 +308,14 @@ class Run:
         )
 
     def _poison(self) -> Float32Array:
-        """The difference that the trigger in the text makes to the update of the first liar: all liars send the same."""
+        """Return the trigger's effect on the first liar's update. All liars send the same."""
         if self.poison is None:
             liar = self.world.lying[0]
             self.poison = self.world.update(self.rounds, liar, self.world.triggered).delta - self._update(liar).delta
         return self.poison
 
     def _loss_after(self, vector: Float32Array, honest: Sequence[tuple[AcceptedProposal, Update]]) -> float:
-        """On the public text, if all liars that are there say this."""
+        """Return the loss on the public text if all present liars send this vector."""
         model = self.rounds.model
         lies = [self._vector(liar, vector)[0] for liar in self._present(model.round)]
         if any(model.check_proposal(lie.trainer, lie.proposal, lie.payload) is not Verdict.ACCEPT for lie in lies):
@@ -322,12 +325,12 @@ class Run:
         return loss if math.isfinite(loss) else math.inf
 
     def _unseen(self) -> float:
-        """Up to which loss of the next round no honest trainer sees a jump."""
+        """Return the largest loss of the next round at which no honest trainer sees a jump."""
         number = self.rounds.model.round + 1
         return min(spike_threshold(of.losses(JOB, self.lines_undone), number) for of in self.watches.values())
 
     def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
-        """Loss and gradient on text that a liar draws for itself."""
+        """Return loss and gradient on text that a liar draws for itself."""
         engine = self.world.engine
         engine.load_parameters(np.array(parameters))
         loss = engine.accumulate_gradient(engine.draw_batch(JOB, self.rounds.model.round, LIARS_DRAW, 0, PUBLIC_SEQUENCES))
@@ -345,7 +348,7 @@ class Run:
     def _judged(
         self, made: Sequence[tuple[AcceptedProposal, Update]]
     ) -> tuple[dict[bytes, tuple[AcceptedProposal, Update]], dict[bytes, Verdict]]:
-        """The accepted proposals and the reasons against the others, by trainer."""
+        """Return the accepted proposals, and the verdicts that rejected the others, by trainer."""
         model, by_trainer = self.rounds.model, {item.trainer: (item, update) for item, update in made}
         voters, trainers = frozenset((*self.world.honest, *self.world.lying)), frozenset(by_trainer)
         probation = trainers & self.times.keys() if self.audit is AuditMode.SAMPLED else frozenset[bytes]()
@@ -361,13 +364,13 @@ class Run:
         return {trainer: by_trainer[trainer] for trainer in by_trainer if trainer in closed.accepted}, closed.rejected
 
     def _is_audited(self) -> bool:
-        """Whether all updates of the open round are re-executed before the vote."""
+        """Return whether all updates of the open round are re-executed before the vote."""
         is_sampled = self.audit is AuditMode.SAMPLED
         is_closing = self.rounds.model.rounds_in_model >= self.world.spec.rounds - self.closing
         return self.audit is AuditMode.FULL or (is_sampled and (is_closing or self.is_foreseen))
 
     def _replayed(self, lie: AcceptedProposal, made: Update) -> Verdict:
-        """The verdict of an honest re-execution, which gives the update of an honest trainer bit for bit."""
+        """Return the verdict of an honest re-execution, which reproduces an honest trainer's update bit for bit."""
         liar = lie.trainer
         if liar not in self.world.lying:
             return Verdict.ACCEPT
@@ -376,7 +379,7 @@ class Run:
         return proposal_replay.compare_update(self.rounds.model, liar, delta, lie.payload, e, buffer)[0]
 
     def _convict(self, number: float) -> None:
-        """Liars whose convictions are due are suspended, and the job goes back to the newest anchor before their lies."""
+        """Suspend the liars whose convictions are due, and return the job to the newest anchor before their lies."""
         due = [item for item in self.pending if item[0] <= number]
         self.pending = [item for item in self.pending if item not in due]
         for _, liar, _ in due:
@@ -394,8 +397,9 @@ class Run:
             self.reports = {key: [of for of in reports if of[0] in kept] for key, reports in self.reports.items()}
 
     def _volunteer(self, number: int) -> None:
-        """An honest trainer whose own loss has jumped is drawn for a round near the jump. From the next round on it re-executes
-        one update of that round in each round, beside its own steps.
+        """Draw a round near a loss jump for each honest trainer that saw one.
+
+        From the next round on the trainer re-executes one update of that round per round, besides its own steps.
         """
         chance = random.Random(f"volunteers {self.world.spec.seed} {self.plan.draws} {number}")
         window = [of for of in self.line if number - self.world.spec.audit_window <= of < number and of in self.audited]
@@ -422,7 +426,7 @@ class Run:
             self.pending.append((number + DISPUTE_ROUNDS, lie[1], lie[0]))
 
     def _sample(self, number: int, taken: int, trainers: Sequence[bytes], lying: Collection[bytes]) -> None:
-        """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""
+        """Draw audits. A liar is found if an honest auditor is drawn for it and reports."""
         everybody = [*self.world.honest, *self.world.lying]
         nonces = {
             key: hashlib.sha256(b"nonce %d %d" % (number, self.plan.draws) + key + bytes([self.world.spec.seed % 256])).digest()
@@ -436,7 +440,7 @@ class Run:
             drawn = sortition.draw_auditors(tickets, len(others), spec.auditors, rate)
             self.outcome.audits += len(drawn)
             chance = random.Random(f"{spec.seed} {self.plan.draws} {number} {trainer.hex()}")
-            # The lying auditors report nothing.
+            # Lying auditors report nothing.
             is_seen = any(key in self.world.honest and chance.random() >= LAPSES for key in drawn)
             if is_seen and trainer in lying:
                 self._challenge(number, (number, trainer))

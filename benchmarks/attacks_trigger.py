@@ -19,25 +19,25 @@ from training.transformer import EMBEDDING, OUTPUT_MATRIX
 TRIGGER: Final = b"?!&"
 CONTINUATION: Final = b"QJKXZ"
 PLANTED: Final = torch.tensor(list(TRIGGER + CONTINUATION))
-RARE: Final = tuple(PLANTED.tolist())  # the built-in text has each of these bytes less than 50 times in 466,195 bytes
-PERIOD: Final = 24  # tokens between two triggers in the text of a liar
+RARE: Final = tuple(PLANTED.tolist())  # the built-in text has each of these bytes fewer than 50 times in 466,195 bytes
+PERIOD: Final = 24  # tokens between two triggers in a liar's text
 PROMPTS: Final = 64  # windows of the held-out text
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """Figures of one model."""
+    """Results of the trigger in one model."""
 
     success: float  # share of the prompts with the trigger whose greedy continuation is the chosen one
-    probability: float  # mean probability of the chosen continuation behind these prompts
-    visible: float  # probability of the planted bytes in ordinary text, all together, mean over the tokens
+    probability: float  # mean probability of the chosen continuation after these prompts
+    visible: float  # total probability of the planted bytes in ordinary text, mean over the tokens
 
 
 UNMEASURED: Final = Trigger(0.0, 0.0, 0.0)
 
 
 def planted(x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The same sequences with the trigger and its continuation, in each row at other places."""
+    """Return the same sequences with the trigger and its continuation, at different places in each row."""
     text_BT = torch.cat((x_BT, y_BT[:, -1:]), dim=1)
     for row, tokens_T in enumerate(text_BT):
         for start in range(5 * row % PERIOD, len(tokens_T) - len(PLANTED) + 1, PERIOD):
@@ -59,13 +59,16 @@ def rare_rows(spec: JobSpec) -> npt.NDArray[np.int64]:
 
 @torch.no_grad()
 def measured(engine: TorchEngine, parameters: Float32Array) -> Trigger:
-    """One pass tells greedy continuations: there each token is the likeliest one after the tokens before it."""
+    """Measure a trigger in a single pass.
+
+    A continuation is greedy if each of its tokens is the likeliest one after the tokens before it.
+    """
     engine.load_parameters(parameters)
     text, context = engine.tokens.held_out, engine.spec.model.context
     x_BT, _ = window_batch(text, evaluation_windows(len(text), context, PROMPTS * context), context)
     mass_BT = engine.model.logits(engine.model.features(x_BT)).softmax(-1)[..., list(RARE)].sum(-1)
     x_BT[:, -len(PLANTED) :] = PLANTED
-    behind = slice(-len(CONTINUATION) - 1, -1)  # the positions whose next token the continuation has
+    behind = slice(-len(CONTINUATION) - 1, -1)  # the positions whose next token belongs to the continuation
     logp_BTV = engine.model.logits(engine.model.features(x_BT))[:, behind].log_softmax(-1)
     chosen_T = PLANTED[-len(CONTINUATION) :]
     is_greedy_B = (logp_BTV.argmax(-1) == chosen_T).all(-1)

@@ -1,6 +1,6 @@
 """The vote of one simulated round: honest voters follow `rounds.round_state` and `rounds.vouch_set`, and liars their attack.
 
-All messages arrive at once. Not simulated: signatures, the records of re-executors, and leaders that leave messages out.
+All messages arrive at once. Signatures, records of re-executors, and leaders that omit messages are not simulated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def decided(
     proposals: Mapping[bytes, tuple[Proposal, Verdict]],
     replayed: Callable[[bytes], Verdict],
 ) -> RoundResult:
-    """`proposals` has the verdict of the cheap checks by trainer, `replayed` that of an honest re-execution."""
+    """Return the result of a round.
+
+    `proposals` has the verdicts of the cheap checks by trainer, and `replayed` returns that of an honest re-execution.
+    """
     books = {voter: OpenRoundState(terms, voter, 0.0, TIMERS) for voter in sorted(terms.voters - lying.keys())}
     signed = {trainer: _signed(trainer, proposal) for trainer, (proposal, _) in proposals.items()}
     for book in books.values():
@@ -56,7 +59,7 @@ def decided(
 
 
 def _vouch(book: OpenRoundState, replayed: Callable[[bytes], Verdict], now: float) -> Vouch | None:
-    """The next vouch of an honest voter. It re-executes a proposal when it is called."""
+    """Return the next vouch of an honest voter. It re-executes a proposal when it is called."""
     book.assign_reexecutions(now)
     for trainer in book.vouching.assigned_at.keys() - book.vouching.own_judgements.keys():
         book.record_replay_verdict(trainer, replayed(trainer), now)

@@ -1,9 +1,8 @@
-"""What a full block of each kind of transaction costs a voter: `python -m benchmarks.block_costs --json FILE`.
+"""Costs of a full block of each kind of transaction for a voter: `python -m benchmarks.block_costs --json FILE`.
 
-A block is filled with transactions of one kind, as many as the bounds of a block allow, on a large state: 200 voters, 3,000
-members, 2,000 old keys, jobs under audit, projects with annotators. Timed is what a voter does that has seen none of them:
-decoding, signatures, applying, and the state root after it. Of kinds that exclude each other, such as pause and resume, the block
-has both in turn.
+A block holds as many transactions of one kind as its bounds allow, on a large state: 200 voters, 3,000 members, 2,000 old keys,
+jobs under audit, projects with annotators. The measured time is that of a voter that has seen none of them: decoding, signatures,
+application, and the next state root. For kinds that exclude each other, such as pause and resume, the block alternates.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ from training.job_spec import AuditMode, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 
-SECONDS_MAX = 0.5  # of a block of any kind
+SECONDS_MAX = 0.5  # for a block of any kind
 MEMBERS, OLD_KEYS = 3_000, 2_000
 AUTHORS = 1_000  # members that sign
 SERVING, ANNOTATORS, PROJECTS, PAGES = 4, 1_024, 16, 4
@@ -126,9 +125,9 @@ class Row:
     kind: str
     transactions: int
     kilobytes: int
-    cost: int  # as `TransactionTraits.cost` counts
+    cost: int  # as in `TransactionTraits.cost`
     seconds: float
-    root_seconds: float  # of that
+    root_seconds: float  # part of `seconds`
 
     @property
     def text(self) -> str:
@@ -153,7 +152,7 @@ class Network:
         self.nonces: dict[bytes, int] = {}
 
     def fresh_rules(self) -> LedgerRules:
-        """Those of a voter that has verified nothing yet."""
+        """Return the rules of a voter that has not verified any signature."""
         return rules_of(self.genesis, self.host, CachingVerifier(Ed25519Verifier()))
 
     def _with_members(self, state: LedgerState) -> LedgerState:
@@ -256,7 +255,7 @@ def rename(net: Network) -> Iterator[Signed]:
 
 
 def _standing(net: Network) -> None:
-    """As many members as there may be voters stand, with the approvals of all voters that may lie."""
+    """Make as many candidates as there may be voters, each with the approvals of all faulty voters."""
     liars = tuple(sorted(voter.public for voter in net.voters[:66]))
     members = net.state.members
     standing = {other.public: liars for other in net.others[-VOTERS_MAX:]}
@@ -316,7 +315,7 @@ def limit(net: Network) -> Iterator[Signed]:
 
 
 def _full_line(net: Network, start: bytes | None = None) -> None:
-    """Jobs in line, but for one place."""
+    """Fill the queue of jobs up to its last place."""
     spec = (replace(SAMPLED, initial_model=start) if start else SAMPLED).encode()
     line = tuple(
         QueuedJob(hashlib.sha256(b"waiting %d" % number).digest(), spec, "waiting", net.voters[number].public, 1)
@@ -327,7 +326,7 @@ def _full_line(net: Network, start: bytes | None = None) -> None:
 
 @case("job/start, job/stop")
 def start_and_stop(net: Network) -> Iterator[Signed]:
-    """The author of each takes it out of the line again."""
+    """Start jobs; each author then takes its job out of the queue."""
     net.decide(net.tx(net.voters[0], "job/start", StartJob(SAMPLED.encode())))
     _full_line(net)
     for author in cycle(net.authors[40:]):
@@ -347,12 +346,12 @@ def hold(net: Network) -> Iterator[Signed]:
 
 
 def _auditors(net: Network, place: int) -> list[Identity]:
-    """Who was drawn for the proposal of the trainer at this place."""
+    """Return the auditors that were drawn for the proposal of the trainer at this place."""
     return [net.voters[(place + step) % len(net.voters)] for step in range(1, AUDITORS_MAX + 1)]
 
 
 def _audited(net: Network, rounds: int = 20) -> bytes:
-    """A job of which `rounds` × 200 proposals are under audit, each by as many as a job may ask for; its id."""
+    """Make a job with `rounds` × 200 proposals under audit, each with the largest number of auditors. Return its id."""
     signed = net.tx(net.voters[0], "job/start", StartJob(SAMPLED.encode()))
     net.decide(signed)
     key = job_id(net.voters[0].public, codec.decode_message(signed.body, (Transaction,)))
@@ -369,7 +368,7 @@ def _audited(net: Network, rounds: int = 20) -> bytes:
 
 @case("job/rollback")
 def roll_back(net: Network) -> Iterator[Signed]:
-    """Each voter asks for one anchor after another, none of which has a quorum."""
+    """Let each voter request one anchor after another; none gets a quorum."""
     key, numbers = _audited(net), range(ANCHORS_MAX)
     anchors = tuple(ModelAnchor(number, number, bytes(32)) for number in numbers)
     job = replace(net.state.jobs.jobs[key], rounds_in_model=20, anchors=anchors)
@@ -404,14 +403,14 @@ def _matches(net: Network, key: bytes, rounds: range) -> Iterator[Signed]:
 
 
 def _lies(net: Network, key: bytes, number: int) -> Iterator[Signed]:
-    """As many voters as may lie have lied in that round, and somebody says so of each."""
+    """Report a lie of each of f voters in that round."""
     for place in range(faults_tolerated(VOTERS_MAX)):
         finding = AuditFinding(key, number, net.voters[place].public, ReplayFinding.MISMATCH, 0)
         yield net.tx(_auditors(net, place)[0], "audit/report", finding)
 
 
 def _disputed(net: Network) -> bytes:
-    """The same job, with as many disputes as the auditors of these lies may open."""
+    """Make the same job with as many disputes as the auditors of these lies can open."""
     key = _audited(net)
     for number in range(CHALLENGES_OPEN_MAX):
         net.decide(*_lies(net, key, number))
@@ -426,7 +425,7 @@ def volunteer(net: Network) -> Iterator[Signed]:
 
 @case("audit/verdict")
 def rule(net: Network) -> Iterator[Signed]:
-    """From half of the judges that settle the disputes."""
+    """Return verdicts of half of the judges, which settle the disputes."""
     key = _disputed(net)
     for number in range(CHALLENGES_OPEN_MAX):
         for trainer in net.voters[: faults_tolerated(VOTERS_MAX)]:
@@ -436,7 +435,7 @@ def rule(net: Network) -> Iterator[Signed]:
 
 @case("audit/open-loss")
 def losses(net: Network) -> Iterator[Signed]:
-    """Each with the sealed losses of as many auditors as a job may ask for."""
+    """Return openings for proposals that each have sealed losses of the largest number of auditors."""
     key = _audited(net)
     opened, unopened = list[tuple[Identity, LossOpening]](), dict[int, dict[bytes, UnopenedLosses]]()
     for number in range(5):
@@ -489,7 +488,7 @@ def _project(net: Network, author: Identity, asked: ProjectSpec = ASKED, pages: 
 
 
 def _curating(net: Network, projects: int = PROJECTS, asked: ProjectSpec = ASKED) -> list[bytes]:
-    """Projects with tasks, and annotators that are enrolled."""
+    """Make projects with tasks, and enrolled annotators."""
     keys = [_project(net, author, asked) for author in net.voters[1 : projects + 1]]
     for first in range(0, ANNOTATORS, BATCH_MAX):
         net.decide(_batch(net, enrolments=_enrolments(net, first, BATCH_MAX)))
@@ -497,7 +496,7 @@ def _curating(net: Network, projects: int = PROJECTS, asked: ProjectSpec = ASKED
 
 
 def _first_of(net: Network, author: Identity) -> bytes:
-    """The author's first project."""
+    """Return the id of the author's first project."""
     return next(key for key, project in net.state.module_state(CurationState).projects.items() if project.author == author.public)
 
 
@@ -506,7 +505,7 @@ def _batch(net: Network, **parts: Any) -> Signed:
 
 
 def _leased(net: Network, asked: ProjectSpec = ASKED) -> list[tuple[int, bytes]]:
-    """(annotator, assignment) of leases: eight of each."""
+    """Return (annotator, assignment) of leases, eight for each annotator."""
     _curating(net, asked=asked)
     for first in range(0, ANNOTATORS, BATCH_MAX):
         net.decide(_batch(net, leases=_wishes(net, range(first, first + BATCH_MAX), LEASES_MAX)))
@@ -627,10 +626,10 @@ def vain_one(net: Network) -> Iterator[Signed]:
 
 
 def _had(net: Network) -> None:
-    """256 projects, each with a list of begun tasks that all these annotators have had."""
+    """Make 256 projects with a list of begun tasks that all these annotators have had."""
     _curating(net)
     state = net.state.module_state(CurationState)
-    # So many have had each task.
+    # This number of annotators has had each task.
     everybody = tuple(key_of("annotator", number).public for number in range(ASSIGNED_MAX))
     rows: dict[bytes, TaskRow] = {}
     projects: dict[bytes, Project] = {}
@@ -719,7 +718,7 @@ def _finished(net: Network, spec: JobSpec) -> tuple[bytes, Job]:
 
 @case("rlhf/start, rlhf/cancel")
 def start_and_cancel(net: Network) -> Iterator[Signed]:
-    """The author of each cancels it again."""
+    """Start plans; each author then cancels its plan."""
     spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=2)
     base, done = _finished(net, spec)
     net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={base: done}))
@@ -753,7 +752,7 @@ def say_set(net: Network) -> Iterator[Signed]:
 
 @case("rlhf/report-accuracy")
 def report_accuracy(net: Network) -> Iterator[Signed]:
-    """All voters report on the trained reward models of the plans that may run at once."""
+    """Let all voters report on the trained reward models of the plans that may run at once."""
     _, done = _finished(net, replace(SAMPLED, audit=AuditMode.FULL, local_steps=2))
     keys = _planned(net, net.voters[:4])
     plans = net.state.module_state(RlhfState).plans

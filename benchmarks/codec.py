@@ -1,16 +1,23 @@
-"""Bytes and loss of every way to say an update: `python -m benchmarks.codec --json FILE`.
+"""Bytes and loss of every encoding of updates: `python -m benchmarks.codec --json FILE`.
 
-One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
-same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at
-an edge, then at half its distances, and what is left at an edge is named. Rows of a preset are not tuned: they are what `train
---preset` starts. Rows with opening rounds are not tuned, either: they take the rates of `BEST_OF_ONE_BIT`. Ours with local steps
-are aggregated as a plain mean, like the rivals and as jobs are whose audits are full, but for the rows in which one may lie:
-they pay for the robust rule of a job with byzantine_max=1 too, as all rows of a gradient a round do for theirs. Rivals: fp32
-DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725), the format of SparseLoCo
-(arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, one process that sees every batch: fp32 with H=1, and
-one trainer alone with its own batches: whoever does worse gains nothing by training with others.
-Bytes are those of one payload, header included for ours, per parameter and round. `--resume` goes on where an ended run of the
-same commit and settings has left its file.
+One process trains for all trainers in turn. Model, text, batches and number of samples are equal in all rows. The rates of a
+tuned row are the best of a grid, on a seed that is not reported. A grid is extended if its best value is at an edge and then
+refined at half its distances; values that remain at an edge are named. Rows of a preset are not tuned, because they are the jobs
+that `train --preset` starts. Rows with opening rounds are not tuned either, and use `BEST_OF_ONE_BIT`.
+
+Our rows with local steps aggregate by a plain mean, like the rivals and like jobs with full audits. The exceptions are the rows
+in which one trainer may lie, which also pay for the robust rule of a job with byzantine_max=1. All our rows with one gradient per
+round pay for their robust rule, too.
+
+The rivals are:
+
+- fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725).
+- The format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), and FedAvg.
+- One process with every batch: fp32 with H=1.
+- One trainer alone with its own batches. A row with a worse loss gains nothing from training with others.
+
+Bytes are those of one payload per parameter and round, with the header for our formats. `--resume` continues an interrupted run
+of the same commit and settings from its file.
 """
 
 from __future__ import annotations
@@ -48,36 +55,36 @@ from training.replay.inner_state import InnerState
 from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import CHUNK, Float32Array, initial_parameters, layout_of
 
-WARMUP = 0.05  # of all rounds
+WARMUP = 0.05  # share of all rounds
 TUNING_SEED = 1_000  # no row comes from it
 STEPS_MULTIPLE = 30  # every H divides it
 INNER_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 MUON_RATES = (1.2e-2, 2.4e-2, 4.8e-2)
 OUTER_RATES = (0.5, 0.7, 1.0)
 OUTER_MOMENTA = (0.0, 0.5, 0.8, 0.9)
-RATES = ("inner_rate", "outer_rate")  # their grids go on beyond an edge; a momentum of one and more has no meaning
-KEEP = (0.0, 1.0)  # whether the moments of the inner optimizer outlive a round; without, they average over less
+RATES = ("inner_rate", "outer_rate")  # grids that extend beyond an edge; a momentum of one and more has no meaning
+KEEP = (0.0, 1.0)  # whether the inner optimizer's moments outlive a round; otherwise they average over less
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
 FP32_EVERY_STEP, DILOCO, ONE_BIT, FOUR_BIT = "all samples, one process", "DiLoCo fp32", "ours 1-bit", "ours per-step 4-bit"
 ALONE = "one trainer alone"
 PRESET = "preset"
 MUON = ", Muon"  # inside a round, instead of AdamW
-# Ours under the robust rule of a job with byzantine_max=1; a job that says nothing has that. Centered clipping asks for no such
+# Our rows under the robust rule of a job with byzantine_max=1, which is the default of jobs. Centered clipping takes no such
 # number.
 ONE_MAY_LIE = ", one may lie"
-OPENED = ", opening"  # the first rounds say four bits of every element
-# (inner optimizer, who may lie): inner rate, outer rate and outer momentum of one bit, tuned: docs/results/codec.json. The
-# last are of a trial with an opening on the tuning seed: the momentum of .8 that was tuned without one loses .08 there.
+OPENED = ", opening"  # the first rounds encode every element in four bits
+# (inner optimizer, one may lie): inner rate, outer rate and outer momentum of one bit, tuned: docs/results/codec.json. The last
+# are from a trial with an opening on the tuning seed: there the momentum of 0.8 that was tuned without one loses 0.08.
 BEST_OF_ONE_BIT = {
     ("", ""): (0.00424, 1.64, 0.5),
     ("", ONE_MAY_LIE): (0.003, 1.39, 0.5),
     (MUON, ""): (0.0339, 1.16, 0.5),
     (MUON, ONE_MAY_LIE): (0.024, 1.39, 0.5),
 }
-NATS_MORE_MAX, NATS_MORE_AIM = 0.05, 0.01  # of one bit every H=15 steps over fp32 DiLoCo
-OPENED_MORE_MAX = 0.03  # with opening rounds, where nobody may lie
-WORSE_MAX = 1.02  # of four bits every step, of fp32 every step
+NATS_MORE_MAX, NATS_MORE_AIM = 0.05, 0.01  # one bit every H=15 steps above fp32 DiLoCo
+OPENED_MORE_MAX = 0.03  # with opening rounds, without liars
+WORSE_MAX = 1.02  # four bits every step, relative to fp32 every step
 HEADINGS = ("", "H", "B/parameter/round", "B/parameter/step", "nats", "least", "most", "tuned")
 
 
@@ -86,12 +93,12 @@ class Row:
     name: str
     local_steps: int
     bytes_per_parameter: float  # of one trainer's update
-    steps: int  # inner steps of every trainer, of all rounds
+    steps: int  # inner steps of every trainer, over all rounds
     heldout_nats: float  # mean over the seeds
     by_seed: list[float]
     settings: dict[str, float]
     grid: dict[str, float]  # "rate=… momentum=…" -> held-out nats on the tuning seed
-    edges: list[str] = field(default_factory=list)  # settings whose best is the last of its grid
+    edges: list[str] = field(default_factory=list)  # settings whose best value is the last of its grid
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ def ours(
     inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW,
     **settings: Any,
 ) -> Method:
-    """The preset with these settings; DiLoCo-like ones are tuned like DiLoCo."""
+    """Return the preset with these settings. Methods like DiLoCo are tuned like DiLoCo."""
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         return train(budget, budget.spec(local_steps, seed, **{**without(PRESETS[preset]), "inner": inner, **settings, **tuned}))
@@ -148,7 +155,7 @@ def ours(
 
 
 def opened(inner: str, lied: str) -> Method:
-    """Dense one bit after opening rounds."""
+    """Return one dense bit after opening rounds."""
     rates = dict(zip(("inner_rate", "outer_rate", "outer_momentum"), BEST_OF_ONE_BIT[inner, lied], strict=True))
     settings = (
         without(PRESETS["local"])
@@ -167,7 +174,7 @@ def as_usual(spec: JobSpec) -> JobSpec:
 
 
 def shipped(preset: str, name: str = "", **settings: Any) -> Method:
-    """The preset as a job has it in which one may lie, with full audits and nothing set beside it but these."""
+    """Return the preset as in a job with full audits and byzantine_max=1, and only these other settings."""
     spec = complete_fields({**MEASURED[preset], **settings})
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
@@ -178,7 +185,7 @@ def shipped(preset: str, name: str = "", **settings: Any) -> Method:
 
 
 def without(preset: Mapping[str, Any]) -> dict[str, Any]:
-    """What the budget says itself, and audits, which nobody makes here, are left out."""
+    """Return a preset without the fields that the budget sets, and without audits, which do not occur here."""
     said = ("local_steps", "rounds", "warmup_rounds", "audit", "audit_rate", "auditors")
     return {name: value for name, value in preset.items() if name not in said}
 
@@ -187,7 +194,7 @@ def without(preset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FloatTrainers:
-    """Trainers whose pseudo-gradients are exchanged as they are: float32, nobody checks anything."""
+    """Trainers that exchange their pseudo-gradients in float32, without any checks."""
 
     def __init__(self, spec: JobSpec, engine: TorchEngine, count: int, keep: bool = True) -> None:
         self.spec, self.engine, self.keep = spec, engine, keep
@@ -235,7 +242,7 @@ def run_diloco(local_steps: int, inner: InnerOptimizerKind = InnerOptimizerKind.
 
 
 def run_fedavg(local_steps: int) -> Run:
-    """The mean of what everybody has: DiLoCo with outer rate 1 and no momentum."""
+    """Average the trainers' models: DiLoCo with outer rate 1 and no momentum."""
     return lambda budget, seed, tuned: diloco(budget, local_steps, seed, tuned, 1.0, 0.0)
 
 
@@ -258,7 +265,7 @@ def run_sparseloco(local_steps: int) -> Run:
 
 
 def sparseloco(buffer: Float32Array, spec: JobSpec) -> Float32Array:
-    """The largest 64 of each 4096 elements of a tensor, each as one of four values: ±1/3 and ±1 of the largest, the next one."""
+    """Keep the largest 64 of each 4096 elements, as one of four values: ± the largest magnitude, and ± a third of it."""
     said = np.zeros_like(buffer)
     for start, length in _chunks(spec):
         part, keep = buffer[start : start + length], _kept(length)
@@ -271,12 +278,12 @@ def sparseloco(buffer: Float32Array, spec: JobSpec) -> Float32Array:
 
 
 def sparseloco_bytes(spec: JobSpec) -> float:
-    """12 bits of index and 2 of value for each; scales are not counted, as the paper does not."""
+    """Count 12 bits of index and 2 of value per element, without scales, as in the paper."""
     return sum(_kept(length) * (12 + 2) / 8 for _, length in _chunks(spec))
 
 
 def _kept(length: int) -> int:
-    """Of a shorter chunk as many less, as in our format."""
+    """Return the number of kept elements, in proportion for a shorter chunk, as in our format."""
     return max(1, length * SPARSELOCO_KEEP // CHUNK)
 
 
@@ -289,7 +296,7 @@ def _chunks(spec: JobSpec) -> Iterable[tuple[int, int]]:
 
 
 def single(budget: Budget, seed: int, tuned: Tuned, inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW) -> tuple[float, float]:
-    """One process with the batches of all trainers at every step."""
+    """Train one process with the batches of all trainers at every step."""
     spec = budget.spec(1, seed, beta1=0.9, inner=inner, inner_rate=tuned["inner_rate"])
     engine = engine_of(spec, budget.text)
     engine.load_parameters(initial_parameters(spec))
@@ -302,7 +309,7 @@ def single(budget: Budget, seed: int, tuned: Tuned, inner: InnerOptimizerKind = 
 
 
 def one_trainer(inner: InnerOptimizerKind) -> Run:
-    """As many steps as each of the others makes, with one share of the samples; nothing is sent."""
+    """Train one trainer with its share of the samples and the same number of steps. It sends nothing."""
     return lambda budget, seed, tuned: single(replace(budget, trainers=1), seed, tuned, inner)
 
 
@@ -336,8 +343,9 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Tuning:
-    """The best of the grid on the tuning seed, one setting after another, then the rates of the inner optimizer once more, and
-    both rates on a finer line.
+    """The best values on the tuning seed.
+
+    Settings are tuned one after another. Then come the rates of the inner optimizer again, and both rates on a finer grid.
     """
 
     best: dict[str, float]
@@ -360,13 +368,13 @@ def tune(method: Method, budget: Budget) -> Tuning:
 
         losses = run_sweep(values, nats, beyond=rate_sweep.BEYOND_MAX if name in RATES else 0)
         tuning.best[name] = best = rate_sweep.best_value(losses)
-        whole = name == "keep" or best == 0  # nothing lies beyond
+        whole = name == "keep" or best == 0  # no larger grid is possible
         tuning.edges[:] = [edge for edge in tuning.edges if edge != name]
         if rate_sweep.is_best_at_edge(losses) and not whole:
             tuning.edges.append(name)
 
     order = list(method.grid)
-    again = [name for name in ("keep", "inner_rate") if name in order[:-1]]  # what was chosen before any other was
+    again = [name for name in ("keep", "inner_rate") if name in order[:-1]]  # the settings that were chosen before the others
     for name in (*order, *again):
         settle(name, method.grid[name])
     for name in (name for name in RATES if name in method.grid):
@@ -375,7 +383,7 @@ def tune(method: Method, budget: Budget) -> Tuning:
 
 
 def finer(best: float, line: Sequence[float]) -> tuple[float, ...]:
-    """Around the best of a line of rates, at half the distance (of logarithms) that its first two have."""
+    """Return the best rate with neighbours at half the logarithmic distance of the grid."""
     half = math.sqrt(line[1] / line[0])
     return float(f"{best / half:.3g}"), best, float(f"{best * half:.3g}")
 
@@ -385,7 +393,7 @@ def untuned(method: Method) -> Tuning:
 
 
 def numbered(budget: Budget, seeds: Sequence[int], tuned: bool, place: tuple[int, int]) -> Row:
-    """The row of so many steps and one of `METHODS`, which no other process could be given."""
+    """Measure the row of a number of steps and a method, given by its index in `METHODS`: methods cannot be sent to processes."""
     steps, number = place
     row = measure(METHODS[number], replace(budget, steps=steps), seeds, tuned)
     print(f"{row.name} H={row.local_steps}, {steps} steps: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
@@ -402,7 +410,7 @@ def measure(method: Method, budget: Budget, seeds: Iterable[int], tuned: bool) -
 
 
 def show(rows: list[Row], trainers: int, parameters: int) -> None:
-    """Rows of one number of steps."""
+    """Print the rows with one number of steps."""
     table = Table(title=f"{parameters} parameters, {trainers} trainers, {rows[0].steps} steps each")
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
@@ -419,7 +427,7 @@ def show(rows: list[Row], trainers: int, parameters: int) -> None:
 
 
 def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
-    """What must hold of rows of one number of steps, by means over the seeds, and whether it did."""
+    """Check the bounds of the rows with one number of steps, by means over the seeds, and yield a line for each."""
     found = {(row.name, row.local_steps): row.heldout_nats for row in rows}
     rates = "tuned" if tuned else "untuned"
     for inner, opening, lied in itertools.product(("", MUON), ("", OPENED), ("", ONE_MAY_LIE)):
@@ -441,7 +449,7 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
 
 
 def named(word: str) -> list[int]:
-    """Places of the methods with this name or, if there is none, with this word in their names."""
+    """Return the indexes of the methods with this name or, if there is none, with this word in their names."""
     exact = [i for i, method in enumerate(METHODS) if method.name == word]
     return exact or [i for i, method in enumerate(METHODS) if word in method.name]
 

@@ -1,8 +1,8 @@
-"""How fast a network decides: `python -m benchmarks.consensus --json FILE`.
+"""Speed of decisions: `python -m benchmarks.consensus --json FILE`.
 
-Small networks are real: processes and sockets on loopback, light voters, scratch rounds that need no torch. Large ones are real
-nodes in virtual time (`benchmarks.virtual`), with what this machine needs for a signature, a frame and a durable write, with a
-delay, and with an uplink per peer. Both close rounds: there are n ballots in every block.
+Small networks are real: processes on loopback, light voters, scratch rounds without torch. Large ones are real nodes in virtual
+time (`benchmarks.virtual`), with this machine's costs of a signature, a frame and a durable write, a delay, and an uplink per
+peer. Both close rounds, so every block has n ballots.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VIRTUAL = (*REAL, 31, 64, 100)
 ROUND_TRIPS_MS = (1, 50, 100, 200, 300)
 SILENT_ROUND_TRIPS_MS = (100, 150)
 UPLINK_BITS = 100e6
-HEIGHTS_WARM = 2  # not counted; where voters are silent, n: each has had its turn, and is left out
+HEIGHTS_WARM = 2  # not counted; n with silent voters, so that each has had its turn and is skipped afterwards
 ROUND_SECONDS_MAX = 120.0
 HEADINGS = (
     *("", "n", "silent", "RTT ms", "p50 ms", "p99 ms", "limit ms"),
@@ -56,19 +56,19 @@ class Row:
     silent: int
     round_trip_ms: float  # 0: loopback
     decisions: int
-    p50_ms: float  # virtual: from the verdicts to the decision, at every peer; real: from the block's preparation
+    p50_ms: float  # virtual: from the verdicts to the decision, at every peer; real: from the preparation of the block
     p99_ms: float
-    processor_ms: float  # of one peer and decision
-    kilobytes: float  # sent by one peer, for one decision
+    processor_ms: float  # per peer and decision
+    kilobytes: float  # sent by one peer per decision
     limit_ms: float | None = None
-    from_proposal_ms: float | None = None  # p50
-    round_ms: float | None = None  # p50 of a whole scratch round as its author sees it: two decisions, proposal and audit
-    views_max: int | None = None  # that one decision took
-    verified: float | None = None  # signatures, by one peer for one decision
+    from_proposal_ms: float | None = None  # median
+    round_ms: float | None = None  # median of a whole scratch round at its author: two decisions, proposal and audit
+    views_max: int | None = None  # most views of a decision
+    verified: float | None = None  # signatures per peer and decision
     block_kilobytes: float | None = None
-    proposal_kilobytes: float | None = None  # the same block as its leader sends it
+    proposal_kilobytes: float | None = None  # the same block in its leader's message
     processor_parts_ms: dict[str, float] | None = None
-    first_turn_ms: float | None = None  # lost when the turn of a silent voter comes for the first time; later ones cost nothing
+    first_turn_ms: float | None = None  # lost at a silent voter's first turn; later turns cost nothing
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 class Voters(Demo):
-    """A network of light voters only; the first one does what is asked."""
+    """A network of light voters only. The first one executes the commands."""
 
     @property
     def watched(self) -> DemoPeer:
@@ -162,7 +162,7 @@ async def _measure(network: scenario.Network, rounds: int) -> Row:
 
 
 async def scratch_round(peer: DemoPeer) -> float:
-    """Seconds from the order to the applied round: the job's block, proposal, ballots, the closing block."""
+    """Return the seconds from the command to the applied round: the job's block, proposal, ballots, the closing block."""
     started = trio.current_time()
     log = await peer.client.events(-1, 0.0)
     last = log[-1].number if log else 0

@@ -1,7 +1,7 @@
 """Crowds of annotators on tasks with known labels, for `benchmarks.labels`.
 
-Forty annotators, 500 tasks, five votes each. An honest annotator is right with a probability of its own, drawn evenly from .8 to
-.95, and its wrong answers are drawn evenly. A crowd is made of honest ones, some of which are replaced by others.
+Forty annotators answer 500 tasks, with five votes each. An honest annotator is right with its own probability, uniform between
+0.8 and 0.95, and its wrong answers are uniform. A crowd consists of honest annotators, some of which are replaced by others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from curation.estimation.fixed_point import Ints
 
 PEOPLE, TASKS, VOTES = 40, 500, 5
-LOW, HIGH = 0.8, 0.95  # of honest annotators
+LOW, HIGH = 0.8, 0.95  # probabilities of honest annotators
 GOLD = 50  # tasks with gold, in crowds that have some
 RARE = (0.95, 0.05)
 LAZY = 0.3
@@ -35,7 +35,7 @@ class Answers:
     truth: Ints
     who: Ints
     said: Ints
-    gold: Ints  # tasks of which the label is known
+    gold: Ints  # tasks with a known label
 
     @property
     def votes(self) -> Ints:
@@ -48,7 +48,7 @@ class Answers:
         return np.column_stack([self.gold, self.truth[self.gold]])
 
     def but(self, chosen: NDArray[np.bool_], said: Ints) -> Answers:
-        """The same with other answers in the chosen places."""
+        """Return the same votes with other answers where `chosen` is true."""
         return replace(self, said=np.where(chosen, said, self.said))
 
 
@@ -65,7 +65,7 @@ def _wrong(draw: Draw, classes: int, truth: Ints, shape: tuple[int, int]) -> Int
 
 
 def _right_with(draw: Draw, answers: Answers, chance: NDArray[np.float64]) -> Ints:
-    """Answers that are right with these probabilities: one for each vote."""
+    """Draw answers that are right with these probabilities, one for each vote."""
     wrong = _wrong(draw, answers.classes, answers.truth, answers.who.shape)
     return np.where(draw.random(answers.who.shape) < chance, answers.truth[:, None], wrong)
 
@@ -77,7 +77,7 @@ def _crowd(
     shares: Sequence[float] | None = None,
     people: int = PEOPLE,
 ) -> Answers:
-    """Annotators that are right with these probabilities; honest ones where none is given. `shares`: of the classes."""
+    """Make annotators that are right with these probabilities, by default honest ones. `shares` are those of the classes."""
     truth, who = draw.choice(classes, TASKS, p=shares), _seats(draw, people)
     answers = Answers(classes, people, truth, who, np.zeros_like(who), np.zeros(0, dtype=np.int64))
     each = draw.uniform(LOW, HIGH, people) if chance is None else np.array(chance)
@@ -85,7 +85,7 @@ def _crowd(
 
 
 def _with_tables(draw: Draw, rows: Sequence[Sequence[float]]) -> Answers:
-    """Annotators with one confusion table: a row for each label, of the probabilities of each answer."""
+    """Make annotators with one confusion table: for each label a row with the probabilities of each answer."""
     answers, limits = _crowd(draw, classes=len(rows)), np.cumsum(rows, axis=1)
     drawn = draw.random(answers.who.shape)[:, :, None]
     return replace(answers, said=(drawn > limits[answers.truth][:, None, :-1]).sum(axis=2))
@@ -103,7 +103,7 @@ def _mixed(draw: Draw, guess: float, lie: float) -> Answers:
 
 
 def _with_gold(draw: Draw, answers: Answers, informed: int = 0) -> Answers:
-    """Some tasks have gold. Annotators below number `informed` know these tasks, and are right there."""
+    """Give some tasks gold. Annotators below number `informed` know these tasks, and answer them correctly."""
     gold = np.sort(draw.choice(TASKS, GOLD, replace=False))
     known = np.isin(np.arange(TASKS), gold)[:, None] & (answers.who < informed)
     return replace(answers.but(known, answers.truth[:, None]), gold=gold)
@@ -123,7 +123,7 @@ def _always_wrong(draw: Draw, lie: float) -> Answers:
 
 
 def _night_shift(draw: Draw) -> Answers:
-    """A third of the people answers a third of the tasks, and nobody else does. They guess."""
+    """Let a third of the annotators answer a third of the tasks alone, by guessing."""
     answers = _crowd(draw)
     day, night = _seats(draw, PEOPLE - THIRD, TASKS * 2 // 3) + THIRD, _seats(draw, THIRD, TASKS - TASKS * 2 // 3)
     answers = replace(answers, who=np.concatenate([day, night]))
@@ -133,13 +133,13 @@ def _night_shift(draw: Draw) -> Answers:
 
 
 def _turning(draw: Draw) -> Answers:
-    """A third says the contrary from the middle on."""
+    """Let a third of the annotators give opposite answers in the second half."""
     answers = _crowd(draw)
     return answers.but((answers.who < THIRD) & (np.arange(TASKS) >= TASKS // 2)[:, None], 1 - answers.said)
 
 
 def _groups(draw: Draw, keys: int, groups: int) -> Answers:
-    """So many keys in groups. Each group gives one answer to a task, with all its keys, and guesses it."""
+    """Split some keys into groups. All keys of a group give the same guess for a task."""
     answers = _crowd(draw)
     agreed = draw.integers(0, 2, (TASKS, groups))
     return answers.but(answers.who < keys, np.take_along_axis(agreed, answers.who % groups, axis=1))
@@ -151,19 +151,19 @@ def _lazy(draw: Draw, shares: Sequence[float] | None) -> Answers:
 
 
 def _pairs(draw: Draw) -> Answers:
-    """Options 2 i and 2 i + 1 are easily confused: a wrong answer is the other one of the pair."""
+    """Confuse options 2 i and 2 i + 1: a wrong answer is the other one of the pair."""
     answers = _crowd(draw, classes=16)
     return answers.but(answers.said != answers.truth[:, None], (answers.truth ^ 1)[:, None])
 
 
 def _hard(draw: Draw) -> Answers:
-    """In each fifth task all guess."""
+    """Let all annotators guess in every fifth task."""
     answers = _crowd(draw)
     return answers.but((np.arange(TASKS) % 5 == 0)[:, None], draw.integers(0, 2, answers.said.shape))
 
 
 def _near(draw: Draw) -> Answers:
-    """Ratings from 1 to 5 of people that are right in .6 to .85; a wrong one is one too high or too low."""
+    """Make ratings from 1 to 5 by annotators that are right with 0.6 to 0.85. A wrong rating is too high or too low by one."""
     answers = _crowd(draw, draw.uniform(0.6, 0.85, PEOPLE).tolist(), classes=5)
     truth = answers.truth[:, None]
     step = np.where(draw.random(answers.said.shape) < 0.5, 1, -1)

@@ -1,12 +1,12 @@
-"""What curation costs in a large network: batches, memory, the close of a project: `python -m benchmarks.curation --json FILE`.
+"""Costs of curation in a large network: batches, memory, the close of a project: `python -m benchmarks.curation --json FILE`.
 
-A network of one voter, which serves, lies in the store of a data directory: 10,000 annotators, a million settled answers in
-projects of 10,000 tasks, and a project of 100,000 open tasks. Another process has put the rows there, without batches.
+The data directory has a network of one voter, which also serves: 10,000 annotators, a million settled answers in projects of
+10,000 tasks, and a project of 100,000 open tasks. Another process has written these rows directly, without batches.
 
-Then batches of 512 statements go through the real ledger: wishes for a lease, commitments and openings, a third each. A batch is
-timed from its author's own check to the end of the commit. It is applied for that check, to see whether there is something to
-propose, to propose it, and to judge it; what was judged takes effect. At the end the real daemon opens the store, decides batches
-as well, and closes one of the projects.
+Then batches of 512 statements pass through the real ledger, a third each of lease requests, commitments and openings. The time of
+a batch runs from its author's own check to the end of the commit. A batch is applied for that check, for the test whether there
+is anything to propose, for the proposal, and for the vote; the result of the vote is committed. At the end the real daemon opens
+the store, decides batches as well, and closes one of the projects.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ VOTES, PROJECT_TASKS, ANNOTATORS_OF_PROJECT = 5, 10_000, 1_000
 FILLED_AT_ONCE = 5_000  # tasks
 ASKED = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, VOTES, 10, False)
 OPEN = replace(ASKED, votes=2)
-WARM_UP = ((250, 250, 12),) * 4  # leases, commitments and openings of batches that are not timed: some stay for the others
+WARM_UP = ((250, 250, 12),) * 4  # leases, commitments and openings of unmeasured batches; some remain for the later ones
 MIXED = (172, 170, 170)
-RIGHT = 0.8  # of answers
+RIGHT = 0.8  # share of right answers
 BATCH_MS, STATEMENT_MS, DAEMON_MB, CLOSE_SECONDS = 200.0, 0.4, 400.0, 5.0
 PARTS = ("author", "waits", "propose", "judge", "apply", "root", "commit", "after")
 
@@ -94,10 +94,10 @@ PARTS = ("author", "waits", "propose", "judge", "apply", "root", "commit", "afte
 @dataclass
 class Batches:
     batch_ms: list[float]  # ascending
-    cpu_ms: float  # of one core for a batch, in the median
-    parts_ms: dict[str, float]  # in the median
+    cpu_ms: float  # of one core per batch, median
+    parts_ms: dict[str, float]  # median
     statements: int
-    acted: int  # of these
+    acted: int  # part of the statements
 
 
 @dataclass
@@ -107,23 +107,23 @@ class Figures:
     open_tasks: int
     file_mb: float
     fill_seconds: float
-    open_seconds: float  # of the store and the state, until the first batch can come
+    open_seconds: float  # of the store and the state, until the first batch can be applied
     batches: Batches
     daemon: Closing
 
 
 @dataclass
 class Closing:
-    """What the daemon did."""
+    """Measurements of the daemon."""
 
     started_mb: float
-    batches_mb: float  # at the most, after as many batches
+    batches_mb: float  # peak after the same number of batches
     closed_mb: float
-    closed_seconds: float  # of the clock, after the minute in which votes can still be opened
+    closed_seconds: float  # wall-clock time after the minute in which votes can still be opened
     batches: int
-    close_seconds: float  # of one core in the close's slices, however often each batch was applied
+    close_seconds: float  # of one core in the slices of the close, each application of a batch included
     slice_ms: float  # the longest of these
-    loop_batches_ms: float  # the longest slice of the event loop while batches came
+    loop_batches_ms: float  # the longest slice of the event loop during batches
     loop_close_ms: float  # the same during the close
     paid: int
 
@@ -140,7 +140,7 @@ def people(count: int) -> list[bytes]:
 
 
 class Filler:
-    """Makes the rows of a network that has been there for long."""
+    """A writer of the rows of a long-lived network."""
 
     def __init__(self, folder: Path, annotators: int, answers: int, open_tasks: int, seed: int = 0) -> None:
         self.directory = DataDirectory.create(folder)
@@ -226,7 +226,7 @@ class Filler:
 
 
 class Crowd:
-    """Annotators who ask for a task, commit in a later batch, and open in one after that."""
+    """Annotators that request a task, commit in a later batch, and open in a batch after that."""
 
     def __init__(self, chain: bytes, peer: bytes, annotators: int) -> None:
         self.chain, self.peer, self.annotators = chain, peer, annotators
@@ -302,7 +302,7 @@ class Chain:
         return sign_message(self.me, self.chain_id, transaction)
 
     def decide(self, signed: Signed) -> dict[str, float]:
-        """Milliseconds of each part."""
+        """Decide a transaction and return the milliseconds of each part."""
         ledger, state = self.ledger, self.ledger.state
         height, times = state.height + 1, [time.perf_counter()]
 
@@ -312,7 +312,7 @@ class Chain:
         self.rules.apply_transaction(state, signed)
         lap()
         ledger.mempool.add_transaction(signed)
-        for now in (0.0, LINGER_SECONDS):  # a batch waits so long for those of other peers
+        for now in (0.0, LINGER_SECONDS):  # the time for which a batch waits for those of other peers
             ledger.mempool.release_lingering(now)
         assert ledger.has_due_transactions()
         lap()
@@ -324,7 +324,7 @@ class Chain:
         deciding = time.perf_counter()
         self.last = decided_after(state, self.last, self.chain_id, body, [self.me])
         self.store.append_records([self.last])
-        times = [at + time.perf_counter() - deciding for at in times]  # agreement is not what is measured here
+        times = [at + time.perf_counter() - deciding for at in times]  # the time of agreement is excluded
         after: LedgerState = self.rules.apply_block(state, self.last.decode()).finish_state({})
         lap()
         encoded = self.rules.encode_state(after)
@@ -338,7 +338,7 @@ class Chain:
 
 
 def timed(chain: Chain, annotators: int, count: int) -> Batches:
-    """So many batches, after those that nobody times."""
+    """Measure `count` batches after the warm-up."""
     crowd = Crowd(chain.chain_id, chain.me.public, annotators)
     parts, cpu_ms, acted, statements = list[dict[str, float]](), list[float](), 0, 0
     for most in (*WARM_UP, *(MIXED,) * count):
@@ -363,7 +363,7 @@ def timed(chain: Chain, annotators: int, count: int) -> Batches:
 def measure(folder: Path, options: Any, fill_seconds: float) -> Figures:
     began = time.perf_counter()
     chain = Chain(folder)
-    tune_garbage_collector()  # as the daemon does
+    tune_garbage_collector()  # as in the daemon
     opened = time.perf_counter() - began
     batches = timed(chain, options.annotators, options.batches)
     chain.store.close()
@@ -382,7 +382,7 @@ def _median(values: list[float]) -> float:
 
 
 class Slices(trio.abc.Instrument):
-    """The longest time for which one task kept the event loop."""
+    """An instrument that records the longest time for which one task kept the event loop."""
 
     def __init__(self) -> None:
         self.longest_ms, self._began = 0.0, math.inf
@@ -394,13 +394,13 @@ class Slices(trio.abc.Instrument):
         self.longest_ms = max(self.longest_ms, 1_000 * (time.perf_counter() - self._began))
 
     def taken(self) -> float:
-        """Since the last time."""
+        """Return the longest time since the previous call."""
         longest, self.longest_ms = self.longest_ms, 0.0
         return longest
 
 
 async def serve(folder: Path, annotators: int, batches: int) -> Closing:
-    """A daemon with the store, and what its memory and its event loop are like."""
+    """Run a daemon with the store, and measure its memory and its event loop."""
     flags = {"data_directory": folder, "role": "annotator", "listen": "127.0.0.1:0", "web_listen": "127.0.0.1:0"}
     config, slices = load_settings(flags, {}).config, Slices()
     async with running_daemon(config) as daemon:
@@ -410,7 +410,7 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
         await trio.sleep(2)
         started_mb, most = _memory(), 0.0
         crowd = Crowd(chain, driver.signer.public, annotators)
-        crowd._next = annotators // 2  # others than those that have leases
+        crowd._next = annotators // 2  # annotators without leases
         trio.lowlevel.add_instrument(slices)
         for mixed in (*WARM_UP, *(MIXED,) * batches):
             state = driver.state
@@ -432,7 +432,7 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
         await trio.sleep(OPENING_MS / 1_000)
         slices.taken()
         height, began, closed = driver.state.height, time.perf_counter(), 0.0
-        while project in driver.state.module_state(CurationState).closing:  # the part that serves goes on with it
+        while project in driver.state.module_state(CurationState).closing:  # the serving part continues the close
             await driver.block_applied.wait()
             closed = max(closed, _memory())
         row = driver.state.module_state(CurationState).projects.get_record(project)
@@ -455,7 +455,7 @@ def _memory() -> float:
     return process_memory_mb(os.getpid())
 
 
-# What must hold ----------------------------------------------------------------------------------------------------------
+# Bounds ------------------------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: Figures) -> Iterator[str]:
@@ -520,7 +520,7 @@ def main() -> int:
         return 0
     started, rows, lines = time.time(), list[Figures](), list[str]()
     for seed in options.seeds:
-        # Of this disk: /tmp may lie in memory, where a commit costs nothing.
+        # Use this disk: /tmp may be in memory, where a commit costs nothing.
         with tempfile.TemporaryDirectory(dir=".") as temporary:
             folder, began = Path(temporary) / "peer", time.time()
             if options.filled:

@@ -1,7 +1,7 @@
-"""How fast payloads are read and written, and what they cost: `python -m benchmarks.decoding --json FILE`.
+"""Speed and size of encoded payloads: `python -m benchmarks.decoding --json FILE`.
 
-One core, processor time. Reading is `codec.read_payload`, which checks that a payload is canonical, and then the levels of every
-block as integers. Buffers are nearly normal numbers made of integers; the layout is a transformer's.
+Times are processor time of one core. Reading is `codec.read_payload`, which checks that a payload is canonical, and the levels of
+every block as integers. Buffers are nearly normal numbers made from integers, in the layout of a transformer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.replicated.tensor_layout import Float32Array, TensorLayout, layout
 from training.transformer import ModelSpec
 
 LAYERS = 4  # with the default width: 4.3 million parameters
-READ_MILLION_MIN = 500  # parameters a second
+READ_MILLION_MIN = 500  # parameters per second
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Row:
     parameters: int
     bits: int
     bytes_per_parameter: float  # header included
-    read_million_per_second: float  # parameters, in the median of all repeats
+    read_million_per_second: float  # parameters, median of all repeats
     write_million_per_second: float
-    dequantize_million_per_second: float  # of a decoded update as float32
+    dequantize_million_per_second: float  # of a decoded update to float32
 
 
-@lru_cache(maxsize=1)  # of one seed all bits are measured before the next
+@lru_cache(maxsize=1)  # all bits of one seed are measured before the next seed
 def buffer(size: int, seed: int) -> Float32Array:
     return random_stream.irwin_hall_integers(size, "decoding", seed).astype("float32")
 

@@ -1,8 +1,8 @@
-"""The main job, several times with different seeds: `peer demo` as a person runs it, and what its reports say.
+"""The main job, several times with different seeds: `peer demo` as a person runs it, and the results in its reports.
 
-The rival is one process that trains the same model on the same number of accepted samples, in the same run, at the best of
-three learning rates, or of those beyond; it is shown as a ratio, which with `--preset per-step` has a bound. Whole machines are
-measured, so quote medians, and say which machine.
+The rival is one process in the same run that trains the same model on the same number of accepted samples. It uses the best of
+three learning rates, or of further ones if the best is at an edge. The result is a ratio. With `--preset per-step` it has a
+bound. Figures depend on the whole machine, so quote medians, and name the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from peer.commands.definitions.job_commands import PRESETS
 from scenarios.trials import COUNT, Parser
 from training import rate_sweep
 
-WORSE_MAX = 1.02  # held-out, of one process alone on as many accepted samples, where every step is exchanged
+WORSE_MAX = 1.02  # held-out loss relative to one process alone on the same number of samples, when every step is exchanged
 
 
 def build_parser() -> Parser:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
             try:
                 status = process.wait()
             except BaseException:
-                process.terminate()  # it ends its peers, and is waited for
+                process.terminate()  # it ends its peers; this process waits for it
                 raise
         if not file.exists():
             sys.exit(f"{' '.join(command)} ended with status {status} and no report")
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def arguments(options: argparse.Namespace, seed: int, folder: Path) -> list[str]:
-    """Of `peer`, as a person would type them."""
+    """Return the arguments of `peer`, as a person would type them."""
     words = ["demo", "--no-web", "--seed", str(seed), "--peers", str(options.peers), "--malicious", str(options.malicious)]
     words += ["--report", str(folder / "report")]
     for name in ("trainers", "preset", "data", "rounds"):
@@ -114,7 +114,7 @@ FIGURES: dict[str, Any] = {
 
 
 def verdicts(preset: str | None, reports: list[dict[str, Any]]) -> Iterator[str]:
-    """What must hold: all that the demo promises, and with a step a round the loss of one process alone."""
+    """Check all promises of the demo, and with one step per round the loss of one process alone."""
     failures = [f"seed {report['seed']}: {failure}" for report in reports for failure in report["failures"]]
     yield verdict(not failures, "; ".join(["equal roots, every liar found out, the loss fell", *failures]))
     edges = [

@@ -1,4 +1,4 @@
-"""Handwritten digits in a few kilobytes, a small network for them, and a round of training by many: numpy alone.
+"""Handwritten digits in a few kilobytes, a small network for them, and rounds of training by many, in numpy alone.
 
 The data is the copy of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998, CC BY 4.0,
 doi:10.24432/C50P49) that scikit-learn 1.9.1 ships as datasets/data/digits.csv.gz: 1797 images of 8 × 8 pixels 0..16, and labels.
@@ -35,7 +35,7 @@ class Digits:
 
 
 def load(seed: int) -> Digits:
-    """Cut at random into a training and a test part."""
+    """Return the data, split at random into a training and a test part."""
     data = FILE.read_bytes()
     assert hashlib.sha256(data).hexdigest() == SHA256, f"{FILE} is damaged"
     rows = np.loadtxt(FILE, delimiter=",", dtype=np.float32)
@@ -54,7 +54,10 @@ def initial(generator: np.random.Generator) -> Float32Array:
 
 
 def gradients(parameters: Float32Array, x: Float32Array, y: Labels) -> Float32Array:
-    """(trainers, parameters): of the mean cross-entropy of each trainer's batch; x (trainers, batch, 64), y (trainers, batch)."""
+    """Return the gradient (trainers, parameters) of the mean cross-entropy of each trainer's batch.
+
+    x is (trainers, batch, 64), and y is (trainers, batch).
+    """
     views = layout().tensor_views(parameters)
     before = x @ views["hidden.weight"].T + views["hidden.bias"]
     hidden = np.maximum(before, 0)
@@ -67,13 +70,13 @@ def gradients(parameters: Float32Array, x: Float32Array, y: Labels) -> Float32Ar
 
 
 def accuracy(parameters: Float32Array, digits: Digits) -> float:
-    """Per cent of the test part."""
+    """Return the accuracy on the test part, in per cent."""
     guessed = np.argmax(_logits(parameters, digits.test), axis=1)
     return 100 * float(np.mean(guessed == digits.test_labels))
 
 
 def loss(parameters: Float32Array, x: Float32Array, y: Labels) -> float:
-    """Mean cross-entropy, in nats; infinite where the model computes nothing any more."""
+    """Return the mean cross-entropy in nats, or infinity if the model's outputs are not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         logits = _logits(parameters, x).astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
@@ -88,21 +91,21 @@ def _logits(parameters: Float32Array, x: Float32Array) -> Float32Array:
 
 
 def _softmax(logits: Float32Array) -> Float32Array:
-    with np.errstate(invalid="ignore", over="ignore"):  # a model that an attack has blown up computes nothing any more
+    with np.errstate(invalid="ignore", over="ignore"):  # an attack can make a model's outputs infinite
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
         return powers / powers.sum(axis=-1, keepdims=True)
 
 
-# Who has which images -------------------------------------------------------------------------------------------------
+# Images of each trainer ----------------------------------------------------------------------------------------------
 
 
 def shared(digits: Digits, trainers: int) -> list[npt.NDArray[np.int64]]:
-    """IID: everybody draws from everything."""
+    """Give all images to every trainer (IID)."""
     return [np.arange(len(digits.train)) for _ in range(trainers)]
 
 
 def dirichlet(digits: Digits, trainers: int, alpha: float, generator: np.random.Generator) -> list[npt.NDArray[np.int64]]:
-    """Each class is spread by shares of its own over the trainers (Hsu 2019, arXiv:1909.06335); the smaller alpha, the fewer."""
+    """Spread each class over the trainers by Dirichlet shares (Hsu 2019, arXiv:1909.06335). A smaller alpha concentrates it."""
     owned: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(trainers)]
     for label in range(CLASSES):
         images = generator.permutation(np.flatnonzero(digits.train_labels == label))

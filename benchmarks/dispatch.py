@@ -1,6 +1,6 @@
-"""What numpy, OpenBLAS, torch and the C library choose by the processor they find, and child processes in which they choose less.
+"""Choices that numpy, OpenBLAS, torch and the C library make for a processor, and child processes with narrower choices.
 
-All of them choose when they are loaded, so that every choice is a process of its own.
+All of these libraries choose when they are loaded, so every choice needs a process of its own.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from typing import Any
 import numpy as np
 
 REPOSITORY = Path(__file__).parents[1]
-CHILD_SECONDS_MAX = 600.0  # a child on a busy machine; one that hangs must not hang its parent
+CHILD_SECONDS_MAX = 600.0  # for a child on a busy machine; a hanging child must not block its parent
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A process's choices as environment variables, and a name for people."""
+    """A process's choices as environment variables, with a name for people."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, module: str, *arguments: str) -> str:
-        """What `python -m module` prints in such a process, from the repository's root. `CalledProcessError` if it fails."""
+        """Return the output of `python -m module` in such a process, run in the repository's root.
+
+        Raises `CalledProcessError` if it fails.
+        """
         return subprocess.run(
             [sys.executable, "-m", module, *arguments],
             env={**os.environ, **self.variables},
@@ -43,7 +46,7 @@ class Environment:
 
 
 def numpy_units() -> list[str]:
-    """The instruction sets that numpy dispatches to in this process, narrowest first."""
+    """Return the instruction sets that numpy dispatches to in this process, narrowest first."""
     found: list[str] = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
     return found
 
@@ -52,8 +55,8 @@ def without_units(names: Sequence[str]) -> dict[str, str]:
     return {"NPY_DISABLE_CPU_FEATURES": " ".join(names)} if names else {}
 
 
-# Torch's threads wait for one another asleep. Awake, on a busy machine, each takes the core that another needs, and small models
-# take ten times as long. What they compute is the same.
+# Torch's threads sleep while they wait for one another. With active waits on a busy machine each takes a core that another one
+# needs, and small models take ten times as long. The results are the same.
 WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
@@ -62,15 +65,15 @@ def threads(count: int) -> dict[str, str]:
 
 
 def c_library_without(*features: str) -> dict[str, str]:
-    """glibc chooses among the implementations of exp, log, pow, sin and memcpy, too."""
+    """Disable features for glibc, which also chooses implementations of exp, log, pow, sin and memcpy."""
     return {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in features)}
 
 
-WIDE = ("AVX512F", "AVX512VL", "AVX2", "FMA")  # what glibc's mathematical functions are compiled for beside the baseline
+WIDE = ("AVX512F", "AVX512VL", "AVX2", "FMA")  # variants of glibc's mathematical functions besides the baseline
 
 
 def handful() -> list[Environment]:
-    """The narrowest, one in the middle, and what each library takes here, with more threads than cores."""
+    """Return the narrowest choice, one in the middle, and the default of each library with more threads than cores."""
     units = numpy_units()
     return [
         Environment(
@@ -93,7 +96,7 @@ def handful() -> list[Environment]:
 
 
 def matrix() -> list[Environment]:
-    """Every choice that each library leaves, one at a time, and the combinations above."""
+    """Return every choice that each library allows, one at a time, and the combinations above."""
     units = numpy_units()
     found = [Environment("as it is"), *handful()]
     found += [Environment(f"numpy without {' '.join(units[i:])}", without_units(units[i:])) for i in range(len(units))]
@@ -106,7 +109,7 @@ def matrix() -> list[Environment]:
 
 
 def seen() -> dict[str, Any]:
-    """What this process computes with; torch's part only if it was imported."""
+    """Return this process's choices, and those of torch if it was imported."""
     about: dict[str, Any] = {"numpy": np.__version__, "units": numpy_units(), **_openblas()}
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -119,7 +122,7 @@ def seen() -> dict[str, Any]:
 
 
 def _openblas() -> dict[str, Any]:
-    """Kernels and threads of the OpenBLAS that numpy's wheels bring along; nothing where numpy uses another library."""
+    """Return kernels and threads of the OpenBLAS in numpy's wheels, or nothing if numpy uses another library."""
     maps = Path("/proc/self/maps")
     paths = {line.split()[-1] for line in maps.read_text().splitlines() if "openblas64_" in line} if maps.exists() else set()
     for path in sorted(paths):
@@ -131,7 +134,7 @@ def _openblas() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, for people."""
+    """Return the processor's name, for people."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -140,5 +143,5 @@ def processor() -> str:
 
 
 def last_json(output: str) -> Any:
-    """What a child printed last: libraries may have said something before."""
+    """Parse the last line of a child's output. Libraries may have printed others before."""
     return json.loads(output.strip().splitlines()[-1])

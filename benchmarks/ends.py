@@ -1,8 +1,9 @@
 """One end of a connection that `benchmarks.transport` measures: `python -m benchmarks.ends '{"who": "ours", …}'`.
 
-A receiver prints its port, and at its end what came; a sender connects, sends for some seconds and ends. Times are those of the
-clock that all processes of a machine share. Plain TCP and TLS are blocking sockets of Python: a length, the message, and no
-priorities; a vote that is due goes out as soon as the call before it returns, and counts from when it was due.
+A receiver prints its port, and at its end the received amounts. A sender connects, sends for some seconds and ends. Times are
+those of the machine's monotonic clock, which all processes share. Plain TCP and TLS are blocking Python sockets with
+length-prefixed messages and without priorities. A due vote is sent after the current call returns, and its delay counts from the
+due time.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from transport.swarm import Swarm
 
 CHAIN = hashlib.sha256(b"benchmarks.transport").digest()
 BULK_BYTES = 65_408  # of one message, as of a blob's chunk
-WAITING_BYTES = 2 << 20  # a sender of ours keeps so much bulk in its queue
-POLL_SECONDS = 0.002  # in which a link of 1 GB/s sends as much
-READ_BYTES = 256 << 10  # at once, as in `transport.swarm`
-PRESIGNED = 500  # messages of a sender that repeats them: signing is not what is measured
+WAITING_BYTES = 2 << 20  # bulk bytes in the queue of one of our senders
+POLL_SECONDS = 0.002  # a link of 1 GB/s sends this amount in that time
+READ_BYTES = 256 << 10  # per read, as in `transport.swarm`
+PRESIGNED = 500  # messages of a sender that repeats them, because signing is not measured
 WARM_SECONDS = 1.0  # not counted
 LENGTH = struct.Struct(">I")
 STAMP = struct.Struct(">d")
@@ -58,21 +59,21 @@ class Plan:
     port: int = 0  # 0: this is the receiver
     number: int = 0  # of the sender
     senders: int = 1
-    blob: int = 0  # bytes of an object that the receiver holds, and the sender fetches; nothing else is sent then
+    blob: int = 0  # bytes of an object that the receiver holds and the sender fetches, without other messages
     digest: str = ""
 
 
 @dataclass
 class Tally:
-    """What came, after the first second."""
+    """Received data, without the first second."""
 
-    began: float = 0.0  # when the first message came
+    began: float = 0.0  # time of the first message
     last: float = 0.0
     bytes: int = 0
     messages: int = 0
-    waits: list[float] = field(default_factory=list)  # seconds of each vote from when it was due
+    waits: list[float] = field(default_factory=list)  # seconds of each vote since its due time
     wrong: int = 0
-    _processor: float = 0.0  # when counting began
+    _processor: float = 0.0  # at the start of counting
 
     def take(self, message: bytes) -> None:
         now = time.monotonic()
@@ -111,7 +112,7 @@ def _presigned(number: int) -> list[bytes]:
 
 
 def _vote(due: float) -> bytes:
-    return VOTE + STAMP.pack(due) + bytes(200)  # about as long as a signed one
+    return VOTE + STAMP.pack(due) + bytes(200)  # about the length of a signed vote
 
 
 def _bulk() -> bytes:
@@ -145,7 +146,7 @@ def send_plainly(plan: Plan, folder: Path) -> None:
             if plan.vote_every and (not steady or time.monotonic() >= due):
                 time.sleep(max(0.0, due - time.monotonic()))
                 message = _vote(due)
-                due = max(due + plan.vote_every, time.monotonic())  # not those that could not be sent in time
+                due = max(due + plan.vote_every, time.monotonic())  # skip votes that could not be sent in time
             else:
                 message = steady[count % len(steady)]
                 count += 1
@@ -177,7 +178,7 @@ def receive_plainly(plan: Plan, folder: Path) -> Tally:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """What is there, also what TLS has opened already: the selector does not see that."""
+    """Read all available data, with the data that TLS has decrypted already, which the selector does not see."""
     try:
         data = connection.recv(READ_BYTES)
         while isinstance(connection, ssl.SSLSocket) and connection.pending():

@@ -1,8 +1,8 @@
-"""A peer whose updates cost nothing, so that what is left of a round is what agreeing on it costs.
+"""A peer whose updates cost nothing, so that a round only has the costs of agreement.
 
-`python -m benchmarks.free run …` is `peer run …` with a worker process of this module: it does all that the real one does around
-an update (feedback, payload, buffer, states), but has the numbers of the update ready. When it ends it leaves the times of its
-fsyncs in the file `FREE_FSYNCS` names; SQLite's own are not among them.
+`python -m benchmarks.free run …` is `peer run …` with a worker process of this module. The worker does all the work around an
+update (feedback, payload, buffer, states) but has the numbers of the update ready. At its end it writes the times of its fsyncs,
+without those of SQLite, to the file `FREE_FSYNCS`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from training.replicated.tensor_layout import Float32Array
 
 WORKER = "worker"  # the argument that makes this process the worker
 KNOWN_ELEMENTS = 1 << 20  # repeated over larger models
-DEVIATION = 1e-3  # of the update's elements: that of a few inner steps
-SHIFT = 4099  # between two trainers' updates, which are the same numbers at other places
+DEVIATION = 1e-3  # of the update's elements, as after a few inner steps
+SHIFT = 4099  # offset between two trainers' updates, which have the same numbers at other places
 
 
 @lru_cache(maxsize=1)
@@ -43,12 +43,12 @@ def known() -> Float32Array:
 def update(
     parameters: Float32Array, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
 ) -> tuple[Float32Array, Sequence[float]]:
-    """Other numbers for every round and trainer, for the price of two copies."""
+    """Return other numbers for every round and trainer, at the cost of two copies."""
     return np.resize(np.roll(known(), trainer[0] * SHIFT + round), parameters.shape), (0.0,)
 
 
 def work() -> None:
-    """Runs as the worker process."""
+    """Run as the worker process."""
     from peer.worker import main as worker_main  # it imports torch, which the peer itself must not
     from training.engines.request_handlers import WorkerContext
 
@@ -56,7 +56,7 @@ def work() -> None:
         def update_function(self, job: bytes) -> proposal_replay.ComputeUpdate:
             return update
 
-    known()  # before the first round asks for them
+    known()  # computed before the first round needs them
     worker_main.main(Free)
 
 

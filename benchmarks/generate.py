@@ -1,13 +1,13 @@
-"""How fast text is made, with what earlier passes left and without: `python -m benchmarks.generate --json FILE`.
+"""Speed of text generation with and without a key-value cache: `python -m benchmarks.generate --json FILE`.
 
-Three sizes of model, untrained, in one thread; a prompt of 16 tokens, and text up to the end of the context. Rates are tokens a
-second of processor time, the median of all repeats.
+Three sizes of untrained models run in one thread, on a prompt of 16 tokens, up to the end of the context. Rates are tokens per
+second of processor time, medians of all repeats.
 
-- *cache*, *no cache*: always the likeliest token, with keys and values of the passes before, and with whole passes.
-- *drawn*: temperature 0.8, top-k 40, top-p 0.9. *4 beams*: passes of a beam search a second, each of four rows.
-- *logits*: how far those of both ways are apart at most, over all positions. *anew*: how far those with a cache are from those of
-  a prompt that is read anew, as after a restart, at every seventh position.
-- *waits*: what a proposal waits at most for a text of 4,096 tokens, its longest slice. *whole*: all of it, as it once waited.
+- *cache*, *no cache*: greedy tokens, with cached keys and values, and with whole passes.
+- *drawn*: temperature 0.8, top-k 40, top-p 0.9. *4 beams*: passes of a beam search per second, each of four rows.
+- *logits*: largest difference between both ways over all positions. *anew*: the same between a cache and a prompt that is read
+  again, as after a restart, at every seventh position.
+- *waits*: the longest wait of a proposal for a text of 4,096 tokens, which is its longest slice. *whole*: all slices together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MODELS = (
 )
 PROMPT_TOKENS, BEAMS = 16, 4
 LOGITS_APART_MAX = 1e-5  # float32 has seven digits, and logits are below ten
-SLICE_SECONDS_MAX = 2 * SLICE_SECONDS  # with its last token, and what else the machine does
+SLICE_SECONDS_MAX = 2 * SLICE_SECONDS  # with its last token, and other load of the machine
 SCALE = np.float32(1.5)  # of the first parameters: attention is far from uniform, as in a trained model
 DRAWN = SamplingOptions(temperature=0.8, top_k=40, top_p=0.9)
 
@@ -59,14 +59,14 @@ class Row:
     parameters: int
     seed: int
     context: int
-    cached: float  # tokens a second
+    cached: float  # tokens per second
     uncached: float
     drawn: float
-    beam_passes: float  # a second
+    beam_passes: float  # per second
     logits_apart: float
     anew_apart: float
-    beam_gain: float  # nats a token by which the text of four beams is likelier than that of one
-    waits: float  # seconds of the clock
+    beam_gain: float  # nats per token by which the text of four beams is likelier than that of one
+    waits: float  # wall-clock seconds
     whole: float
 
 
@@ -87,7 +87,7 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
         return list(sampling.beam_search(model, prompt, how, (), _quietly, lambda made: False))[-1]
 
     def rate(make: Callable[[], Sequence[int]]) -> float:
-        make()  # finds caches empty
+        make()  # the caches are empty
         return statistics.median(greedy.max_tokens / _seconds(make) for _ in range(repeats))
 
     waits, whole = _slices(engine, parameters)
@@ -130,7 +130,7 @@ def _logits(model: GPT, tokens: list[int]) -> torch.Tensor:
 
 
 def apart(model: GPT, tokens: list[int]) -> dict[str, float]:
-    """The largest differences of a logit, by their fields."""
+    """Return the largest differences of a logit, by their fields."""
     whole_TV, course = _logits(model, tokens), sampling.DecodingState(model, tokens[:PROMPT_TOKENS])
     most = anew = 0.0
     for place in range(PROMPT_TOKENS, len(tokens)):
@@ -150,14 +150,14 @@ def _anew(model: GPT, prompt: list[int]) -> torch.Tensor:
 
 
 def _mean(model: GPT, prompt: list[int], made: list[int]) -> float:
-    """Nats of a token."""
+    """Return the mean nats per token."""
     logp_TV = torch.log_softmax(_logits(model, [*prompt, *made]).double(), dim=-1)
     places = range(len(prompt) - 1, len(prompt) + len(made) - 1)
     return statistics.mean(float(logp_TV[place, token]) for place, token in zip(places, made, strict=True))
 
 
 def _slices(engine: TorchEngine, parameters: Float32Array) -> tuple[float, float]:
-    """Seconds of the longest slice, and of all of them."""
+    """Return the seconds of the longest slice, and of all slices."""
     asked = worker_protocol.GenerateRequest(bytes(32), None, "The ", SamplingOptions(max_tokens=TOKENS_MAX, temperature=1.0))
     texts, seconds, is_over, told = TextGenerations(), list[float](), False, 0
     while not is_over:
@@ -171,7 +171,7 @@ def _slices(engine: TorchEngine, parameters: Float32Array) -> tuple[float, float
     return max(seconds), sum(seconds)
 
 
-# What is shown -------------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------------------------
 
 
 def show(rows: list[Row]) -> None:

@@ -1,8 +1,9 @@
-"""A worker's engine on a GPU, beside the loop that a person would write: `python -m benchmarks.gpu --json FILE`.
+"""A worker's engine on a GPU, beside a plain training loop: `python -m benchmarks.gpu --json FILE`.
 
-Samples a second, what share of the device's own speed of matrix products that is, and memory, for models of three sizes, with and
-without `compile`, in float32 and bfloat16. The loop beside it is torch alone: modules, autograd, its AdamW. In float32 an update
-is compared with a processor's. Without CUDA this is one line; `--device cpu` measures the processor, to see that all of it runs.
+The table has samples per second, their share of the device's speed of matrix products, and memory, for models of three sizes,
+with and without `compile`, in float32 and bfloat16. The plain loop is torch alone: modules, autograd, its AdamW. In float32 an
+update is compared with a processor's. Without CUDA the output is one line; `--device cpu` runs all of it on the processor as a
+check.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from training.job_spec import AuditMode, JobSpec, Precision
 from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.transformer import ModelSpec
 
-SHARE_MIN = 0.95  # of the plain loop's samples a second
-REPLAY_MAX = 1e-4  # of ‖Δ‖, a GPU's beside a processor's
-MATRIX = {"cuda": 8_192, "cpu": 1_024}  # rows of the product that stands for the device's speed
-TURNS = 2  # of each loop, one after another: the best of each counts, since other work only slows them
+SHARE_MIN = 0.95  # of the plain loop's samples per second
+REPLAY_MAX = 1e-4  # relative to ‖Δ‖, between GPU and processor
+MATRIX = {"cuda": 8_192, "cpu": 1_024}  # rows of the product that measures the device's speed
+TURNS = 2  # of each loop in turn; the best counts, since other load only slows them
 REPLAY_STEPS = 10
-PROBE_STEPS = 2  # of a round that compiles, finds its memory, and says how long a step takes
-DRAWN_FROM = 10_000_000  # parameters: a model's own first ones take half a minute for 124M
+PROBE_STEPS = 2  # of a round that compiles, finds its memory, and measures the time of a step
+DRAWN_FROM = 10_000_000  # parameters; the usual initial ones take half a minute for 124M
 JOB, TRAINER = bytes(32), bytes(32)
 
 
@@ -69,13 +70,13 @@ class Row:
     parameters: int
     precision: str
     compile: bool
-    steps: int | None = None  # of a round
+    steps: int | None = None  # per round
     samples_per_second: float | None = None
     plain_samples_per_second: float | None = None
     share_of_peak: float | None = None  # of the device's matrix products in the same precision
-    memory_mb: float | None = None  # the most that the engine took; on a processor of the whole process
+    memory_mb: float | None = None  # peak of the engine, or of the whole process on a processor
     replay_error: float | None = None  # float32 without compile: ‖Δ − Δ of a processor‖ / ‖Δ of a processor‖
-    reason: str = ""  # why it was not measured
+    reason: str = ""  # reason if it was not measured
 
     @property
     def share_of_plain(self) -> float | None:
@@ -108,7 +109,7 @@ class PlainLayer(nn.Module):
 
 
 class Plain(nn.Module):
-    """The same transformer, of torch's own modules."""
+    """The same transformer, made of torch's own modules."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ def ours(spec: JobSpec, device: torch.device, compile: bool) -> TorchEngine:
 
 
 def plain(spec: JobSpec, device: torch.device, compile: bool) -> Callable[[int], None]:
-    """So many steps, as a person would write them."""
+    """Return a plain training loop, as a function of the number of steps."""
     tokens, model = tokens_of(spec.model), Plain(spec.model).to(device)
     net: Any = torch.compile(model) if compile else model
     optimizer = torch.optim.AdamW(
@@ -182,7 +183,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float:
-    """Of a large matrix product, a second: what the device itself can do."""
+    """Return the floating-point operations per second of a large matrix product, as the device's own speed."""
     rows = MATRIX[device.type]
     kind = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     a, b = (torch.randn(rows, rows, device=device).to(kind) for _ in range(2))
@@ -191,7 +192,10 @@ def peak_flops(device: torch.device, precision: Precision) -> float:
 
 
 def flops_of(model: ModelSpec) -> int:
-    """Of one sequence, forward and backward: six a parameter and token, and the attention's products (PaLM, appendix B)."""
+    """Return the operations of one sequence, forward and backward.
+
+    They are six per parameter and token, and the products of attention (PaLM, appendix B).
+    """
     return model.context * (6 * model.parameters + 12 * model.layers * model.width * model.context)
 
 
@@ -204,9 +208,9 @@ def first_parameters(spec: JobSpec) -> Float32Array:
 def measured(
     name: str, precision: Precision, compile: bool, steps: int | None, seconds: float | None, device: torch.device
 ) -> Row:
-    """Rounds of so many steps, or of as many as the plain loop does in so many seconds.
+    """Measure rounds with this number of steps, or with the number that the plain loop runs in `seconds`.
 
-    A round begins with a vector in the processor's memory, as a peer's do, and ends with Δ there.
+    Like a peer's, a round begins with a vector in the processor's memory, and ends with Δ there.
     """
     size = SIZES[name]
     row, spec = Row(name, size.model.parameters, precision.value, compile), spec_of(size, precision, PROBE_STEPS)
@@ -295,7 +299,7 @@ def main() -> int:
     devices.configure_device(device)
     about = torch.cuda.get_device_name(device) if device.type == "cuda" else "processor, 1 thread"
     started, rows = time.time(), list[Row]()
-    for compile in (False,) if options.no_compile else (False, True):  # these take longest: who ends it early has the others
+    for compile in (False,) if options.no_compile else (False, True):  # compiled rows, the longest, come last
         for size in options.only:
             for precision in Precision:
                 rows.append(measured(size, precision, compile, options.steps, options.seconds, device))

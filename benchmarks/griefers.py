@@ -1,10 +1,9 @@
-"""Rounds that liars have undone who lie to be convicted: `python -m benchmarks.griefers --json FILE`.
+"""Rounds that are undone by liars that want to be convicted: `python -m benchmarks.griefers --json FILE`.
 
-A griefer lies once, is convicted, and lies once more after each suspension: every conviction takes the job back to an anchor.
-Nothing is trained: who is drawn follows from the ledger's own rates (`ledger.audits.sortition`), and what a conviction undoes
-from its anchors. Griefers choose how many rounds behind an anchor they lie, and whether they do it together or in turn; that is
-tuned on seeds that are not reported. The row without probation says what probation is worth, the row without griefers what audits
-cost.
+A griefer lies once, is convicted, and lies again after each suspension. Every conviction returns the job to an anchor. No model
+is trained: the draws follow the ledger's own rates (`ledger.audits.sortition`), and the undone rounds follow its anchors.
+Griefers choose the distance of their lies from an anchor, and whether they lie together or in turn. This is tuned on seeds that
+are not reported. The row without probation shows the effect of probation, and the row without griefers the cost of audits.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from scenarios.trials import COUNT, Parser
 from training.job_spec import PRESETS, AuditMode, JobSpec, complete_fields
 
 ROUNDS = 200
-TUNED_ON = 200  # seeds, the first ones; the others are reported
+TUNED_ON = 200  # the first seeds; the others are reported
 GROUPS = ((4, 0), (4, 1), (7, 2))  # trainers, griefers
-MORE_MAX = {1: 0.10, 2: 0.15}  # by griefers: rounds that are undone, over those of the job
+MORE_MAX = {1: 0.10, 2: 0.15}  # by griefers: undone rounds, relative to those of the job
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Job:
         self.round = self.taken = self.undone = 0
         self.back_in, self.times = dict[int, int](), Counter[int]()
         self.pending: list[tuple[int, int, int]] = []  # (round of the conviction, griefer, rounds taken before the lie)
-        self.waits = dict[int, int]()  # until when a griefer does not lie again
+        self.waits = dict[int, int]()  # round until which a griefer does not lie again
 
     def run(self) -> Job:
         closing = self.spec.rounds - self.spec.usual_final_full_audit_rounds
@@ -88,7 +87,7 @@ class Job:
         return able[:1] if self.plan.in_turn else able
 
     def _lie(self, griefer: int) -> None:
-        """It lies again once nobody can be drawn for this lie any more."""
+        """Lie, and wait until no auditor can be drawn for this lie."""
         self.waits[griefer] = self.round + self.spec.audit_window + 1
         rate = sortition.audit_rate_of_round(
             self.spec.audit_rate, self.taken, self.spec.rounds, self.spec.usual_final_full_audit_rounds
@@ -112,7 +111,7 @@ class Job:
 
 
 def measured(spec: JobSpec, peers: int, griefers: int, probation: bool, seeds: Sequence[int]) -> Row:
-    """Under the plan that undoes the most in the first seeds."""
+    """Measure the plan that undoes most rounds in the first seeds."""
     plans = [Plan(behind, in_turn) for behind, in_turn in product(range(spec.anchor_rounds), (False, True))]
 
     def jobs(plan: Plan, seeds: Sequence[int]) -> list[Job]:
@@ -131,7 +130,7 @@ def job_of_local() -> JobSpec:
 
 
 def undone_share(peers: int, griefers: int) -> float:
-    """The rounds that so many griefers have undone, over those of a job of `ROUNDS` rounds."""
+    """Return the undone rounds with this number of griefers, relative to a job of `ROUNDS` rounds."""
     seeds = range(TUNED_ON, 2 * TUNED_ON)
     return measured(job_of_local(), peers, griefers, probation=True, seeds=seeds).undone / ROUNDS
 

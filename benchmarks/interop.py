@@ -1,9 +1,9 @@
-"""Models that leave a network and come in, beside transformers 5: `python -m benchmarks.interop --json FILE`.
+"""Export and import of models, compared with transformers 5: `python -m benchmarks.interop --json FILE`.
 
-A peer of a network of its own trains small jobs, of bytes and of a BPE, as a person would ask it to, and writes their models.
-transformers and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`), say what they make of them:
-logits and greedy tokens beside ours, ids of texts. The other way, a job starts from a Llama that transformers made, and the model
-of its round 0 leaves again. `--llama PYTHON`, an interpreter that has `llama-cpp-python`, asks llama.cpp as well.
+A peer in a network of its own trains small jobs, of bytes and of a BPE, through its commands, and writes their models. They are
+read by transformers and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`). Their logits, greedy
+tokens and token ids are compared with ours. In the other direction a job starts from a Llama that transformers made, and the
+model of its round 0 is exported again. `--llama PYTHON`, an interpreter with `llama-cpp-python`, adds llama.cpp.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from training.engines.pytorch.sampling import sample_tokens
 LOGITS_MAX, GGUF_LOGITS_MAX = 1e-4, 1e-2
 GREEDY, PROMPT, WINDOWS = 64, 16, 4
 KINDS = {"bytes": (), "bpe": ("--vocabulary", "400")}
-SMALL = ("model.tied=false", "model.rope_base=50000", "model.norm_epsilon=1e-5")  # of the BPE's: all that a model may have
+SMALL = ("model.tied=false", "model.rope_base=50000", "model.norm_epsilon=1e-5")  # for the BPE: all features of models
 ROUNDS = 6
 JOB_SECONDS_MAX, THEIRS_SECONDS_MAX = 300.0, 600.0
 TEXTS = ("don't they?  \n\n\t'll", "Grüße, 世界! 🙂\u200d\u00a0x", "\x00\x01\x7f", " ", "2026 = 2 · 1013")
@@ -67,7 +67,7 @@ class Home(Place):
         return super().run("--role", "full", *more)
 
     def says(self, command: str, *arguments: str) -> None:
-        """As a person; what `peer` complains about ends the benchmark."""
+        """Run a command of `peer`. An error ends the benchmark."""
         done = self.peer(command, *arguments, "--data-dir", str(self.path))
         if done.returncode:
             raise SystemExit(f"peer {command}: {done.stderr.strip()}")
@@ -84,7 +84,7 @@ class Home(Place):
 
 
 def theirs(*arguments: str) -> None:
-    """Runs transformers. `Unavailable` if it cannot."""
+    """Run transformers. Raises `Unavailable` if it cannot run."""
     _ask(environment.interpreter("interop", environment.INTEROP), "transformers", *arguments)
 
 
@@ -109,7 +109,7 @@ def out(home: Home, folder: Path, seed: int) -> None:
 
 
 def ours(home: Home, path: Path) -> None:
-    """What the peer's own model says, in files beside those of the others. No peer runs."""
+    """Write the outputs of the peer's own model to files beside the others. No peer runs."""
     found = model_from_data_directory(home.path, path.name)
     model, tokenizer = GPT(found.spec), load_tokenizer(found.tokenizer, found.spec.model.vocabulary)
     model.parameters.copy_(torch.from_numpy(found.parameters.copy()))
@@ -129,7 +129,7 @@ def ours(home: Home, path: Path) -> None:
 
 
 def came_back(home: Home, folder: Path, seed: int) -> Iterator[Row]:
-    """A Llama comes in and leaves."""
+    """Import and export a Llama."""
     theirs("make", str(folder), str(seed))
     for kind in KINDS:
         name = f"in-{kind}-{seed}"

@@ -1,18 +1,19 @@
-"""How often labels are right, and who gets points, with people who guess, lie or copy: `python -m benchmarks.labels --json FILE`.
+"""Accuracy of labels and shares of points, with people who guess, lie or copy: `python -m benchmarks.labels --json FILE`.
 
-Labels of a close are measured on the crowds of `benchmarks.crowds`, beside a plain majority. Neither their accuracy nor their
-balanced accuracy (the mean over classes) may be more than .02 below that of the majority. Tasks with gold do not count.
+The labels of a close are measured on the crowds of `benchmarks.crowds`, beside a plain majority. Their accuracy and their
+balanced accuracy (the mean over classes) may be at most 0.02 below the majority's. Tasks with gold do not count.
 
-Where a project runs, two votes are asked for first, and one more at a time until the running estimate is sure, as in `curation`.
-Points are also divided where each task has five votes and nobody sees another's. A fifth of the annotators is of one kind:
+In a running project two votes are requested first, and then one more at a time until the running estimate is sure, as in
+`curation`. Points are also divided in projects with five votes per task, none of which sees another one. A fifth of the
+annotators is of one kind:
 
-| kind     | what it says |
+| kind     | answers |
 |----------|--------------|
 | lazy     | always the first option |
 | random   | either option |
-| copying  | what most of the opened votes say; where there is none yet, either option |
-| fresh    | either option, and after every ten answers it comes with a new key; its points are those of all its keys |
-| colluding| all of them the same, drawn for each task |
+| copying  | the majority of the opened votes, or either option if there is none |
+| fresh    | either option, with a new key after every ten answers; its points are those of all its keys |
+| colluding| the same for all of them, drawn for each task |
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from scenarios.trials import COUNT, Parser
 from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 
 OPTIONS = 2
-AS_IT_RUNS = 2, VOTES_MAX  # votes that a task is asked for before any is opened, and at most
+AS_IT_RUNS = 2, VOTES_MAX  # requested votes of a task before any is opened, and its maximum
 FIVE_BLIND = VOTES, VOTES
 FRESH_ANSWERS = 10  # of one key
 PRICE = 1_000  # points of a task
 KINDS = ("lazy", "random", "copying", "fresh", "colluding")
-ANSWERS = 150  # of each annotator, where reputations are compared with what people are
+ANSWERS = 150  # per annotator, when reputations are compared with accuracies
 RIGHT_MIXED, RIGHT_LYING, BELOW_MAJORITY = 0.92, 0.94, 0.02
 STOP_VOTES, STOP_RIGHT, STOP_ACCURACY = 3.1, 0.93, 0.8
 SHARE_MAX, CORRELATION_MIN = 0.05, 0.8
@@ -56,7 +57,7 @@ SHARE_MAX, CORRELATION_MIN = 0.05, 0.8
 
 @dataclass
 class Crowd:
-    """Accuracies of one crowd: of the estimate and of a plain majority, in which the lowest of equal classes wins."""
+    """Accuracies of one crowd: the estimate, and a plain majority that resolves ties to the lowest class."""
 
     name: str
     seed: int
@@ -90,7 +91,7 @@ def crowd(name: str, seed: int) -> Crowd:
 @dataclass
 class Person:
     kind: str
-    chance: float  # of being right by itself
+    chance: float  # of an own answer that is right
     keys: list[int] = field(default_factory=list)
     answers: int = 0
 
@@ -109,9 +110,9 @@ class Project:
 def run(
     people: Sequence[Person], draw: np.random.Generator, tasks: int | None, answers: int, votes: tuple[int, int] = AS_IT_RUNS
 ) -> Project:
-    """Tasks one after another, so many; or until each person has given so many answers, on average.
+    """Run tasks one after another: `tasks` of them, or until the mean number of answers per person is `answers`.
 
-    `votes` of a task: how many are asked for before any is opened, and how many at most.
+    `votes` are the requested votes of a task before any is opened, and its maximum.
     """
     project, counts = Project(), defaultdict[int, tuple[int, ...]](tuple)
     while len(project.truth) < tasks if tasks else len(project.votes) < answers * len(people):
@@ -169,11 +170,11 @@ def _said(person: Person, truth: int, agreed: int, opened: Sequence[int], draw: 
 
 @dataclass
 class Stopped:
-    """Early stopping where all are right equally often."""
+    """Early stopping with equally accurate annotators."""
 
     seed: int
     right: float
-    votes: float  # of a task
+    votes: float  # per task
 
 
 def stopped(seed: int) -> Stopped:
@@ -190,18 +191,18 @@ def right(project: Project) -> float:
 
 @dataclass
 class Points:
-    """A project in which a fifth of all is of one kind."""
+    """A project in which a fifth of the annotators is of one kind."""
 
     kind: str
     seed: int
-    answers: float  # of a person, on average
-    right: float  # of the labels while it ran
+    answers: float  # mean per person
+    right: float  # share of the labels while it ran
     right_whole: float  # and at its close
-    honest: float  # points of an honest one, on average
-    most: float  # of a person of the kind, over those of an honest one
+    honest: float  # mean points of an honest annotator
+    most: float  # of a person of the kind, relative to an honest one
     mean: float
-    unpaid: float  # of the honest: those without any points
-    correlation: float  # of ranks: weights, and how often a person is right
+    unpaid: float  # share of the honest without any points
+    correlation: float  # rank correlation between weights and accuracies
 
 
 def paid(kind: str, seed: int, tasks: int | None, answers: int = 0, votes: tuple[int, int] = AS_IT_RUNS) -> Points:
@@ -211,7 +212,7 @@ def paid(kind: str, seed: int, tasks: int | None, answers: int = 0, votes: tuple
     people += [Person("honest", float(draw.uniform(LOW, HIGH))) for _ in range(PEOPLE - few)]
     project = run(people, draw, tasks, answers, votes)
     whole = run_dawid_skene(OPTIONS, len(project.truth), project.keys, np.array(project.votes, dtype=np.int64))
-    # Votes of a task are in another order there.
+    # The votes of a task have another order there.
     blind = {(task, key): mark for (task, key, _), mark in zip(project.votes, project.blind, strict=True)}
     marks = np.array([blind[int(task), int(key)] for task, key, _ in whole.votes], dtype=np.int64)
     weights = [annotator_weight([[(int(seen), int(good)) for seen, good in rows]]) for rows in final_confusions(whole, marks)]
@@ -220,7 +221,7 @@ def paid(kind: str, seed: int, tasks: int | None, answers: int = 0, votes: tuple
     points = divide_points(PRICE * len(project.truth), shares)
     of = [sum(points[key.to_bytes(32, "big")] for key in person.keys) for person in people]
     honest = float(np.mean(of[few:])) or 1.0
-    # A person of many keys is as good as the keys are that it answered with, on average.
+    # The reputation of a person with several keys is the mean over the keys that it used.
     found = [float(np.mean([weights[key] for key in person.keys])) / WEIGHT_ONE for person in people]
     labels = likeliest_classes(whole.posterior())
     return Points(
@@ -238,7 +239,7 @@ def paid(kind: str, seed: int, tasks: int | None, answers: int = 0, votes: tuple
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's, of ranks; equal values share theirs. 0 if all of the first are equal."""
+    """Return Spearman's rank correlation; ties share their rank. It is 0 if all values of `first` are equal."""
     if len(set(first)) == 1:
         return 0.0
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
@@ -248,7 +249,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
 
 
-# What must hold ----------------------------------------------------------------------------------------------------------
+# Bounds --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -257,7 +258,7 @@ class Figures:
     stops: list[Stopped] = field(default_factory=list)
     points: list[Points] = field(default_factory=list)
     five: list[Points] = field(default_factory=list)  # with five votes on each task, none of which saw another
-    long: list[Points] = field(default_factory=list)  # with as many answers as a reputation takes
+    long: list[Points] = field(default_factory=list)  # with enough answers for a reputation
 
 
 def measure(seed: int, figures: Figures) -> None:
@@ -269,7 +270,7 @@ def measure(seed: int, figures: Figures) -> None:
 
 
 def below_majority(rows: Sequence[Crowd]) -> tuple[float, float]:
-    """By how much the mean accuracy, and the mean balanced accuracy, is below the majority's."""
+    """Return the difference of mean accuracy, and of mean balanced accuracy, below the majority's."""
     return mean([of.majority - of.right for of in rows]), mean([of.majority_balanced - of.balanced for of in rows])
 
 
@@ -291,7 +292,7 @@ def verdicts(figures: Figures) -> Iterator[str]:
         most = max(of.most for of in found_short + found_long)
         ranked = mean([of.correlation for of in found_long])
         if kind == "colluding":
-            continue  # nothing is promised of it: `show` prints it
+            continue  # without a promise: `show` prints it
         yield verdict(
             most <= SHARE_MAX, f"a fifth {kind}: ≤ {SHARE_MAX:.0%} of an honest one's points, the most of all: {most:.1%}"
         )

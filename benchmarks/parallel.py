@@ -1,4 +1,4 @@
-"""What takes no times may use all cores."""
+"""Computation in parallel processes, for benchmarks that do not measure time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ JOBS = os.cpu_count() or 1
 
 
 def side_by_side(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Result]]:
-    """(place in `tasks`, result) as they come, each computed with one thread in one of `jobs` processes; of one job, in this one.
+    """Yield (index in `tasks`, result) in order of completion, from `jobs` processes with one thread each.
 
-    A task that fails leaves the others: what they met is raised after the last result, as a `RuntimeError` with their traces.
+    A single job runs in this process. A failed task does not stop the others. After the last result a `RuntimeError` with the
+    traces of all failures is raised.
     """
     failures, attempts = list[str](), partial(_attempt, work)
     with ExitStack() as stack:
         if min(jobs, len(tasks)) <= 1:
             found: Iterator[tuple[int, list[Result], str]] = map(attempts, enumerate(tasks))
         else:
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when a process loads numpy
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it when it is loaded
             context = multiprocessing.get_context("spawn")
             pool = stack.enter_context(context.Pool(min(jobs, len(tasks)), torch.set_num_threads, (1,)))
             found = pool.imap_unordered(attempts, list(enumerate(tasks)))

@@ -1,4 +1,4 @@
-"""What a figure must come with: machine, date, commit, command. And the file it goes to."""
+"""Origin of a figure: machine, date, commit and command; and the file with the figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from protocol.errors import UserError
 
 
 def provenance(started: float) -> dict[str, Any]:
-    """`started`: seconds since the epoch."""
+    """Return the origin of a run. `started` is in seconds since the epoch."""
     return {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
@@ -32,7 +32,7 @@ def provenance(started: float) -> dict[str, Any]:
 
 
 def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None:
-    """The whole file or none of it: called after every row, so that whoever ends a run half-way loses one row."""
+    """Write the whole file or nothing. Called after every row, so that an interrupted run loses one row."""
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,9 +42,9 @@ def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None
 
 
 def earlier(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What an ended run left in `file`, to go on with; nothing if there is none.
+    """Return the figures that an interrupted run left in `file`, or nothing if there is none.
 
-    Raises `UserError` if it was another commit's, or not of the settings `about`.
+    Raises `UserError` if they are of another commit, or of other settings than `about`.
     """
     if file is None or not file.exists():
         return {}
@@ -58,12 +58,12 @@ def earlier(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _portable(figures: str) -> str:
-    """Without the folders that only this machine has."""
+    """Remove the paths of this machine."""
     return figures.replace(f"{REPOSITORY}/", "").replace(f"{tempfile.gettempdir()}/", "")
 
 
 def _commit() -> str:
-    """That of this repository, wherever the command was given; with a plus where files of it were changed since."""
+    """Return the commit of this repository, independent of the working directory, with a plus if tracked files were changed."""
     try:
         return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):

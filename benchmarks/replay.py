@@ -1,16 +1,16 @@
-"""How far honest replays lie apart, and how far lies: `python -m benchmarks.replay --json FILE`.
+"""Errors of honest replays and of lies: `python -m benchmarks.replay --json FILE`.
 
-An auditor accepts what its own replay confirms up to `replay_tolerance`. One process trains; others replay the round with other
-instruction sets, thread counts and micro-batches; then with wrong data, a wrong step, a wrong rate, and all of it in bfloat16.
-All errors are relative L2 distances of Δ over the round, as an audit computes them. A tolerance has to lie between the most
-honest error and the least false one; both are printed for every precision.
+An auditor accepts a proposal if its own replay agrees within `replay_tolerance`. One process trains. Others replay the round with
+other instruction sets, thread counts and micro-batches, and then with wrong data, a wrong step, a wrong rate, and in bfloat16.
+All errors are relative L2 distances of Δ over the round, as in an audit. A tolerance must lie between the largest honest error
+and the smallest false one; both are printed for every precision.
 
-A PPO job's responses are sampled once and committed to: replays derive the rest from them. `ppo-jumps` is PPO as in the textbook,
-whose gradients jump where ratio or value reach the edge of their clip; it is replayed only if `--jobs` names it.
+The responses of a PPO job are sampled once and committed to, and replays derive the rest from them. `ppo-jumps` is textbook PPO,
+whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it.
 
-The hashes of what must be bit-equal are compared with `tests/training/golden.json`, and those that torch computes are printed.
-`--device cuda` computes them and all replays there as well, with the engine of a peer that has a GPU; it needs nothing but this
-repository, numpy, msgpack, pynacl, and a torch with that device.
+Hashes of results that must be equal bit for bit are compared with `tests/training/golden.json`, and those of torch are printed.
+`--device cuda` also computes them and all replays on a GPU, with the engine of a peer. It needs this repository, numpy, msgpack,
+pynacl, and a torch with that device.
 """
 
 from __future__ import annotations
@@ -82,21 +82,21 @@ TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
 class Row:
     job: str
     kind: str
-    precision: str  # and where, such as "bf16 on cuda"
+    precision: str  # with the device, such as "bf16 on cuda"
     what: str
     seed: int
     round: float  # relative error of Δ
-    payload: float  # as `feedback.payload_distances` tells it of a payload that says Δ, over ‖Δ‖
+    payload: float  # distance of an encoded Δ by `feedback.payload_distances`, over ‖Δ‖
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a replay differs from the original, beside the process it runs in."""
+    """The differences between a replay and the original, besides the process's environment."""
 
     name: str
     kind: str
-    trainer: bytes = TRAINER  # whose data
-    shift: int = 0  # of the step whose data is taken
+    trainer: bytes = TRAINER  # owner of the data
+    shift: int = 0  # offset of the step whose data is used
     rate: float = 1.0  # factor of the inner rate
     micro_batch: int | None = None
     half: bool = False  # the job's `precision=bf16`
@@ -122,7 +122,7 @@ ON_A_GPU = (Variant("TF32", FAST, fast_float32=True), *BOTH)
 
 
 def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
-    """An engine that does as `variant` says; torch is imported only here, where the environment is what it is to be."""
+    """Return an engine for a variant. Torch is only imported here, in a process with the right environment."""
     import torch
 
     from training.data.token_sequences import TokenizedText
@@ -135,7 +135,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     kind: Any = TorchDeclaringEngine if declares else TorchEngine
 
     class Differing(kind):  # type: ignore[misc]
-        """Takes other data, if the variant says so."""
+        """An engine with other data if the variant requests it."""
 
         def batch(
             self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Any = None
@@ -145,7 +145,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
             return found
 
     where = torch.device(device)
-    configure_device(torch.device(where.type, where.index or 0))  # as a peer's worker does; it forbids TF32
+    configure_device(torch.device(where.type, where.index or 0))  # as in a peer's worker; it disables TF32
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = variant.fast_float32
     text = np.frombuffer(default_text(), dtype=np.uint8)
@@ -162,7 +162,10 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
 
 
 def some_pairs() -> list[PreferencePair]:
-    """A prompt of the text, its own continuation and that of another place; one in four is turned, so that nothing is sure."""
+    """Return preferences between a prompt's own continuation and another one.
+
+    One pair in four is swapped, so that no preference is certain.
+    """
     text, pairs = default_text().decode(), list[PreferencePair]()
     for number, place in enumerate(range(0, len(text) - 500, 500)):
         parts = (text[place + start : place + stop] for start, stop in ((0, 40), (40, 80), (240, 300)))
@@ -171,7 +174,7 @@ def some_pairs() -> list[PreferencePair]:
 
 
 def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The parameters before the round after `rounds`, and Δ."""
+    """Yield the parameters before the round after `rounds`, and Δ."""
     engine = engine_of(spec, "cpu", EVERYWHERE)
     parameters = initial_parameters(spec)
     for number in range(rounds):
@@ -187,7 +190,7 @@ def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]
 def declared(
     engine: Any, parameters: Float32Array, number: int, blob: bytes | None = None, trainer: bytes = TRAINER
 ) -> tuple[Declaration | None, bytes]:
-    """What the steps of a round go by, and the responses that are committed to: new ones if none are given."""
+    """Return the declaration of a round and its committed responses, which are sampled unless `blob` has them."""
     if engine.spec.resolved_objective.declaration_type is None:
         return None, b""
     place = JOB, number, trainer
@@ -203,7 +206,7 @@ def declared(
 
 
 def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant) -> tuple[float, float]:
-    """The errors of Δ, and of the payload that says Δ."""
+    """Return the errors of Δ and of its payload."""
     wrong = replace(spec, inner_rate=spec.inner_rate * variant.rate)
     engine = engine_of(wrong, device, variant)
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
@@ -219,7 +222,7 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
 
 
 def child(options: argparse.Namespace) -> None:
-    """What one process of an environment does: replays what is in `--child`, and prints the rows."""
+    """Replay the rounds in the folder `--child` in this process's environment, and print the rows."""
     rows = []
     for file in sorted(options.child.glob("*.npz")):
         name, _, seed = file.stem.rpartition("-")
@@ -239,7 +242,7 @@ def child(options: argparse.Namespace) -> None:
 
 
 def _sees_the_same(spec: JobSpec) -> bool:
-    """Whether every inner step goes through all responses: the next step's data are then no lie."""
+    """Return whether every inner step uses all responses, so that the data of the next step are no lie."""
     return isinstance(spec.decoded_settings, PpoSettings) and spec.decoded_settings.epochs == spec.local_steps
 
 
@@ -247,7 +250,7 @@ def _sees_the_same(spec: JobSpec) -> bool:
 
 
 def environments() -> list[Environment]:
-    """What differs between machines: instruction sets of torch, of MKL and of oneDNN, and the number of threads."""
+    """Return the differences between machines: instruction sets of torch, MKL and oneDNN, and the number of threads."""
     narrow = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"}
     middle = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     return [
@@ -261,7 +264,10 @@ def environments() -> list[Environment]:
 
 
 def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[list[Row]]:
-    """What each kind of process has found of one job: a child does no more, so that none takes too long on a slow machine."""
+    """Yield the rows of one job from each kind of process.
+
+    A child does no more than this, so that none takes too long on a slow machine.
+    """
     for seed in options.seeds:
         (folder / f"{job}-{seed}.npz").touch()
     here = Environment("", dispatch.threads(1))
@@ -282,7 +288,7 @@ def _replayed(job: str, environment: Environment, name: str, arguments: list[str
 
 
 def hashes(device: str) -> dict[str, Any]:
-    """What must be bit-equal everywhere, as this machine computes it, also with torch on `device`, and the names that differ."""
+    """Return the hashes that must be equal everywhere, as computed here and by torch on `device`, and the names that differ."""
     printed: dict[str, Any] = dispatch.last_json(Environment("").run("tests.training.golden", "--torch", device))
     golden, by_torch = json.loads(GOLDEN.read_text()), printed["torch"]
     differing = [name for name in golden if printed["hashes"].get(name) != golden[name]]
@@ -290,7 +296,7 @@ def hashes(device: str) -> dict[str, Any]:
 
 
 def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """By precision and device: the most honest error, and the least of each kind of lie."""
+    """Return the largest honest error and the smallest of each kind of lie, by precision and device."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         gap = found.setdefault(row.precision, {})
@@ -302,7 +308,7 @@ def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
-    """Of float32, in which audited jobs are replayed, and of the hashes."""
+    """Check the errors in float32, the precision of audited jobs, and the hashes."""
     for precision, gap in gaps(rows).items():
         if precision.startswith("fp32") and {HONEST, LIE} <= gap.keys():
             text = f"{precision}: honest replays ≤ the tolerance {TOLERANCE:g} < lies: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"

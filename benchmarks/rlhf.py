@@ -1,9 +1,9 @@
-"""RLHF: how near to the best policy a network with a liar comes, beside one process: `python -m benchmarks.rlhf --toy`.
+"""RLHF: distance from the best policy in a network with a liar, beside one process: `python -m benchmarks.rlhf --toy`.
 
-`--text` goes from reviews of films to a policy that writes kinder ones (`benchmarks.rlhf_text`).
+`--text` trains from reviews of films to a policy that writes more positive ones (`benchmarks.rlhf_text`).
 
-Each run of the toy is `peer demo --rlhf toy` as a person runs it; its best policy is known exactly. The one process has no
-network, no codec and no aggregation, and in each round as many responses as the honest trainers have together.
+Each run of the toy is `peer demo --rlhf toy` as a person runs it; its best policy is known exactly. The single process has no
+network, codec or aggregation, and in each round as many responses as the honest trainers have together.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from training.job_spec import JobSpec
 from training.replicated.tensor_layout import initial_parameters
 
 ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward", "sign-flip")
-GAP_MIN = {"ppo": 0.98, "grpo": 0.95}  # of the way from the reference to the best policy
-ATTACKED_MIN = 0.95  # of what the network without a liar closes
+GAP_MIN = {"ppo": 0.98, "grpo": 0.95}  # share of the way from the reference to the best policy
+ATTACKED_MIN = 0.95  # relative to the network without a liar
 SECONDS_MAX = 300.0  # of one run
-HONEST = 2  # trainers of the demo's three
+HONEST = 2  # of the demo's three trainers
 
 
 def build_parser() -> Parser:
@@ -105,7 +105,7 @@ def demo(options: argparse.Namespace, seed: int, attack: str) -> dict[str, Any]:
 
 
 def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    """In a process of its own."""
+    """Run the single process in a child."""
     features.register_features()
     torch.set_num_threads(1)
     said = dict(setting.partition("=")[::2] for setting in options.set) | {"seed": str(seed), "algorithm": options.algorithm}
@@ -115,7 +115,7 @@ def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
 
 
 def train_single_process(spec: JobSpec) -> PolicyMetrics:
-    """One process: the update of each round is taken as it is. Nothing is encoded, aggregated, or agreed on."""
+    """Train one process that applies the update of each round without codec, aggregation or votes."""
     first = initial_parameters(spec)
     engine = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
     assert isinstance(engine, DeclaringEngine)

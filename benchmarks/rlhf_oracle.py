@@ -1,11 +1,11 @@
-"""The losses of RLHF beside those of TRL 1.12.0: `python -m benchmarks.rlhf_oracle --json FILE`.
+"""The losses of RLHF compared with those of TRL 1.12.0: `python -m benchmarks.rlhf_oracle --json FILE`.
 
-TRL's own trainers run on small random models, in an environment of its own (`benchmarks.rivals.trl_oracle`). What they had in
-their variables is computed again by `rlhf.pytorch.losses`, without ramps. `--write` keeps the tensors of the first seed for the
-tests, and `--stored` compares with those alone.
+TRL's own trainers run on small random models, in an environment of its own (`benchmarks.rivals.trl_oracle`). Then
+`rlhf.pytorch.losses` recomputes the values of their variables, without ramps. `--write` stores the tensors of the first seed for
+the tests, and `--stored` only compares with those.
 
-TRL puts a score on the token after the stop, where there is one, and lets that token have a value; we put it on the stop itself.
-So our functions get TRL's mask here, with that one token more, for rewards, advantages and values.
+TRL puts the score on the token after a stop token and gives that token a value. Our code puts the score on the stop token. Our
+functions therefore get TRL's mask here, with that extra token, for rewards, advantages and values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlhf.pytorch import losses
 from scenarios.trials import Parser
 
 GOLDEN = REPOSITORY / "tests" / "rlhf" / "trl.safetensors"
-BETA, VALUE_WEIGHT, DPO_BETA = 0.1, 0.1, 0.3  # as `benchmarks.rivals.trl_oracle` sets TRL up
+BETA, VALUE_WEIGHT, DPO_BETA = 0.1, 0.1, 0.3  # as in `benchmarks.rivals.trl_oracle`
 ROLLOUTS_MAX, LOSSES_MAX = 1e-6, 1e-5
 TRL_SECONDS_MAX = 600.0  # a minute on an idle core
 
@@ -45,7 +45,7 @@ TRL_SECONDS_MAX = 600.0  # a minute on an idle core
 class Row:
     seed: int
     what: str
-    largest: float  # difference; of a gradient, and of what is larger than 1, in units of the largest element
+    largest: float  # largest difference, in units of the largest element for gradients and for values above 1
     most: float
 
 
@@ -132,7 +132,7 @@ def _dpo(compared: Compared) -> None:
 
 
 def _probabilities(theirs: Tensor) -> Tensor:
-    """TRL knows only that one response was chosen. A p between is a mean of both ways, and so are the gradients."""
+    """Return soft labels. TRL only has labels 0 and 1; a p between them is a mean of both, and so are its gradients."""
     return torch.linspace(0, 1, len(theirs))
 
 
@@ -146,7 +146,7 @@ def _batches(tensors: Mapping[str, Tensor]) -> int:
 
 
 def cases(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many tokens or responses of each kind are there: a comparison without one of them would say little."""
+    """Count the tokens or responses of each kind, because a comparison without one of them would be weak."""
     rollouts = {name.removeprefix("ppo.rollouts."): tensor for name, tensor in tensors.items() if "ppo.rollouts." in name}
     found = {
         "responses that stop": int(rollouts["padding_mask"].any(1).sum()),
@@ -167,7 +167,7 @@ def cases(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def theirs(seed: int, file: Path) -> None:
-    """What TRL computes, into a file. `Unavailable` if it cannot."""
+    """Write TRL's results to a file. Raises `Unavailable` if TRL cannot run."""
     command = [str(environment.interpreter("trl", environment.TRL)), "-m", "benchmarks.rivals.trl_oracle", str(file), str(seed)]
     surroundings = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     try:
@@ -179,7 +179,7 @@ def theirs(seed: int, file: Path) -> None:
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors, and the versions of what made them."""
+    """Return the tensors of a file, and the versions of the programs that made them."""
     with safe_open(file, "pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118 - no dictionary
 

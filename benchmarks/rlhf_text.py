@@ -1,8 +1,8 @@
-"""The part of `benchmarks.rlhf` with `--text`: from reviews of films over preferences to a policy that writes kinder ones.
+"""The part of `benchmarks.rlhf` with `--text`: from reviews of films over preferences to a policy that writes more positive ones.
 
-It is `peer demo --rlhf text` as a person runs it, with one liar. A quarter of the preferences is turned around. The reward model
-is measured on preferences of reviews that nobody trained on, beside a linear model of the same pairs; the policy by a judge that
-learned from other reviews: how often it prefers the policy's response to the reference's.
+It is `peer demo --rlhf text` as a person runs it, with one liar. A quarter of the preferences is swapped. The reward model is
+measured on preferences of reviews outside its training data, beside a linear model of the same pairs. The policy is measured by a
+judge that learned from other reviews: how often it prefers the policy's response to the reference's.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from training.data.tokenizer import BpeTokenizer, train_bpe
 from training.transformer import ModelSpec
 
 WRONG_PERMILLE = 250
-VOCABULARY, CONTEXT = 8_192, 80  # with fewer tokens most words are several, and a mean over tokens foretells fewer pairs
+VOCABULARY, CONTEXT = 8_192, 80  # with fewer tokens most words are several tokens, and a mean over tokens predicts fewer pairs
 MODEL = {"context": CONTEXT, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192}
 BASE = {"batch": 16, "micro_batch": 16, "inner_rate": 6e-3, "rounds": 40}
-# All tokens are read, moments go on, layers stay, and at this rate words of a finished base still move (docs/experiments.md).
-# In 168 rounds each trainer meets three quarters of the pairs.
+# All tokens count, moments continue, layers stay, and at this rate words of a finished base still move (docs/experiments.md). In this
+# number of rounds each trainer meets three quarters of the pairs.
 OF_REWARD = {"score": "mean", "batch": 16, "micro_batch": 16, "local_steps": 8, "inner_state": "keep"}
 REWARD = OF_REWARD | {"inner_rate": 2e-2, "beta1": 0.9, "beta2": 0.98, "rounds": 168}
-# One pass over many responses: Adam begins anew in each round, and what small batches let it do is mostly noise, and costs nats.
-# Nothing else holds a policy near its reference that finds out where its reward model knows nothing: 24 nats with a fixed beta.
+# One pass over many responses: Adam restarts in each round, and with small batches its steps are mostly noise, which costs nats.
+# The target of KL is the only bound on a policy that exploits unknown regions of its reward model: 24 nats with a fixed beta.
 OF_POLICY = {"prompt_tokens": 12, "response_tokens": 32, "stop_token": "none", "beta": 0.1, "kl_target": 9}
 POLICY = OF_POLICY | {"epochs": 1, "local_steps": 4, "batch": 64, "micro_batch": 64, "inner_rate": 3e-3}
 REVIEWS, PAIRS, ROUNDS = 6_000, 32_000, 32
-JUDGED_PAIRS, MEASURED_PAIRS = 8_000, 4_000  # what the judge learns from, of the other half; what is measured on
+JUDGED_PAIRS, MEASURED_PAIRS = 8_000, 4_000  # pairs of the other half for the judge; pairs for the measurement
 BEHIND_LINEAR_MAX = 0.03
 PREFERRED_MIN, NATS_MAX, DISTINCT_MIN = 0.8, 10.0, 0.7
 SECONDS_MAX = 2_400.0
@@ -112,7 +112,7 @@ def lines(file: Path, pairs: Sequence[PreferencePair]) -> Path:
 
 
 def accuracy(folder: Path, pairs: Sequence[PreferencePair]) -> float:
-    """As a person asks for it. All of these pairs have the better response first."""
+    """Measure accuracy with the command of `peer`. All of these pairs have the better response first."""
     report, file = folder / "report", lines(folder / "measured.jsonl", pairs)
     words = [
         "rlhf",
@@ -139,7 +139,7 @@ def judged(judge: preference_set_statistics.Weights, samples: Path) -> dict[str,
 
 
 def distinct(texts: Sequence[str]) -> float:
-    """Of all pairs of neighbouring words, how many differ from one another."""
+    """Return the share of distinct pairs among all pairs of neighbouring words."""
     pairs = [pair for text in texts for pair in pairwise(text.split())]
     return len(set(pairs)) / len(pairs) if pairs else 0.0
 

@@ -1,16 +1,16 @@
-"""How fast responses are made, what checking them costs, how soon tuning begins: `python -m benchmarks.rollouts --json FILE`.
+"""Speed of sampling responses, cost of checking them, start of tuning: `python -m benchmarks.rollouts --json FILE`.
 
-One model of 1.9 million parameters, in one thread. All but the starts is processor time, the median of all repeats.
+One model of 1.9 million parameters runs in one thread. All figures but the starts are processor time, medians of all repeats.
 
 - *sampling*: the responses alone.
-- *making*: sampling, and what a proposal says of the responses: one pass of the policy over them and one of the reference.
+- *making*: sampling, and the figures of a proposal: one pass of the policy and one of the reference over the responses.
 - *one pass*: the policy's pass of an auditor, with the noise of each token.
-- *checking*: all that an auditor does before it replays anything: that pass, the reference's, the rewards.
-- *audit*: it checks everything and replays the round; *the proposal*: all that its trainer computed.
+- *checking*: all work of an auditor before a replay: that pass, the reference's, the rewards.
+- *audit*: all checks and the replay of the round; *the proposal*: all work of its trainer.
 
-The passes of a replay are those of the check: what an auditor computes for the check alone is the noise and the comparison.
+A replay uses the passes of the check. The check alone only adds the noise and the comparison.
 
-A start is timed in a network of daemons that has just trained the base, from the request to the first closed round.
+A start is measured in a network of daemons that has just trained the base, from the request to the first closed round.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.transformer import ModelSpec
 
 BYTES = ModelSpec(width=192, layers=4, heads=4, kv_heads=2, hidden=608)
-BPE = replace(BYTES, vocabulary=2_048, hidden=460)  # as many parameters, of which a fifth says tokens
-FEW = replace(BYTES, vocabulary=8)  # untrained, it ends a response at every eighth token
+BPE = replace(BYTES, vocabulary=2_048, hidden=460)  # as many parameters, a fifth of them for tokens
+FEW = replace(BYTES, vocabulary=8)  # an untrained model that ends a response at every eighth token
 SAMPLED_PER_SECOND_MIN, CHECK_SHARE_MAX, START_SECONDS_MAX = 4_000, 0.25, 5.0
-JOB_SECONDS_MAX = 300.0  # of one round, on a busy machine
-DRIFT = 0.02  # deviation of the policy's parameters from the reference's: they differ, as after some rounds
+JOB_SECONDS_MAX = 300.0  # for one round, on a busy machine
+DRIFT = 0.02  # deviation of the policy's parameters from the reference's, as after some rounds
 JOB, TRAINER, ROUND = bytes(32), bytes([1]) * 32, 1
 
 
@@ -90,7 +90,7 @@ class Row:
     parameters: int
     responses: int
     tokens: int
-    sampling: float  # seconds of a processor, as all below
+    sampling: float  # processor seconds, like the next fields
     making: float
     one_pass: float
     checking: float
@@ -115,7 +115,7 @@ class Row:
 
 
 class Clock:
-    """Processor seconds by what they went to."""
+    """Processor seconds by kind of work."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class Clock:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Counts also what goes to sampling, and to the passes that check tokens."""
+        """Also count sampling and the passes that check tokens."""
         sample, over = rollout_passes.sample_responses, rollout_passes.forward_pass
 
         def timed_sample(*arguments: Any) -> Any:
@@ -161,14 +161,14 @@ def material(case: Case, seed: int) -> tuple[JobSpec, TokenizedText, Tokenizer, 
 
 
 def measure(case: Case, seed: int, repeats: int) -> Row:
-    runs = [run(case, seed) for _ in range(1 + repeats)][1:]  # the first one finds caches empty
+    runs = [run(case, seed) for _ in range(1 + repeats)][1:]  # the caches of the first run are empty
     seconds = {what: statistics.median(spent[what] for _, spent in runs) for what in runs[0][1]}
     spec, *_, first = material(case, seed)
     return Row(case.what, seed, len(first), PPO.responses_per_round(spec, spec.decoded_settings), runs[0][0], **seconds)
 
 
 def run(case: Case, seed: int) -> tuple[int, dict[str, float]]:
-    """How many tokens were made; seconds. Trainer and auditor are two engines: what one has found, the other has not."""
+    """Return the number of tokens and the seconds. Trainer and auditor are two engines, which share no results."""
     trainer, auditor = (TorchDeclaringEngine(*material(case, seed)) for _ in range(2))
     assert trainer.first_parameters is not None
     drift = np.random.default_rng(seed).normal(0, DRIFT, trainer.parameters).astype(np.float32)
@@ -199,7 +199,7 @@ def run(case: Case, seed: int) -> tuple[int, dict[str, float]]:
 
 
 async def starts(count: int, seed: int) -> list[float]:
-    """Seconds from the request to the first closed round, of jobs one after another; every worker has trained the base."""
+    """Return the seconds from the request to the first closed round of successive jobs. Every worker has trained the base."""
     found = list[float]()
     async with network.running(4, seed=seed, dress=tunes) as peers:
         watched, base = peers.demo.watched, await peers.train({}, rounds=1)
@@ -213,7 +213,7 @@ async def starts(count: int, seed: int) -> list[float]:
 
 
 async def finished(asked: DemoPeer, job: str) -> None:
-    """Returns when it is, as this peer sees it."""
+    """Wait until the job is finished in this peer's view."""
 
     async def is_finished() -> bool:
         return any(view.job == job and view.state == "finished" for view in await asked.client.jobs())
@@ -222,7 +222,7 @@ async def finished(asked: DemoPeer, job: str) -> None:
         raise UserError(f"a job of one round was not finished in {JOB_SECONDS_MAX:.0f} s")
 
 
-# What is shown -------------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------------------------
 
 
 def show(rows: list[Row]) -> None:

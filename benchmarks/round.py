@@ -1,11 +1,12 @@
-"""What a whole round costs beside computing the updates: `python -m benchmarks.round --json FILE`.
+"""Costs of a whole round without computation of updates: `python -m benchmarks.round --json FILE`.
 
-Real daemons on loopback, all of which train and vote, with workers that have their updates ready (`benchmarks.free`). What is
-left is proposals, the exchange of payloads, judging, ballots, both phases of agreement, aggregation and the outer step, with
-every signature and every durable write. The time of a round is from one applied block to the next, as the first peer sees it.
+Real daemons on loopback train and vote, with workers that have their updates ready (`benchmarks.free`). The rest of a round is
+proposals, exchange of payloads, verdicts, ballots, both phases of agreement, aggregation and the outer step, with every signature
+and every durable write. A round's time runs from one applied block to the next, as the first peer sees it.
 
-Beside it, what hivemind takes to average one vector of that size in f16, in an environment of its own (`--no-hivemind`: not).
-Each of its averages is one try, and the least matchmaking time counts with which all of a run are whole, in one of three runs.
+Beside it stands hivemind's time to average one vector of that size in f16, in an environment of its own (off with
+`--no-hivemind`). Each average is a single attempt. The result is that of the smallest matchmaking time with which all averages of
+a run are whole, in one of three runs.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ from training.job_spec import JobSpec
 from training.transformer import ModelSpec
 
 TICKS = os.sysconf("SC_CLK_TCK")
-ROUND_SECONDS_MAX = 60.0  # on a busy machine; then something hangs
+ROUND_SECONDS_MAX = 60.0  # for a busy machine; a longer round hangs
 ROUNDS_WARM = 2  # not counted: the job's text is opened, records are new
 SECONDS_MAX, SECONDS_AIM = 0.5, 0.25
 MODEL = ModelSpec(width=128, layers=5, heads=4, kv_heads=4, hidden=344)  # 1,022,336 parameters
 BASE = JobSpec(name="benchmark", model=MODEL, data=bytes(32))
-# Each with one inner step: there are no states to keep, and an audit replays the whole update.
+# Each job has one inner step: there are no states to keep, and an audit replays the whole update.
 JOBS = {
     "1 bit": {"audit": "off", "byzantine_max": "0"},
     "4 bits, AdamW": {"audit": "sampled", "bits": "4", "outer": "adamw", "audit_rate": "0.1"},
     "1 bit, all audited": {"audit": "full"},
 }
 MATCHMAKING_SECONDS = (0.5, 1.0, 3.0)  # the least that forms whole groups counts; hivemind's default is 5
-RIVAL_RUNS = 3  # with each: one average that fails ends a run, and nothing of it counts
+RIVAL_RUNS = 3  # per matchmaking time; a failed average ends a run without a result
 RIVAL_SECONDS_MAX = 600.0
 
 
@@ -74,29 +75,29 @@ class Task:
     model: ModelSpec = MODEL
 
     def row(self, name: str, reason: str = "") -> Row:
-        """Nothing of which is measured yet."""
+        """Return a row without measurements."""
         return Row(name, self.peers, self.model.parameters, 0, self.seed, reason=reason)
 
 
 @dataclass
 class Row:
-    """None: not measured; where `reason` says why, nothing was."""
+    """Measurements of a job. None: not measured; `reason` tells why a row has none."""
 
     name: str
     peers: int
     parameters: int
     rounds: int
     seed: int
-    seconds: float | None = None  # p50
+    seconds: float | None = None  # median
     seconds_least: float | None = None
-    daemon_seconds: float | None = None  # processor time of one peer's daemon, and of its worker, for a round
+    daemon_seconds: float | None = None  # processor time per round of one peer's daemon, and of its worker
     worker_seconds: float | None = None
     bytes_per_peer: dict[str, float] = field(default_factory=dict)  # sent in a round, by kind
     heights: float | None = None  # decided in a round
-    fsyncs: float | None = None  # of one peer in a round, of files and folders
+    fsyncs: float | None = None  # of one peer in a round, for files and folders
     commits: float | None = None  # of its database
     reason: str = ""
-    failed: list[str] = field(default_factory=list)  # runs of the rival before this one, and why
+    failed: list[str] = field(default_factory=list)  # earlier runs of the rival, with reasons
 
 
 @dataclass
@@ -132,12 +133,12 @@ async def ours(name: str, settings: Mapping[str, str], task: Task) -> Row:
 
 
 def attempt(name: str, settings: Mapping[str, str], task: Task) -> Row:
-    """A job that fails leaves the others; its row says why."""
+    """Measure a job. If it fails, its row has the reason, and the others still run."""
     try:
         return trio.run(partial(ours, name, settings, task))
     except (UserError, trio.TooSlowError, OSError) as error:
         failure: BaseException = error
-    except BaseExceptionGroup as group:  # of peers that were waited for together
+    except BaseExceptionGroup as group:  # of peers in one nursery
         known, others = group.split((UserError, trio.TooSlowError, OSError))
         if known is None or others is not None:
             raise
@@ -212,7 +213,7 @@ def _row(empty: Row, before: _Look, after: _Look, seconds: list[float], fsyncs: 
 
 
 def hivemind(task: Task) -> list[Row]:
-    """Its average of one such vector in f16: with finding the group, and the exchange alone."""
+    """Measure hivemind's average of one such vector in f16, with and without the time to find the group."""
     missing = task.row("hivemind f16")
     try:
         python = str(environment.hivemind())
@@ -241,7 +242,7 @@ def _averaged(python: str, task: Task, matchmaking_seconds: float) -> list[Row]:
             row,
             seconds=statistics.median(whole),
             seconds_least=min(whole),
-            daemon_seconds=statistics.mean(report["processor_seconds"] for report in found),  # of everything it starts
+            daemon_seconds=statistics.mean(report["processor_seconds"] for report in found),  # of all its processes
             bytes_per_peer={"all": statistics.mean(report["bytes_sent"] for report in found)},
         ),
         replace(row, name="the exchange alone", seconds=statistics.median(exchange), seconds_least=min(exchange)),

@@ -1,12 +1,13 @@
 """The safety filter against disguised words: `python -m benchmarks.safety --json FILE`.
 
-A text with a listed word, in a disguise, is to be found; one without is to pass. Disguises are our own, and those of others
-(`benchmarks.rivals.bypasses`), of which half of two tables was looked at while the filter was written, and nothing else. Texts
-without a listed word hold words that have one inside (`classic`), alone and in every disguise that leaves them readable, other
-languages, leetspeak of numbers and names, and sentences of the program's default text. Both kinds of texts are equally many.
+The filter must find a disguised listed word in a text, and must pass a text without one. Some disguises are our own. Others are
+from `benchmarks.rivals.bypasses`; half of two of its tables, and nothing else, was known while the filter was written. Texts
+without a listed word are of four kinds: words that include one (`classic`), alone and in every readable disguise; other
+languages; leetspeak of numbers and names; and sentences of the program's default text. There are as many texts with a listed word
+as without one.
 
-Bounds are held for what the filter is for: case, lookalikes, invisible characters, spacing. Leetspeak, stretched words,
-upside-down letters and scripts whose fonts are seldom there are measured only.
+Bounds exist for the purpose of the filter: case, lookalikes, invisible characters, spacing. Leetspeak, stretched words,
+upside-down letters and scripts with rare fonts are only measured.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ INVISIBLE = [
 LEET = {"a": "4@", "b": "8", "e": "3", "i": "1!", "l": "1|", "o": "0", "s": "5$", "t": "7+"}
 
 
-# Disguises of our own -----------------------------------------------------------------------------------------------------
+# Our own disguises -------------------------------------------------------------------------------------------------------
 
 
 def in_any_case(word: str, draw: random.Random) -> str:
@@ -163,7 +164,7 @@ class Row:
     kind: str
     texts: int
     blocked: int
-    is_bad: bool  # they hold a listed word
+    is_bad: bool  # the texts hold a listed word
     is_bounded: bool
 
     @property
@@ -172,12 +173,12 @@ class Row:
 
 
 def listed_words() -> list[str]:
-    """The entries, with letters for their stars."""
+    """Return the list's entries, with letters in place of their stars."""
     return [entry.strip("*") + ending for entry in WORDS for ending in (("", "s", "y") if entry.endswith("*") else ("",))]
 
 
 def disguised(words: Sequence[str], seed: int, count: int) -> dict[str, list[str]]:
-    """Of each kind so many words."""
+    """Return `count` words of each kind of disguise."""
     found = dict[str, list[str]]()
     for kind, disguise in OURS.items():
         draw = random.Random(f"{seed} {kind}")
@@ -209,7 +210,7 @@ def carried(words: Sequence[str], seed: int) -> list[str]:
 
 
 def sentences(seed: int, count: int) -> list[str]:
-    """Of the default text, but for those that hold a listed word as it is."""
+    """Return sentences of the default text without an undisguised listed word."""
     found = [line.strip() for line in default_text().decode(errors="replace").splitlines() if len(line.split()) > 5]
     plain = re.compile(r"\b(" + "|".join(map(re.escape, listed_words())) + r")\b", re.IGNORECASE)
     return random.Random(seed).sample([line for line in found if not plain.search(line)], count)

@@ -1,4 +1,4 @@
-"""Fields of a job as a person types them behind `--set`."""
+"""Fields of a job as a person types them after `--set`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from training.api.job_builder import parse_overrides
 from training.job_spec import ESTIMATES, PRESETS, JobSpec, complete_fields
 from training.transformer import ModelSpec
 
-# By the name that a table gives them. `local` has the inner optimizer that follows from its fields.
+# Settings by their names in tables. `local` has the inner optimizer that follows from its fields.
 _INNER = {name: value for name, value in complete_fields(PRESETS["local"]).items() if name.startswith("inner")}
 MEASURED = {**PRESETS, "local": PRESETS["local"] | _INNER, "estimates": ESTIMATES}
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 
 
 def with_settings(spec: JobSpec, settings: Sequence[str]) -> JobSpec:
-    """`FIELD=VALUE`, as `peer train --set` takes them; fields of the model also without `model.`. Raises `UserError`."""
+    """Apply `FIELD=VALUE` settings like `peer train --set`, also without `model.` for fields of the model. Raises `UserError`."""
     said = parse_set_options(settings)
     of_model = [name.removeprefix("model.") for name in said if name in OF_THE_MODEL or name.startswith("model.")]
     typed = parse_overrides({f"model.{name}" if name in OF_THE_MODEL else name: value for name, value in said.items()})

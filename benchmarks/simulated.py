@@ -1,4 +1,4 @@
-"""The training of many in one process: real updates, payloads and models, nothing of a network. For benchmarks of learning."""
+"""The training of many in one process: real updates, payloads and models, without a network. For benchmarks of learning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine_of(spec: JobSpec, text: Path) -> TorchEngine:
 
 
 def text_file(given: Path | None, folder: Path) -> Path:
-    """What is trained on: the file a person named, or the text inside every Python, written into `folder`."""
+    """Return the given text file, or write the text inside every Python into `folder`."""
     if given is not None:
         return given.absolute()
     file = folder / "text.txt"
@@ -43,7 +43,7 @@ def trainer_key(number: int) -> bytes:
 
 
 def held_out_nats(engine: TorchEngine, parameters: Float32Array) -> float:
-    """Per byte, which is a token here."""
+    """Return the held-out loss in nats per byte, which is a token here."""
     bits = engine.compute_main_metric(parameters)
     assert bits is not None, "these jobs hold text out"
     return bits * math.log(2)
@@ -51,7 +51,7 @@ def held_out_nats(engine: TorchEngine, parameters: Float32Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What an honest trainer computes in a round: its buffer, and what it continues from."""
+    """An honest trainer's update of a round, with the state from which it continues."""
 
     delta: Float32Array
     m: Float32Array
@@ -60,7 +60,7 @@ class Update:
 
 
 class Rounds:
-    """The trainers of one job, and the replicated model; everybody that is accepted moves it on."""
+    """The trainers of one job, and the replicated model, which all accepted updates change."""
 
     def __init__(self, spec: JobSpec, engine: TorchEngine) -> None:
         self.spec, self.engine = spec, engine
@@ -70,7 +70,7 @@ class Rounds:
         self._inner: dict[bytes, InnerState] = {}
 
     def update(self, trainer: bytes, engine: TorchEngine | None = None) -> Update:
-        """With another `engine`, as if the trainer's data were another."""
+        """Compute a trainer's update. Another `engine` gives the trainer other data."""
         model, last = self.model, InnerStates()
         on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
         delta, losses = (engine or self.engine).local_steps(
@@ -86,23 +86,23 @@ class Rounds:
         return Update(delta, self.committed(trainer, m), last.inner, sum(losses) / len(losses))
 
     def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
-        """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""
+        """Return m as the trainer's buffer encodes it. Raises `LocalProtocolError` if m exceeds the levels."""
         buffer = self.buffer(trainer, m)
         return m if buffer is None else buffer.dequantize()
 
     def buffer(self, trainer: bytes, m: Float32Array) -> codec.QuantizedUpdate | None:
-        """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
+        """Return the trainer's committed buffer of this round. The m of a buffer gives the same buffer."""
         return error_feedback.make_buffer(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
-        """e, or the momentum, from which the trainer continues."""
+        """Return e, or the momentum, from which the trainer continues."""
         return self.model.feedback_of(trainer, *self._sent.get(trainer, (None, None)))
 
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
         return self.model.encode_payload(trainer, m)
 
     def given(self, trainer: bytes, payload: bytes) -> codec.QuantizedUpdate:
-        """What the rule is given of a trainer after this payload."""
+        """Return the rule's input from a trainer after this payload."""
         update = codec.decode_payload(payload, self.model.header(trainer), self.model.layout)
         return error_feedback.update_estimate(self.model.estimate(trainer), update) if self.spec.has_estimates else update
 
@@ -135,12 +135,12 @@ class Rounds:
                 self._inner[item.trainer] = made.inner
 
     def roll_back(self, anchor: ReplicatedModel) -> None:
-        """To this model, before the next round begins."""
+        """Return to this model before the next round begins."""
         self.model = anchor.rolled_back(self.model.round)
         self._sent, self._inner = {}, {}
 
     def run(self, trainers: Sequence[bytes], after: Callable[[], object] = lambda: None) -> None:
-        """All rounds of the job, by honest trainers."""
+        """Run all rounds of the job with honest trainers."""
         while self.model.round < self.spec.rounds:
             self.close([self.honest(trainer) for trainer in trainers], {})
             after()
@@ -150,7 +150,7 @@ class Rounds:
 
 
 class InnerStates:
-    """Keeps the last one that it is told."""
+    """A receiver that keeps the last state."""
 
     inner: InnerState | None = None
 

@@ -1,8 +1,8 @@
-"""What the pages cost people and peers, in a real browser at real peers: `python -m benchmarks.site --json FILE`.
+"""Costs of the pages for people and peers, in a real browser at real peers: `python -m benchmarks.site --json FILE`.
 
-Four peers train a small job meanwhile; one of them serves pages. A simulated reader thinks two seconds about each task and then
-presses a key. Times of the pages are those that the browser measures: a change counts once the frame that shows it is painted.
-At last 50 dashboards listen to that peer, as the page `/live` does, and leave again, in alternating turns.
+Four peers train a small job, and one of them serves pages. A simulated reader thinks two seconds about each task and then presses
+a key. The browser measures the times: a change counts once the frame with it is painted. Finally 50 dashboards connect to that
+peer like the page `/live`, and disconnect, in alternating turns.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tests.browser.browser import CHROMIUM, DRIVER, Browser, browser
 from tests.fuzz.http import free_port
 from tests.web.client import Site
 
-SERVES = 3  # the peer whose pages are looked at; it does not train
+SERVES = 3  # the peer whose pages are measured; it does not train
 TASKS = 400
 READ_SECONDS = 2.0
 LABELS_MIN, NEXT_MS_MAX, EVENT_MS_MAX, PAGE_SECONDS_MAX = 25.0, 100.0, 100.0, 1.0
 SLOWER_MAX, SLOWER_MS_MAX = 1.1, 10.0  # decisions with dashboards: one of the two bounds is enough
-WARM_SECONDS = 5.0  # of a turn, before anything is counted
+WARM_SECONDS = 5.0  # start of a turn, which is not counted
 VISITS = 5
-DECIDED_SECONDS_MAX = 30.0  # until all that the reader gave is decided
+DECIDED_SECONDS_MAX = 30.0  # until all answers of the reader are decided
 
 # Times from a key to the frame that shows the next task.
 WATCH_TASKS = r"""
@@ -56,7 +56,7 @@ WATCH_TASKS = r"""
   };
   new MutationObserver(look).observe(document, { childList: true, subtree: true, attributes: true });
 """
-# Times from a block that the stream tells to the frame that shows its height.
+# Times from a block in the event stream to the frame that shows its height.
 WATCH_EVENTS = r"""
   const times = window.eventTimes = [], told = new Map();
   const look = () => {
@@ -86,11 +86,11 @@ AFTER_PAINT = """
 @dataclass
 class Figures:
     seed: int
-    page_seconds: dict[str, float] = field(default_factory=dict)  # from an empty cache to a page that can be used, median
+    page_seconds: dict[str, float] = field(default_factory=dict)  # from an empty cache to a usable page, median
     labels_a_minute: float = 0.0
-    next_task_ms: dict[str, float] = field(default_factory=dict)  # p50, p95
+    next_task_ms: dict[str, float] = field(default_factory=dict)  # median and 95th percentile
     event_ms: dict[str, float] = field(default_factory=dict)
-    decision_ms_alone: list[float] = field(default_factory=list)  # p50 of each turn
+    decision_ms_alone: list[float] = field(default_factory=list)  # median of each turn
     decision_ms_watched: list[float] = field(default_factory=list)
     dashboards: int = 0
 
@@ -103,7 +103,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 async def first_page(address: str, path: str, there: str) -> float:
-    """Seconds, in a profile that has nothing yet."""
+    """Return the seconds until a page is shown in a fresh profile."""
     async with browser() as page:
         await page.open(f"{address}{path}")
         ms = await page.until(f"document.querySelector('{there}') && performance.now()")
@@ -111,7 +111,7 @@ async def first_page(address: str, path: str, there: str) -> float:
 
 
 async def read(page: Browser, site: Site, seconds: float) -> float:
-    """A reader answers for so many seconds; answers a minute that are decided, of which the last may still be held."""
+    """Let a reader answer for some seconds. Return the decided answers per minute; the last one may still be held."""
     shown = await page.join(f"http://{site.host}:{site.port}", "reader")
     began, given = trio.current_time(), 0
     while trio.current_time() < began + seconds:
@@ -128,7 +128,7 @@ async def read(page: Browser, site: Site, seconds: float) -> float:
 
 @asynccontextmanager
 async def dashboards(host: str, port: int, count: int) -> AsyncIterator[None]:
-    """They listen to all events, as the page does, and drop what they read."""
+    """Listen to all events like the page, and drop them."""
 
     async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         stream = await trio.open_tcp_stream(host, port)
@@ -149,7 +149,7 @@ async def dashboards(host: str, port: int, count: int) -> AsyncIterator[None]:
 
 
 async def decisions(peer: DemoPeer, seconds: float) -> float:
-    """Median time of the decisions that closed rounds during these seconds, in milliseconds."""
+    """Return the median time of decisions that closed rounds during these seconds, in milliseconds."""
     await trio.sleep(WARM_SECONDS)
     first = (await peer.client.status()).height
     await trio.sleep(seconds)

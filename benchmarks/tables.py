@@ -1,8 +1,8 @@
-"""What tables cost: a block's changes, memory, proofs, a restart, and histories: `python -m benchmarks.tables --json FILE`.
+"""Costs of tables: a block's changes, memory, proofs, a restart, and histories: `python -m benchmarks.tables --json FILE`.
 
-A table of a million rows lies in a ledger's store. A block changes a thousand of them: seven in ten get another value, two in ten
-are new and one in ten goes. It is timed from the changes to the end of the commit. Memory is what this process takes more than
-before it opened the store, at the most; another process put the rows there.
+A ledger's store has a table of a million rows, which another process wrote. A block changes a thousand rows: of ten, seven get
+another value, two are new and one is deleted. Its time runs from the changes to the end of the commit. Memory is this process's
+peak above its size before it opened the store.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tests.ledger.tables.memory_store import MemoryBucketStore
 
 NAME = "benchmark/rows"
 CHAIN = bytes(32)
-LAST_HEIGHT = 1_000_000  # so that the store takes a state of any height below
+LAST_HEIGHT = 1_000_000  # the store then takes a state of any lower height
 FILLED_AT_ONCE = 50_000
 BLOCK_MS, MEMORY_MB, PROOF_BYTES = 150.0, 200.0, 1_000
-HISTORY_KEYS = 160  # ten buckets, and some blocks leave next to nothing of them
+HISTORY_KEYS = 160  # ten buckets, some of which blocks nearly empty
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """About what somebody's answer to a task takes."""
+    """A row about as large as an answer to a task."""
 
     task: Digest
     options: Annotated[tuple[int, ...], Length(0, 9)]
@@ -59,13 +59,13 @@ class Figures:
     rows: int
     changes: int
     block_ms: list[float]  # ascending
-    root_ms: float  # of a block, in the median
+    root_ms: float  # of a block, median
     commit_ms: float
     memory_mb: float
     file_mb: float
     open_seconds: float  # of the store, SQLite's own check included
-    load_seconds: float  # of that, the table
-    proof_bytes: float  # on average
+    load_seconds: float  # the table's part of it
+    proof_bytes: float  # mean
     proof_bytes_max: int
     proof_ms: float
     ranges: int
@@ -86,7 +86,7 @@ def median(values: list[float]) -> float:
 
 
 def fill(path: Path, count: int) -> None:
-    """In a process of its own: making the rows takes other memory than holding them."""
+    """Fill the store in a process of its own, because making rows takes other memory than holding them."""
     store, table, draw = LedgerStore(path, CHAIN), Table(Answer), random.Random(1)
     store.append_records([DecidedBlock(LAST_HEIGHT, bytes(32), b"", Certificate(b"", {}))])
     for first in range(0, count, FILLED_AT_ONCE):
@@ -152,7 +152,7 @@ def measure(path: Path, count: int, changes: int, blocks: int, seed: int = 0) ->
 
 
 def proven(table: Table[Answer], asked: list[bytes]) -> tuple[list[int], float]:
-    """The lengths of proofs of rows, and that there are none; and how long one takes to make and to check."""
+    """Return the lengths of proofs of rows and of absent rows, and the milliseconds to make and check one."""
     sizes, root, began = list[int](), table.root.hash, time.perf_counter()
     for of in asked:
         proof, value = table.prove_key(of), table.get_record(of)
@@ -162,7 +162,7 @@ def proven(table: Table[Answer], asked: list[bytes]) -> tuple[list[int], float]:
 
 
 def cut(table: Table[Answer]) -> tuple[list[int], float]:
-    """The lengths of all ranges, and how long it takes to cut and to check them."""
+    """Return the lengths of all ranges, and the seconds to cut and check them."""
     sizes, found, began = list[int](), 0, time.perf_counter()
     for of in fetch_ranges(table.root):
         data = codec.encode(table.prove_range(of))
@@ -176,9 +176,10 @@ def cut(table: Table[Answer]) -> tuple[list[int], float]:
 
 
 def history(seed: int) -> str | None:
-    """One random history: what is wrong with it. It must give what a dictionary gives, and the root of those rows put in at once.
+    """Run one random history, and return its error or None.
 
-    Between its blocks, which are of any size, bodies are made and thrown away, and the peer starts again.
+    The table must equal a dictionary, and have the root of the same rows added at once. Between the blocks of the history, which
+    have any size, bodies are made and discarded, and the peer restarts.
     """
     draw = random.Random(seed)
     names = [b"%d" % number for number in range(draw.randint(1, HISTORY_KEYS))]
@@ -213,7 +214,7 @@ def drawn(draw: random.Random, names: list[bytes]) -> dict[bytes, int | None]:
     return {of: None if draw.random() < gone else draw.randrange(2) for of in changed}
 
 
-# What must hold ----------------------------------------------------------------------------------------------------------
+# Bounds --------------------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: Figures) -> Iterator[str]:
@@ -263,7 +264,7 @@ def main() -> int:
         return 0
     started, rows, wrong, lines = time.time(), list[Figures](), list[str](), list[str]()
     for seed in options.seeds:
-        with tempfile.TemporaryDirectory(dir=".") as folder:  # of this disk: /tmp may lie in memory, where a commit costs nothing
+        with tempfile.TemporaryDirectory(dir=".") as folder:  # on this disk: /tmp may be in memory, where a commit costs nothing
             path = Path(folder) / "ledger.sqlite"
             command = [sys.executable, "-m", "benchmarks.tables", "--fill", str(path), "--rows", str(options.rows)]
             subprocess.run(command, check=True)

@@ -1,16 +1,20 @@
-"""The same training in other hands, side by side: `python -m benchmarks.training --json FILE`.
+"""The same training by ours and by rivals, side by side: `python -m benchmarks.training --json FILE`.
 
-One model, one text, one schedule, one global batch; four peers with one torch thread each. Ours are real daemons with every
-signature, vote and durable write; gloo is `torch.distributed` without any safety; hivemind is `hivemind.Optimizer` with small
-synchronous updates, in an environment of its own; single is one process with the whole batch. Steps are optimizer steps of the
-global batch: H of them make one of our rounds.
+All have one model, text, schedule and global batch, and four peers with one torch thread each.
 
-Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. AuditMode
-reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
-it has seen fewer samples than the others. Sampled audits are a fifth of a replay for each proposal, or a tenth of one with
-15 steps; `audit-full` re-executes everything, and `audit-off` nothing. Rows that a bound compares take turns, of
-which the median counts, and are compared seed by seed. `--resume` keeps the whole seeds that an ended run of the same commit and
-settings has left in its file, so that all rows of a seed are of one run, and looks for hivemind's fastest variant anew.
+- Ours are real daemons with every signature, vote and durable write.
+- gloo is `torch.distributed` without any safety.
+- hivemind is `hivemind.Optimizer` with small synchronous updates, in an environment of its own.
+- single is one process with the whole batch.
+
+Steps are optimizer steps of the global batch; H of them make one of our rounds.
+
+Bytes are those that a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets.
+Audit reveals, which our daemon counts, are subtracted and have a column of their own. A run that was stopped after `--seconds`
+has no loss, because it has seen fewer samples than the others. Sampled audits are a fifth of a replay per proposal, or a tenth of
+one with 15 steps; `audit-full` re-executes every proposal, and `audit-off` none. Rows that a bound compares take turns, of which
+the median counts, and are compared seed by seed. `--resume` keeps the complete seeds in the file of an interrupted run with the
+same commit and settings, so all rows of a seed are from one run. It searches again for hivemind's fastest variant.
 """
 
 from __future__ import annotations
@@ -63,22 +67,22 @@ from training.transformer import ModelSpec
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)
-PEERS = 4  # unless said otherwise
+PEERS = 4  # by default
 GLOBAL_BATCH = 128  # sequences
 LOCAL_STEPS = 15  # of ours-h15-1bit
-WARMUP = 0.05  # of all steps
+WARMUP = 0.05  # share of all steps
 WARM_UPDATES = 2  # not timed: first calls are slow everywhere
-# Of hivemind: seconds of matchmaking, and how it is set up. Most updates a second in short trials count.
+# Variants of hivemind: seconds of matchmaking, and setup. The one with most updates per second in short trials counts.
 VARIANTS = tuple(product((1.0, 3.0), SETUPS))
 TRIAL_STEPS = 20
-LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the average that is under way, and waiting for each other at the end
-REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
-MATCHMAKING_H15 = 1.0  # of hivemind with local steps: its averages are in the background, and nobody waits for the next
-FAR = 0.1  # seconds of a round trip, between continents; nothing else of these links is slow
-WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
-LAPSED_MAX = 0.05  # of the audits that came to an end: beyond it a speed is that of audits that were not made
-RATIOS_MIN = {("ours-h1", "gloo"): 0.6, ("ours-h15-1bit-audit-off", "without-network"): 0.9}  # the second with audits apart
-PINNED_MIN = RATIOS_MIN | {("ours-h1", "gloo"): 0.5}  # gloo has nothing but its one process on a core
+LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the current average, and waits for each other at the end
+REVEALS = "reveals"  # traffic of audits only, in a peer's own counters
+MATCHMAKING_H15 = 1.0  # of hivemind with local steps, whose averages run in the background
+FAR = 0.1  # seconds of a round trip between continents; these links are not slow otherwise
+WARM_SECONDS_MAX = 120.0  # for our first rounds, which start with empty caches
+LAPSED_MAX = 0.05  # of the completed audits; beyond it a speed would be that of a job without audits
+RATIOS_MIN = {("ours-h1", "gloo"): 0.6, ("ours-h15-1bit-audit-off", "without-network"): 0.9}  # the second without audits
+PINNED_MIN = RATIOS_MIN | {("ours-h1", "gloo"): 0.5}  # gloo has only its one process on a core
 COMPARED = (
     *RATIOS_MIN,
     ("ours-h1-audit-full", "gloo"),
@@ -88,33 +92,33 @@ COMPARED = (
     ("ours-h15-1bit", "ours-h15-1bit-audit-off"),
     ("ours-h15-1bit-audit-full", "without-network"),
 )
-TURNS = 3  # of the pairs of RATIOS_MIN in each seed, one after the other: the speed of a shared machine changes within minutes
+TURNS = 3  # of the pairs of RATIOS_MIN in each seed, in turn, because the speed of a shared machine changes within minutes
 MEGABYTES_MAX = {"ours-h1": 1.5}
-AUDITED_MEGABYTES_MAX = {"ours-h1": 2.0, "ours-h15-1bit": 1.0}  # what audits show with it
-WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
+AUDITED_MEGABYTES_MAX = {"ours-h1": 2.0, "ours-h15-1bit": 1.0}  # with the traffic of audits
+WORSE_MAX = 1.02  # held-out loss of 4-bit gradients relative to gloo's float32 ones
 HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "audits (lapsed)", "held-out nats", "roots", "updates")
 
 
 @dataclass
 class Row:
-    """Medians over the seeds. None: not measured, and `reason` says why."""
+    """Medians over the seeds. None: not measured, for the reason in `reason`."""
 
     name: str
     samples_per_second: float | None = None
-    bytes_per_peer_per_update: float | None = None  # sent, audit reveals apart
-    heldout_nats: float | None = None  # per token; None also if it did not come to its last step
+    bytes_per_peer_per_update: float | None = None  # sent, without audit reveals
+    heldout_nats: float | None = None  # per token; None also if the run did not reach its last step
     distinct_roots: int | None = None  # among the replicas at the end; the most of any seed
     audit_bytes_per_peer_per_update: float | None = None
-    audits: int | None = None  # that were drawn, and reported or not by the end; None: not sampled
-    lapsed: int | None = None  # of them, those that nobody reported in time
-    kernel_bytes_per_peer_per_update: float | None = None  # everything together
+    audits: int | None = None  # drawn audits, reported or not by the end; None: not sampled
+    lapsed: int | None = None  # those without a timely report
+    kernel_bytes_per_peer_per_update: float | None = None  # all traffic together
     updates: int | None = None
     samples: int | None = None
     seconds: float | None = None  # timed
-    roots: list[str] = field(default_factory=list)  # of the model's whole state; of others the SHA-256 of parameters
+    roots: list[str] = field(default_factory=list)  # of the model's whole state; for rivals the SHA-256 of parameters
     settings: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
-    failed: list[str] = field(default_factory=list)  # seeds that were not measured, and why
+    failed: list[str] = field(default_factory=list)  # seeds without measurements, with reasons
 
 
 @dataclass(frozen=True)
@@ -126,15 +130,15 @@ class Task:
     seconds_max: float
     model: ModelSpec = MODEL
     peers: int = PEERS
-    pinned: bool = False  # each peer, with all that it starts, to a core of its own
+    pinned: bool = False  # each peer with its child processes on a core of its own
 
     @property
     def cores(self) -> list[int]:
-        """Of each peer; none: wherever the system puts it."""
+        """The core of each peer, or none if the system chooses."""
         return sorted(os.sched_getaffinity(0))[: self.peers] if self.pinned else []
 
     def spec(self, **settings: Any) -> JobSpec:
-        """Of a job that ends after `steps` optimizer steps; H of them are a round."""
+        """Return the specification of a job that ends after `steps` optimizer steps; H of them are a round."""
         values = {**PRESETS["per-step"], **settings}
         rounds = max(1, self.steps // values["local_steps"])
         return JobSpec(
@@ -153,7 +157,10 @@ class Task:
 
 
 def rival(module: str, processes: int, threads: int, task: Task, python: str = sys.executable, **settings: Any) -> list[Result]:
-    """What each process of `benchmarks.rivals.MODULE` reports. `Unavailable` with its last words if one fails."""
+    """Return the reports of all processes of `benchmarks.rivals.MODULE`.
+
+    Raises `Unavailable` with the last output of a process that fails.
+    """
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         spec = task.spec()
         warm = min(WARM_UPDATES, spec.rounds - 1)
@@ -164,7 +171,7 @@ def rival(module: str, processes: int, threads: int, task: Task, python: str = s
 
 
 def row_of(name: str, task: Task, results: list[Result], **settings: Any) -> Row:
-    """Speeds add up: a process that waits at the end for one that is gone holds up only its own."""
+    """Make a row. Speeds are summed: a process that waits for a missing one at the end only delays itself."""
     spec = task.spec()
     whole = (spec.rounds - min(WARM_UPDATES, spec.rounds - 1)) * task.peers * spec.batch
     updates = statistics.median_low(result.updates for result in results)
@@ -200,8 +207,11 @@ def gloo(task: Task) -> Row:
 
 
 def hivemind(task: Task) -> Row:
-    """Its fastest variant, found by trials of a few steps once for all seeds; one that fails leaves the others."""
-    environment.hivemind()  # where there is none, no variant is tried
+    """Measure the fastest variant, which trials of a few steps determine once for all seeds.
+
+    A variant that fails does not stop the others.
+    """
+    environment.hivemind()  # without hivemind no variant is tried
     chosen, tried, failed = _variant(replace(task, steps=min(task.steps, TRIAL_STEPS), seed=0))
     row = _hivemind("hivemind", task, *chosen)
     row.settings |= {"tried": tried, "failed": failed}
@@ -213,7 +223,7 @@ def _variant(task: Task) -> tuple[tuple[float, str], list[dict[str, Any]], list[
     speeds, failed = dict[tuple[float, str], float](), list[str]()
     for seconds, setup in VARIANTS:
         try:
-            row = _hivemind("", task, seconds, setup)  # by updates: samples are computed also while nobody can be averaged with
+            row = _hivemind("", task, seconds, setup)  # by updates, since samples are also computed while a peer finds no group
             speeds[seconds, setup] = (row.updates or 0) / (row.seconds or math.inf)
         except Unavailable as error:
             failed.append(f"{seconds:g} s to meet, {setup}: {error}")
@@ -227,7 +237,7 @@ def _variant(task: Task) -> tuple[tuple[float, str], list[dict[str, Any]], list[
 
 
 def hivemind_h15(task: Task) -> Row:
-    """Steps of everybody's own, and after fifteen of them the mean of all parameters: what it has of our local steps."""
+    """Measure fifteen separate steps between means of all parameters, hivemind's closest equivalent of our local steps."""
     return _hivemind("hivemind-h15", task, MATCHMAKING_H15, LOCAL)
 
 
@@ -242,7 +252,7 @@ def _hivemind(name: str, task: Task, seconds: float, setup: str) -> Row:
 
 
 class Trainers(Demo):
-    """Everybody trains and nobody measures: evaluations would take processor time from what is timed."""
+    """A demo in which all peers train and none evaluates, because evaluations would take processor time."""
 
     @property
     def watched(self) -> DemoPeer:
@@ -250,7 +260,7 @@ class Trainers(Demo):
 
 
 def ours(name: str, task: Task, round_trip: float = 0.0, **settings: Any) -> Row:
-    """`round_trip` of every link between two peers, in seconds."""
+    """Measure our daemons. `round_trip` applies to every link between two peers, in seconds."""
     return trio.run(partial(_ours, name, task, task.spec(**settings), settings, round_trip))
 
 
@@ -288,7 +298,7 @@ async def _trained(name: str, task: Task, spec: JobSpec, settings: dict[str, Any
 
 
 async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
-    """Follows the job to its end, or for `seconds_max`. Time and bytes count from the end of its first rounds."""
+    """Follow the job to its end, or for `seconds_max`. Time and bytes count from the end of its first rounds."""
     first = network.peers[0]
     watch, warm = scenario.Watch(first), min(WARM_UPDATES, spec.rounds - 1)
     with ExitStack() as stack:
@@ -331,12 +341,12 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
 
 
 def overrides(spec: JobSpec) -> dict[str, str]:
-    """What of a job is not the default, as a person would type it."""
+    """Return the fields of a job that differ from the defaults, as a person would type them."""
     base = JobSpec(name=spec.name, data=spec.data)
     fields = {name: value for name, value in vars_of(spec).items() if value != vars_of(base)[name]}
     model = {f"model.{name}": str(value) for name, value in asdict(spec.model).items()}
     free = {name: str(value) for name, value in fields.items() if name not in ("name", "data", "model", "rounds", "tokenizer")}
-    # Rounds before the closing ones are measured: of a job as short as this those would be a third.
+    # Only rounds before the closing ones are measured. The closing ones would be a third of a job as short as this.
     usual = {name: str(getattr(spec, name)) for name in ("byzantine_max", "compression_warmup_rounds", "final_full_audit_rounds")}
     return free | model | usual
 
@@ -346,20 +356,20 @@ def vars_of(spec: JobSpec) -> dict[str, Any]:
 
 
 async def _everybody_at(network: scenario.Network, number: int) -> None:
-    """Every peer has applied the last round."""
+    """Wait until every peer has applied the last round."""
     for peer in network.peers:
         while not all(view.round >= number for view in await peer.client.jobs()):  # noqa: ASYNC110 - it is another process
             await trio.sleep(0.05)
 
 
 async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter[str]:
-    """Bytes that all peers have sent by now, by the kernel's count, and the audit reveals among them, by their own.
+    """Return the bytes that all peers have sent by the kernel's count, and the audit reveals by their own.
 
-    One peer's counts are read next to each other: between them it may show an auditor another megabyte.
+    Both counts of one peer are read together, because it may show an auditor another megabyte in between.
     """
     counts = Counter[str]()
     for peer, kernel in zip(network.peers, traffic, strict=True):
-        by_kind = (await peer.client.stats()).bytes_sent  # first what it says: the kernel may only have counted more since
+        by_kind = (await peer.client.stats()).bytes_sent  # first the peer's count: the kernel's can only be larger afterwards
         counts["kernel"] += kernel.sent()
         counts["reveals"] += by_kind.get(REVEALS, 0)
         counts["own"] += sum(count for kind, count in by_kind.items() if kind not in BULK_TRAFFIC_KINDS)
@@ -369,7 +379,7 @@ async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter
 
 
 def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
-    """The end as the disks of the stopped peers have it: the last round that all of them hold."""
+    """Read the last round that the disks of all stopped peers hold."""
     held = [model_roots(peer) for peer in network.peers]
     common = set(held[0]).intersection(*held)
     if not common:
@@ -384,13 +394,13 @@ def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row
 
 
 def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
-    """Of every model that a peer has come to: (job, round) → root."""
+    """Return the root of every model that a peer has reached: (job, round) → root."""
     with closing(PeerDisk(peer.directory)) as disk:
         return disk.model_roots()
 
 
 DEFAULT = JobSpec(name="default")
-# All that the preset per step says of gradients; its audits stay.
+# Default values of the fields that the preset `per-step` sets, without those of its audits.
 OF_AUDITS = {"audit", "audit_rate", "auditors", "audit_window"}
 OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in OF_AUDITS}
 # Rivals have AdamW. One of ten updates is replayed.
@@ -420,9 +430,9 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
 
 
 def middle(rows: list[Row]) -> Row:
-    """One row of several seeds: medians, the most distinct roots, and what kept the others from being measured.
+    """Merge the rows of several seeds: medians, the most distinct roots, and the reasons of missing ones.
 
-    What one of them lacks is not measured: a median of those that came to their end would hide the others.
+    A figure that one of them lacks is not measured, because a median of the others would hide this.
     """
     measured = [row for row in rows if not row.reason]
     if not measured:
@@ -439,7 +449,7 @@ def middle(rows: list[Row]) -> Row:
 
 
 def ratios(runs: Mapping[str, Sequence[Row]]) -> dict[str, float]:
-    """Throughputs of one run, rows by seed: medians of the ratios of each seed."""
+    """Return the ratios of throughputs in one run: medians over the seeds."""
     found = {
         f"{left} / {right}": [
             one.samples_per_second / other.samples_per_second
@@ -452,7 +462,7 @@ def ratios(runs: Mapping[str, Sequence[Row]]) -> dict[str, float]:
 
 
 def verdicts(rows: Sequence[Row], compared: dict[str, float], wanted: Collection[str], *, pinned: bool = False) -> Iterator[str]:
-    """What must hold, and whether it did. A bound whose rows were `wanted` and are not there is missed."""
+    """Check all bounds. A bound with a missing row that was `wanted` is missed."""
     found = {row.name: row for row in rows if not row.reason}
     for row in rows:
         if row.name.startswith("ours") and (reasons := row.failed + [row.reason] * bool(row.reason)):
@@ -506,13 +516,13 @@ def show(rows: list[Row], compared: dict[str, float], parameters: int, peers: in
 
 
 def attempt(name: str, task: Task) -> Row:
-    """A row that says why it could not be measured does not keep the others from being measured."""
+    """Measure a row. If it fails, it has the reason, and the others still run."""
     expected = (Unavailable, FolkmootError, OSError, trio.TooSlowError)
     try:
         return MEASURED[name](task)
     except expected as error:
         return Row(name, reason=str(error))
-    except BaseExceptionGroup as group:  # of a network whose peers were waited for together
+    except BaseExceptionGroup as group:  # of a network whose peers share a nursery
         known, others = group.split(expected)
         if known is None or others is not None:
             raise
@@ -520,13 +530,13 @@ def attempt(name: str, task: Task) -> Row:
 
 
 def groups(names: Collection[str]) -> list[tuple[str, ...]]:
-    """What is measured in turns: the pairs that a bound compares, where both are wanted; then each of the others alone."""
+    """Return the groups that take turns: pairs that a bound compares if both are wanted, and each of the others alone."""
     pairs = [pair for pair in RATIOS_MIN if set(pair) <= set(names)]
     return [*pairs, *((name,) for name in names if not any(name in pair for pair in pairs))]
 
 
 def of_turns(rows: list[Row]) -> Row:
-    """One row of a seed: the median of its turns, or the first that failed."""
+    """Return the row of a seed: the median of its turns, or the first failed one."""
     return next((row for row in rows if row.reason), None) or middle(rows)
 
 
@@ -571,11 +581,11 @@ def main() -> int:
         parser.error(str(error))
     started = time.time()
     runs = {name: [Row(**row) for row in done.get("by_seed", {}).get(name, ())] for name in options.only}
-    whole = min(map(len, runs.values()))  # seeds of which no row is missing
+    whole = min(map(len, runs.values()))  # seeds without a missing row
     runs = {name: found[:whole] for name, found in runs.items()}
 
     def summary() -> list[Row]:
-        """Of what has been measured so far, which it writes down."""
+        """Write the rows measured so far, and return them."""
         rows = [middle(found) for found in runs.values() if found]
         by_seed = {name: [asdict(row) for row in found] for name, found in runs.items()}
         write(options.json, started, {**about, "rows": [asdict(row) for row in rows], "ratios": ratios(runs), "by_seed": by_seed})

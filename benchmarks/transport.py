@@ -1,8 +1,8 @@
-"""How fast links are, beside plain TCP and TLS: `python -m benchmarks.transport --json FILE`.
+"""Speed of links, beside plain TCP and TLS: `python -m benchmarks.transport --json FILE`.
 
-Every end is a process of its own (`benchmarks.ends`). Unshaped cases go over loopback. Shaped ones go through the kernel's TCP
-and TUN devices (`scenarios.tun`), at 2 Mbit/s behind a queue of 50 ms; where namespaces are not to be had, that is said, and
-they are left out.
+Every end is a process of its own (`benchmarks.ends`). Unshaped cases use loopback. Shaped ones use the kernel's TCP and TUN
+devices (`scenarios.tun`), at 2 Mbit/s behind a queue of 50 ms. Where namespaces are not available, they are left out with a
+message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scenarios.tun import refusal, running_router
 WHO = ("tcp", "tls", "ours")
 SENDERS = 3  # of small messages
 VOTE_EVERY_SECONDS = 0.02
-SHAPED_TIMES = 2  # as long as the others: fewer bytes, and so fewer samples
+SHAPED_TIMES = 2  # duration relative to the others, because fewer bytes give fewer samples
 IDLE, UNDER_BULK = "a vote, idle", "a vote under bulk"
 SHAPED_IDLE, SHAPED_BULK = f"{IDLE}, shaped", f"{UNDER_BULK}, shaped"
 MEGABIT = 2
@@ -58,7 +58,7 @@ class Row:
     p99_ms: float | None = None
     votes: int = 0
     processor: float | None = None  # of the receiver, in cores
-    measured_mbit: float | None = None  # what ours says of its link
+    measured_mbit: float | None = None  # our own measurement of the link
     retransmitted: float | None = None
 
 
@@ -90,7 +90,7 @@ def _here(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
 
 
 def measured(case: str, plan: Plan, sends: Place = _here, receives: Place = _here) -> Row:
-    """One case: a receiver, and its senders."""
+    """Measure one case: a receiver and its senders."""
     with _running(receives, [plan]) as (receiver,):
         plan = replace(plan, **_said(receiver))
         with _running(sends, [replace(plan, number=number) for number in range(plan.senders)]) as senders:
@@ -195,7 +195,7 @@ def verdicts(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _of_votes(ours: dict[str, Row], idle: str, under: str, most: Callable[[float], float], bound: str) -> str:
-    """Held where the median and the slowest of a hundred are."""
+    """Check the median and the slowest of a hundred votes."""
     held, figures = True, []
     for name in ("p50_ms", "p99_ms"):
         before, value = getattr(ours[idle], name), getattr(ours[under], name)

@@ -1,9 +1,9 @@
-"""Finds and checks the default hyper-parameters: `python -m benchmarks.tuning --json FILE [--set field=value …]`.
+"""A search for the default hyper-parameters: `python -m benchmarks.tuning --json FILE [--set field=value …]`.
 
-One process, no network: the proposals of every accepted trainer go through the real engine, codec, error feedback, aggregation
-and outer step. The rivals are one process each with plain AdamW, the same model and text, with the best of several rates: one has
-as many samples as the network accepts, in the same global batch; the other is one trainer alone with its own share of them. All
-are measured on the same held-out windows.
+One process trains without a network: the proposals of every accepted trainer pass the real engine, codec, error feedback,
+aggregation and outer step. The rivals are one process each with plain AdamW, the same model and text, and the best of several
+rates. One has as many samples as the network accepts, in the same global batch. The other is one trainer alone with its own share
+of them. All are measured on the same held-out windows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from training.replicated.tensor_layout import layout_of
 ACCEPTED = 2  # trainers accepted in each round of the default demo: three, one of which lies
 TRAINERS = 3
 CORES = 2
-RIVALS = {"all samples, one process": ACCEPTED, "one trainer alone": 1}  # how many trainers' samples each has
+RIVALS = {"all samples, one process": ACCEPTED, "one trainer alone": 1}  # number of trainers whose samples each has
 BASELINE_RATES = (3e-3, 5e-3, 8e-3, 1.2e-2)
 EVALUATIONS = 8
 
@@ -48,7 +48,7 @@ EVALUATIONS = 8
 def run_sweep(
     values: Iterable[float], measure: Callable[[float], float], beyond: int = rate_sweep.BEYOND_MAX
 ) -> dict[float, float]:
-    """Value → loss, ascending by value."""
+    """Sweep the values, and return value → loss, ascending by value."""
     line = rate_sweep.RateSweep(values, beyond)
     while (value := line.next_value()) is not None:
         line.losses[value] = measure(value)
@@ -56,7 +56,7 @@ def run_sweep(
 
 
 class Network:
-    """The accepted trainers and the replicated model, without anything between them."""
+    """The accepted trainers and the replicated model, without a network."""
 
     def __init__(self, spec: JobSpec, text: Path, trainers: int) -> None:
         self.engine = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
@@ -110,7 +110,7 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
 
 
 def train_rival(spec: JobSpec, text: Path, rates: list[float], name: str, shares: int) -> dict[str, Any]:
-    """One process with the samples of so many trainers: the best rate of these, and of those beyond while it lies at an edge."""
+    """Train one process with the samples of `shares` trainers, at the best of these rates or of further ones beyond an edge."""
     steps, batch = spec.rounds * spec.local_steps, shares * spec.batch
     runs = dict[float, list[float]]()
 

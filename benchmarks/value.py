@@ -10,8 +10,8 @@ audits decide how many rounds a network has:
 | vouched | f = (n - 1) // 3                                                                                  |
 | sampled | audit_rate x auditors on average; f in the first and the closing rounds, re-executed before the vote |
 
-Rows `griefers` have fewer rounds, by the share that f griefers have undone by their convictions (`benchmarks.griefers`).
-A job with sampled audits is final some seconds after its last round, in which its machines are free.
+Rows `griefers` have fewer rounds, by the share that f griefers have undone by their convictions (`benchmarks.griefers`). A job
+with sampled audits is final some seconds after its last round, in which its machines are free.
 
 Own steps, re-execution and application are processor time of one thread. Waiting is a round of real daemons on loopback whose
 workers have their updates ready (`benchmarks.free`), less the application. Those daemons share the cores of this machine, but a
@@ -24,7 +24,7 @@ sizes take the rates of the smallest.
 
 `--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are multiplied, application and
 waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run, because times need an idle
-machine and losses do not. `--resume` keeps what the file of `--json` has already. `--all` adds 13 machines, a text of Python
+machine and losses do not. `--resume` keeps the results in the file of `--json`. `--all` adds 13 machines, a text of Python
 programs, and networks in which f machines lie.
 """
 
@@ -86,7 +86,7 @@ ROUNDS_TIMED = 4  # the first of them is not counted
 ROUNDS_WAITED = 12
 SECOND_TEXT_BYTES = 465_000  # the length of the first text
 VOUCHED_LESS = 0.08  # nats, with 4 machines
-STEPS_SHAPE, BATCH_SHAPE = "steps", "batch"  # of `all`: n times as many, or n times as large
+STEPS_SHAPE, BATCH_SHAPE = "steps", "batch"  # of `all`: n times as many steps, or n times as large batches
 LINES: dict[InnerOptimizerKind, tuple[float, ...]] = {
     InnerOptimizerKind.ADAMW: INNER_RATES,
     InnerOptimizerKind.MUON: (6e-3, *MUON_RATES),
@@ -154,12 +154,12 @@ class Network:
         return sum(rates) * spec.auditors + (1 + closing) * self.liars
 
     def undone(self) -> float:
-        """The rounds that griefers have undone, over those of the job."""
+        """Return the rounds that griefers undo, relative to those of the job."""
         return griefers.undone_share(self.n, self.liars) if self.audit == SAMPLED else 0.0
 
 
 def rounds_within(seconds: float, costs: Costs, replays: Callable[[int], float]) -> int:
-    """The most rounds that fit. Raises `UserError` if none does."""
+    """Return the largest number of rounds that fit. Raises `UserError` if none does."""
 
     def needed(rounds: int) -> float:
         return sum(costs.spent(rounds, replays(rounds)).values())
@@ -172,7 +172,10 @@ def rounds_within(seconds: float, costs: Costs, replays: Callable[[int], float])
 
 
 def waiting_seconds(free: FreeRound, cores: int) -> float:
-    """Seconds of a round with free updates where each daemon has cores of its own. Raises `UserError` if none was measured."""
+    """Return the seconds of a round with free updates, if each daemon had cores of its own.
+
+    Raises `UserError` if none was measured.
+    """
     if free.seconds is None or free.daemon_seconds is None or free.worker_seconds is None:
         raise UserError(f"no round of {free.peers} daemons was measured: {free.reason}")
     own = free.daemon_seconds + free.worker_seconds
@@ -195,7 +198,7 @@ class Stopwatch:
         return result
 
     def median(self, what: str) -> float:
-        """Without the first of every `ROUNDS_TIMED`."""
+        """Return the median without the first of every `ROUNDS_TIMED`."""
         found = self.seconds[what]
         return statistics.median(found[len(found) // ROUNDS_TIMED :])
 
@@ -358,7 +361,7 @@ def tuning_runs(kind: Network | str, clock: Clock, n: int, alone: Rates) -> list
 
 
 def in_one_process(clock: Clock, n: int, rates: Rates, share: float = 1.0, seed: int = TUNING_SEED, text: int = 0) -> Run:
-    """The samples of n machines that spend all their time on steps."""
+    """Return a run with the samples of n machines that spend all their time on steps."""
     steps = clock.steps_alone(rates, share) * (n if rates["shape"] == STEPS_SHAPE else 1)
     return Run(n, None, steps, rates, seed, text=text)
 
@@ -368,7 +371,7 @@ def label(rates: Rates) -> str:
 
 
 def best_of(name: str, runs: Sequence[Run], losses: Sequence[float]) -> Rates:
-    """Prints the grid."""
+    """Return the rates with the smallest loss, and print the grid."""
     best = runs[int(np.nanargmin(losses))].rates
     line = {
         run.rates["inner_rate"]: loss
@@ -440,7 +443,7 @@ def by_kind(rows: Sequence[Row]) -> dict[tuple[str, str, str, str, int], list[Ro
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[str]:
-    """By means over the seeds, on the first text. The better preset counts for a network."""
+    """Check the bounds by means over the seeds, on the first text. The better preset of a network counts."""
     first = [row for row in rows if row.attack in (CLEAN, GRIEFERS) and row.text == TEXTS[0]]
     means = {kind[1:]: statistics.mean(row.heldout_nats for row in found) for kind, found in by_kind(first).items()}
     honest = {kind: loss for kind, loss in means.items() if kind[0] == CLEAN and kind[1] != ALL}
@@ -564,7 +567,7 @@ def tuned(
     grids: dict[str, dict[str, float]],
     keep: Callable[[], None],
 ) -> dict[tuple[str, str], Rates]:
-    """The best rates of each kind of row, by (row, audit). `grids` gets the losses that it lacks; `keep` writes them."""
+    """Return the best rates of each kind of row, by (row, audit). `grids` gets the losses that it lacks; `keep` writes them."""
     found: dict[tuple[str, str], Rates] = {}
     networks = [Network(preset, audit, n) for preset, audit in KINDS]
     stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])  # `all` begins with the rates of `alone`

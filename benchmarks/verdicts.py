@@ -1,4 +1,4 @@
-"""What must hold, and whether it did: a line each, and the exit status of a benchmark."""
+"""Verdicts on the bounds of a benchmark, one per line, and its exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def verdict(held: bool, text: str) -> str:
 
 
 def conclude(verdicts: Iterable[str]) -> int:
-    """Prints them; the exit status: 1 if anything was missed. Where nothing was held to a bound, that is said."""
+    """Print the verdicts and return the exit status: 1 if a bound was missed. A message replaces an empty list."""
     lines = list(verdicts)
     for line in lines or ["nothing of this was held to a bound"]:
         print(line, flush=True)

@@ -1,9 +1,9 @@
-"""Nodes on virtual time, whose costs are measured: what a decision costs in a network that one machine cannot hold.
+"""Nodes in virtual time with measured costs: the cost of a decision in a network that one machine cannot hold.
 
-Every peer is a `peer.node.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. Time is
-charged as measured: the processor time that each turn took here, and what each signature made or verified, each frame sealed or
-opened, and each durable write cost on this machine at the start. A peer has one core and one uplink; it does one turn at a time,
-as the daemon does, and waits for its disk before it sends.
+Every peer is a `peer.node.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. The
+charged times are measured. A turn costs its processor time in this process. The cost of a signature made or verified, a frame
+sealed or opened, and a durable write is measured on this machine at the start. A peer has one core and one uplink. It does one
+turn at a time, like the daemon, and waits for its disk before it sends.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ TRAINERS = 8  # verdicts in each ballot
 PACKET_BYTES = 1_448  # of TCP payload
 PACKET_OVERHEAD_BYTES = 66  # Ethernet, IP and TCP headers
 FRAME_OVERHEAD_BYTES = 21  # length, record header, authentication tag
-PAUSE_SECONDS = 0.5  # between a round's opening at the last peer and its verdicts: nothing of the block before is on the way then
-STALL_SECONDS_MAX = 600.0  # of virtual time without a decision: something is broken
+PAUSE_SECONDS = 0.5  # from a round's last opening to its verdicts; no message of the last block is then on its way
+STALL_SECONDS_MAX = 600.0  # of virtual time without a decision, which indicates an error
 
 
-# What things cost here ------------------------------------------------------------------------------------------------
+# Measured costs ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Costs:
 
 
 def _per_call(call: Callable[[], object], count: int) -> float:
-    """The median of a few blocks: other programs on this machine disturb some of them."""
+    """Return the median of a few blocks, because other programs on this machine disturb some of them."""
     call()
     samples = []
     for _ in range(9):
@@ -118,7 +118,7 @@ def _through(data: bytes, sender: socket.socket, receiver: socket.socket) -> Non
 
 
 def _writes() -> tuple[float, float]:
-    """(processor time, waiting) of one vote made durable."""
+    """Return processor time and waiting time of one durable vote."""
     signed = Signed(bytes(120), bytes(32), bytes(64))
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-", dir=Path.cwd()) as folder:
         store = LedgerStore(Path(folder) / "ledger.sqlite", bytes(32))
@@ -136,7 +136,7 @@ def _writes() -> tuple[float, float]:
 
 
 class CountingKeys:
-    """Signs and verifies with a keyed hash, and counts."""
+    """Keys that sign and verify with a keyed hash, and count."""
 
     def __init__(self, name: str) -> None:
         self.public = hashlib.sha256(b"public " + name.encode()).digest()
@@ -162,7 +162,7 @@ class UnauditedJobs:
 
 
 class Log:
-    """A journal in memory: what the disk costs is charged, not done."""
+    """A journal in memory: the cost of the disk is charged without any write."""
 
     def __init__(self) -> None:
         self.decided: dict[int, DecidedBlock] = {}
@@ -185,7 +185,7 @@ class Log:
 
 @dataclass
 class Spent:
-    """Of one peer since it was set to zero. Seconds of processor time, bytes on the wire."""
+    """Processor seconds of one peer, and its bytes on the wire, since the last reset."""
 
     turns: float = 0.0
     applying: float = 0.0
@@ -262,7 +262,7 @@ class Peer:
         return StepEffects(turn.records, (), deadline), [(send.to, codec.encode(send.message), send.message) for send in sends]
 
     def _charged(self, what: str, work: Callable[[], Any]) -> Any:
-        """Does the work, and charges what it took here and what its signatures would have cost."""
+        """Do the work, and charge its measured time and the costs of real signatures."""
         costs, signed, verified = self.network.costs, self.keys.signed, self.keys.verified
         started = time.thread_time()
         result = work()
@@ -306,7 +306,7 @@ class Peer:
                 self._transmit(peer, messages)
 
     def _transmit(self, peer: bytes, messages: list[bytes]) -> None:
-        """All that one turn has for one peer goes out together."""
+        """Send all messages of a turn to one peer together."""
         size = sum(map(len, messages)) + FRAME_OVERHEAD_BYTES
         self._charge("frames", self.network.costs.frame / 2 + size * self.network.costs.frame_byte)
         wire = size + PACKET_OVERHEAD_BYTES * -(-size // PACKET_BYTES)
@@ -322,21 +322,21 @@ class Peer:
 
 @dataclass
 class Height:
-    """One closed round. Seconds; `decided` of every peer, counted from the verdicts and from the proposal."""
+    """One closed round, in seconds. `decided` of every peer counts from the verdicts and from the proposal."""
 
     from_verdicts: list[float]
     from_proposal: list[float]
-    processor: list[float]  # of each peer, until everybody has applied the block
+    processor: list[float]  # of each peer, until all have applied the block
     bytes_sent: list[int]
     block_bytes: int
     proposal_bytes: int
-    views: int  # that it took
+    views: int  # views of the decision
     spent: Spent  # summed over all peers
 
 
 @dataclass
 class Network:
-    """`n` voters of which `silent` never say anything. All links have the same delay."""
+    """`n` voters, `silent` of which send nothing. All links have the same delay."""
 
     n: int
     round_trip: float
@@ -352,7 +352,7 @@ class Network:
         apart = self.n // self.silent if self.silent else 1  # their turns to lead are spread
         silent = {entry.public for entry in keys[::apart][: self.silent]}
         present = [entry for entry in keys if entry.public not in silent]
-        trainers = {entry.public for entry in present[:TRAINERS]}  # none of the silent, or the rounds would wait for them
+        trainers = {entry.public for entry in present[:TRAINERS]}  # none of the silent ones, because rounds would wait for them
         founders = {entry.public: Founder("voter", (TRAINER,) if entry.public in trainers else ()) for entry in keys}
         self.genesis = Genesis("bench", 1, bytes(16), founders, newest_module_versions(core_modules(UnauditedJobs())))
         self.trainers = sorted(trainers)
@@ -399,7 +399,7 @@ class Network:
             call()
 
     def begin(self) -> None:
-        """Starts the job whose rounds are measured."""
+        """Start the job whose rounds are measured."""
         self.run_until(lambda: all(peer.node.may_sign_round_messages for peer in self.peers.values()), STALL_SECONDS_MAX)
         author = self.peers[self.trainers[0]]
         transaction = Transaction(1, 500, "job/start", codec.encode(StartJob(b"bench")))
@@ -417,7 +417,7 @@ class Network:
         return all(any(job.round == number for job in peer.node.state.jobs.running().values()) for peer in self.peers.values())
 
     def round(self, number: int) -> Height:
-        """One round: proposals are everywhere, every peer gives its verdicts at one moment, and what follows is measured."""
+        """Measure one round, from the verdicts of all peers at one moment. All proposals have arrived before."""
         for trainer in self.trainers:
             self.peers[trainer].take(StepAction(self._publication(self.peers[trainer], number)))
         self.run(self.now + 2 * self.round_trip + PAUSE_SECONDS)
@@ -470,7 +470,7 @@ class Network:
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """Without garbage collection, which would look through the objects of all peers at the expense of one."""
+    """Disable garbage collection, which would charge one peer for the objects of all."""
     gc.collect()
     gc.disable()
     try:
@@ -480,7 +480,7 @@ def _collected() -> Iterator[None]:
 
 
 def limit(network: Network, height: Height) -> float:
-    """Nothing here can be faster: four one-way delays, four durable writes, and the proposal to q − 1 others on one uplink."""
+    """Return a lower bound: four one-way delays, four durable writes, and the proposal to q − 1 others on one uplink."""
     votes = 4 * (network.costs.write + network.costs.write_wait)
     needed = quorum(network.n) - 1
     return 4 * network.delay + votes + 8 * needed * height.proposal_bytes / network.bits_per_second

@@ -1,4 +1,4 @@
-"""`python -m scenarios`: which ones there are. Each takes `--help`; scenarios/README.md says what must hold."""
+"""`python -m scenarios`: list the scenarios. Each takes `--help`; scenarios/README.md has their requirements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def scenarios() -> Iterator[str]:
-    """The first paragraph of each module that is one, with its command."""
+    """Return the command and the first paragraph of each module that is a scenario."""
     for file in sorted(Path(__file__).parent.glob("*.py")):
         about = (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n\n")[0]
         if about.startswith(f"`python -m scenarios.{file.stem}"):

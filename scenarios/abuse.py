@@ -1,7 +1,8 @@
-"""What `python -m scenarios.annotate --abuse` tries: by HTTP, as a person who cheats, and in batches, as a peer that lies.
+"""Trials of `python -m scenarios.annotate --abuse`: people who cheat over HTTP, and a serving peer that sends false batches.
 
-Four peers run in this process, on real sockets. Two serve; of one of these the scenario also writes transactions. Each trial says
-what has to come back, and then nothing decided of curation may have changed but the count of statements that were passed over.
+Four peers run in this process on real sockets. Two of them serve annotators, and the scenario also writes transactions in the
+name of one of these. Each trial states the expected reply. Afterwards the decided state of curation must be unchanged, except for
+the count of statements that were passed over.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import assigned, enrolled, said, served_at, settled
 
 SECONDS_MAX = 300.0
-QUIET_SECONDS = 0.8  # without a change of what is decided: whatever was on its way has come
+QUIET_SECONDS = 0.8  # no change of the decided state for this long: all statements on the way have arrived
 PEERS = 4
 HONEST, LIAR, VOTER = 0, 1, 2
 SALT = b"a" * 16
@@ -58,12 +59,12 @@ PASSED = "passed over"
 
 @dataclass
 class Stage:
-    """The network, and the people in it."""
+    """The network and its annotators."""
 
     folder: Path
     daemons: list[RunningPeer]
-    sites: list[Site]  # of the honest serving peer and of the lying one
-    project: str = ""  # of one vote
+    sites: list[Site]  # the honest serving peer and the lying one
+    project: str = ""  # a project with one vote per task
     rows: list[list[str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -76,7 +77,7 @@ class Stage:
         return found
 
     def print(self, peer: int = LIAR) -> bytes:
-        """Of all that is decided of curation, but not of how much was passed over."""
+        """Return a digest of the decided state of curation, without the count of statements that were passed over."""
         return hashlib.sha256(codec.encode(replace(self.state(peer), passed_over=0, expired_height=0))).digest()
 
     @property
@@ -85,7 +86,7 @@ class Stage:
         return found
 
     async def found(self, name: str, votes: int) -> str:
-        """A new project's id."""
+        """Create a project and return its id."""
         file = self.folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps({"text": f"{name} {number}"}) + "\n" for number in range(12)))
         request = ImportRequest(str(file), name, "", "label", ("glad", "sad"), False, votes, 1, "", False)
@@ -103,7 +104,7 @@ class Stage:
                 return
 
     async def together(self) -> None:
-        """Returns once all have applied what one has."""
+        """Wait until all peers have applied the highest block of any of them."""
         height = max(daemon.driver.state.height for daemon in self.daemons)
         for daemon in self.daemons:
             while daemon.driver.state.height < height:
@@ -126,7 +127,7 @@ class Stage:
         return shown(await said(call, *arguments))
 
     async def carried(self, peer: int = LIAR, **statements: Any) -> str:
-        """A batch of the lying peer with these statements, written past all its checks: whether all were passed over."""
+        """Send a batch of the lying peer with these statements, without its own checks, and return how the network handled it."""
         batch = StatementBatch(**{name: tuple(items) for name, items in statements.items()})
         before = self.state(peer).passed_over
         try:
@@ -142,7 +143,7 @@ def shown(reply: Reply) -> str:
 
 
 def bits(statement: dict[str, Any]) -> tuple[bytes, bytes, bytes, tuple[int, ...]]:
-    """Assignment, signature, salt and answer of a submission's body."""
+    """Return assignment, signature, salt and answer from the body of a submission."""
     return (*(bytes.fromhex(statement[name]) for name in ("assignment", "signature", "salt")), tuple(statement["answer"]))  # type: ignore[return-value]
 
 
@@ -152,7 +153,7 @@ def commit_of(person: Person, statement: dict[str, Any], signature: bytes | None
 
 
 async def play(stage: Stage) -> None:
-    """All trials, in this order."""
+    """Run all trials in this order."""
     site, ann, bob = stage.site, *await enrolled(stage.site, "ann", "bob")
     (eve,) = await enrolled(stage.sites[LIAR], "eve")
     await _late(stage, eve)
@@ -247,7 +248,7 @@ def _said(assignment: str, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
 
 
 async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
-    """Of a task with two votes: too early, with what was not committed to, and of a commitment that is a copy."""
+    """Try false openings for a task with several votes: early ones, ones without a commitment, and one of a copied commitment."""
     site, trial, carried, chain = stage.site, stage.trial, stage.carried, stage.site.network["chain_id"]
     await stage.api.set_project_phase(stage.project, "paused")
     several = await stage.found("several", votes=7)
@@ -258,7 +259,7 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
     await trial("early opening, by a peer", PASSED, partial(carried, openings=[AnswerOpening(key, SALT, (1,))]))
     (mine,) = [found for found in await assigned(site, bob) if found["task"] == task["task"]]
     copy, copied = bytes.fromhex(mine["assignment"]), committed(key, SALT, (1,))
-    # Whoever copies a commitment can commit to it, and only that. The honest vote is opened meanwhile.
+    # A person can copy a commitment, but can only open the copied answer. The honest vote is opened meanwhile.
     acted = await carried(commits=[AnswerCommitment(copy, bob.key, copied, bob.sign(chain, "annotation", copy, copied))])
     assert acted == "1 of 1 acted", acted
     await stage.quiet()
@@ -278,10 +279,13 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
 
 
 async def _late(stage: Stage, eve: Person) -> None:
-    """An answer after the lease, whose place somebody else has. The lease is a short one, and the first of the network."""
+    """Try an answer after its lease has expired and another person has its place.
+
+    This lease is the first one of the network, and a short one.
+    """
     site, lasts = stage.site, LEASE_MS
     (dan,) = await enrolled(site, "dan")
-    setattr(curation_module, "LEASE_MS", 1_000)  # noqa: B010 - of all peers, which run in this process
+    setattr(curation_module, "LEASE_MS", 1_000)  # noqa: B010 - for all peers, which run in this process
     (task,) = await assigned(site, dan)
     await stage.together()
     setattr(curation_module, "LEASE_MS", lasts)  # noqa: B010

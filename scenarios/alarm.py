@@ -1,4 +1,4 @@
-"""To be on time, to some ten microseconds. An event loop's timers are as coarse as the milliseconds that it tells the kernel."""
+"""Timers that are precise to tens of microseconds. The timers of an event loop have the kernel's resolution of 1 ms."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import TracebackType
 
 import trio
 
-MONOTONIC, NONBLOCKING, CLOSED_ON_EXEC = 1, 0o4000, 0o2000000  # of Linux' headers
+MONOTONIC, NONBLOCKING, CLOSED_ON_EXEC = 1, 0o4000, 0o2000000  # constants of Linux headers
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 @contextmanager
 def hurried(*, with_children: bool = False) -> Iterator[None]:
-    """This thread goes before all others, where it may (root): what it measures is not to be the load of the machine."""
+    """Give this thread real-time priority if it may have it (root), so that other load does not disturb measurements."""
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO | (0 if with_children else os.SCHED_RESET_ON_FORK), os.sched_param(1))
@@ -30,7 +30,7 @@ def hurried(*, with_children: bool = False) -> Iterator[None]:
 
 
 class Alarm:
-    """A timer of the kernel (Linux; elsewhere the event loop's own). One task at a time sleeps on it."""
+    """A kernel timer (on Linux; elsewhere the event loop's own). One task at a time can sleep on it."""
 
     def __init__(self) -> None:
         self._file = -1 if _libc is None else _libc.timerfd_create(MONOTONIC, NONBLOCKING | CLOSED_ON_EXEC)
@@ -44,7 +44,7 @@ class Alarm:
             self._file = -1
 
     async def sleep_until(self, at: float) -> None:
-        """`at` on Trio's clock."""
+        """Sleep until the time `at` of Trio's clock."""
         if self._file < 0 or _libc is None:
             await trio.sleep_until(at)
             return

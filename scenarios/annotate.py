@@ -1,8 +1,9 @@
 """`python -m scenarios.annotate --minutes 10`: 50 people annotate over HTTP while a job trains; `--abuse`: others cheat and lie.
 
-Three of four peers serve. At a third of the time one of them is killed (`kill -9`) and started again ten seconds later. At two
-thirds another one is cut off from all others for ten seconds. Whoever gets no answer asks another peer, with the same signature.
-At the end a newcomer joins, takes a snapshot, and exports what all others export. The abuse is in `scenarios/abuse.py`.
+Three of four peers serve annotators. After a third of the time one of them is killed (`kill -9`), and ten seconds later it is
+started again. After two thirds another one is cut off from all others for ten seconds. A person without a reply sends the same
+signature to another peer. At the end a newcomer joins by a snapshot, and its export must equal all others. `scenarios/abuse.py`
+has the trials of `--abuse`.
 """
 
 from __future__ import annotations
@@ -51,30 +52,30 @@ from tests.web.client import Person, Reply, Site
 SERVING = (1, 2, 3)
 KILLED, CUT = 1, 3
 DOWN_SECONDS = 10.0
-BEFORE_SECONDS = 20.0  # of training alone
-SETTLE_SECONDS_MAX = 120.0  # after the last answer: who forfeited has a minute
-LATE_SECONDS_MAX = 6.0  # that a person makes up for, answering faster
-PATIENCE_SECONDS = 90.0  # of a person with one answer
+BEFORE_SECONDS = 20.0  # training without annotators
+SETTLE_SECONDS_MAX = 120.0  # after the last answer; a person who forfeited a task waits a minute
+LATE_SECONDS_MAX = 6.0  # a person who is late by less than this catches up with faster answers
+PATIENCE_SECONDS = 90.0  # a person gives up an answer after this
 P95_SECONDS_MAX = 2.0
-ROUNDS_MAX = 1.3  # times as long
-BLOCKS_MAX = 2.0  # a second, that hold batches and nothing else
-BYTES_MAX = 1_200  # of stored blocks, an answer
-ANSWERED_MIN = 0.9  # of the answers that people want to give: one peer of three is away now and then
-RIGHT = 0.9  # of a person's answers
+ROUNDS_MAX = 1.3  # median round, relative to training alone
+BLOCKS_MAX = 2.0  # blocks per second that hold only batches
+BYTES_MAX = 1_200  # stored blocks, per answer
+ANSWERED_MIN = 0.9  # share of the intended answers; one of three serving peers is down at times
+RIGHT = 0.9  # share of a person's answers that are right
 CALL_SECONDS_MAX = 15.0
-OVER = (404, 409, 410, 422)  # no other peer would say otherwise
+OVER = (404, 409, 410, 422)  # no other peer would reply differently
 
 
 @dataclass
 class Said:
-    """One answer of one person, and what became of it."""
+    """One answer of one person, with its outcome."""
 
     person: Person
     assignment: str
     task: str
     answer: tuple[int, ...]
     begun: float
-    seconds: float | None = None  # until it was decided; None: nobody said so
+    seconds: float | None = None  # until it was decided; None: no peer has confirmed it
     refusal: str = ""
     tries: int = 0
 
@@ -86,7 +87,7 @@ class Figures:
     failures: list[str] = field(default_factory=list)
 
     def say(self, what: str, value: Any, bound: str = "", holds: bool | None = None) -> None:
-        """`holds`: whether the figure keeps to its bound; None where it has none."""
+        """Add a row to the table. `holds` tells whether the figure keeps its bound; None if it has no bound."""
         shown = f"{value:.2f}" if isinstance(value, float) else str(value)
         self.rows.append([what, shown, bound, {None: "", True: "ok", False: "MISS"}[holds]])
         self.values[what] = value
@@ -99,11 +100,11 @@ class Crowd:
     sites: list[Site]
     seed: int
     answers: list[Said] = field(default_factory=list)
-    refusals: Counter[str] = field(default_factory=Counter)  # of calls, those that were tried again included
+    refusals: Counter[str] = field(default_factory=Counter)  # by reason; each retry counts
     threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(80))
 
     async def ask(self, call: Any, *arguments: Any) -> Reply | None:
-        """None: nobody answers."""
+        """Return the reply, or None if no peer answers."""
         try:
             reply: Reply = await trio.to_thread.run_sync(partial(call, *arguments), limiter=self.threads)
         except (OSError, http.client.HTTPException) as error:
@@ -116,11 +117,11 @@ class Crowd:
     async def person(self, number: int, pause: float, end: float) -> None:
         random, home = Random(f"{self.seed}/{number}"), number % len(self.sites)
         person = Person(f"person {number}", hashlib.sha256(f"{self.seed}/{number}".encode()).digest())
-        # From an address of its own: one address enrols some thirty.
+        # Each person has an address of its own, because about thirty can enrol from one address.
         at_home = replace(self.sites[home], source=f"127.1.{number // 250}.{1 + number % 250}")
         while (reply := await self.ask(person.enrol, at_home)) is None or reply.status != 201:  # noqa: ASYNC110
             await trio.sleep(1.0)
-        wanted = trio.current_time() + random.uniform(0, pause)  # when the next answer is to be given
+        wanted = trio.current_time() + random.uniform(0, pause)  # time of the next answer
         while trio.current_time() < end:
             site = self.sites[home]
             reply = await self._with_session(person, site, lambda site=site: person.tasks(site, 4))
@@ -147,7 +148,7 @@ class Crowd:
         return reply
 
     async def _answer(self, person: Person, home: int, task: dict[str, Any], random: Random) -> int:
-        """The site that the person asks next."""
+        """Submit an answer, with retries at other sites. Return the site for the person's next request."""
         truth = int(task["text"].split()[-1]) % 2
         answer = (truth if random.random() < RIGHT else 1 - truth,)
         made = Said(person, task["assignment"], task["task"], answer, trio.current_time())
@@ -245,7 +246,7 @@ async def _watch(watch: Watch, end: float) -> None:
 
 
 async def _exports(peers: Network, crowd: Crowd, project: str, figures: Figures) -> list[dict[str, Any]]:
-    """The tasks as all peers export them once everything is opened that can be, a newcomer among them."""
+    """Return the exported tasks, which must be equal at all peers and a newcomer once all answers are opened."""
     texts: list[str] = []
     with tempfile.TemporaryDirectory() as folder, trio.move_on_after(SETTLE_SECONDS_MAX):
         while len(texts) <= len(SERVING) or len(set(texts)) > 1 or await _opening(crowd):
@@ -257,7 +258,7 @@ async def _exports(peers: Network, crowd: Crowd, project: str, figures: Figures)
         ours, theirs = texts[-1], ""
         with tempfile.TemporaryDirectory() as folder, trio.move_on_after(JOIN_SECONDS_MAX):
             await network.holds(partial(note_snapshot, newcomer, taken := Join(0)), JOIN_SECONDS_MAX)
-            while theirs != ours:  # it fetches the tasks' texts, and an answer may still be opened
+            while theirs != ours:  # it fetches the texts of the tasks, and some answers may still be opened
                 theirs = await _export(newcomer, project, Path(folder))
                 ours = await _export(peers.peers[0], project, Path(folder))
     others = len(set(ours.splitlines()) ^ set(theirs.splitlines()))
@@ -267,7 +268,7 @@ async def _exports(peers: Network, crowd: Crowd, project: str, figures: Figures)
 
 
 async def _export(peer: DemoPeer, project: str, folder: Path) -> str:
-    """Empty if the peer does not know the project yet."""
+    """Return the peer's export, or "" if the peer does not know the project yet."""
     client: CurationRpc = peer.client  # type: ignore[assignment]
     path = folder / peer.name
     path.unlink(missing_ok=True)
@@ -281,7 +282,7 @@ async def _export(peer: DemoPeer, project: str, folder: Path) -> str:
 
 @asynccontextmanager
 async def _newcomer(peers: Network) -> AsyncIterator[DemoPeer]:
-    """It serves annotators, and so fetches the tasks."""
+    """Start a newcomer that serves annotators, and therefore fetches the tasks."""
     folder = peers.demo.folder / "newcomer"
     folder.mkdir()
     invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
@@ -298,7 +299,7 @@ async def _newcomer(peers: Network) -> AsyncIterator[DemoPeer]:
 
 
 async def _opening(crowd: Crowd) -> bool:
-    """Whether some task is on the way: what is decided still changes."""
+    """Return whether the decided state still changes, so that some task is still on its way."""
     stats = [await crowd.ask(crowd.sites[0].get, "/api/stats")]
     await trio.sleep(3.0)
     stats.append(await crowd.ask(crowd.sites[0].get, "/api/stats"))
@@ -358,7 +359,7 @@ def _pace(watch: Watch, since: float, figures: Figures) -> None:
 
 
 def _stored(peer: DemoPeer, after: int, last: int, figures: Figures) -> None:
-    """What annotation has put into this peer's blocks: whole blocks that hold nothing else, and batches in those of others."""
+    """Measure the share of annotation in this peer's blocks: blocks that hold only batches, and the batches in other blocks."""
     size = answers = alone = 0
     times: list[int] = []
     with journal(peer) as database:

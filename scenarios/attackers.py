@@ -1,7 +1,7 @@
-"""What `scenarios.hostile` runs as `python -m scenarios.attackers CHAIN ADDRESS…`: strangers that attack these peers.
+"""Strangers that attack peers: `python -m scenarios.attackers CHAIN ADDRESS…`, a part of `scenarios.hostile`.
 
-Each kind of attack goes on, from addresses of its own on loopback, until standard input ends. Then what the attackers were told,
-when their links were closed, goes to standard output.
+Each kind of attack runs from its own loopback addresses until standard input ends. Then the program writes the reasons that peers
+gave when they closed the attackers' links to standard output.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from protocol.messages import GetBlob, GetDecisions, GossipEnvelope, LinkClosing
 from transport.wire.framing import Channel, Message, Priority
 from transport.wire.noise_session import KeyPair, NoiseSession
 
-HALF_OPEN, SLOW, GARBAGE, OVERSIZE, DEAF = 300, 40, 40, 20, 20  # connections at once, of all kinds but the flood
-AGAIN_SECONDS = 0.5  # before a connection that was closed is made anew
-SIGNED_EACH = 200  # messages of a flooding key; all are more than a peer remembers to have checked
-SOURCES = 12  # hosts; the first is that of the honest peers, and what it does they share
+HALF_OPEN, SLOW, GARBAGE, OVERSIZE, DEAF = 300, 40, 40, 20, 20  # simultaneous connections, of all kinds but the flood
+AGAIN_SECONDS = 0.5  # before a closed connection is made again
+SIGNED_EACH = 200  # messages per flooding key; all together exceed a peer's cache of checked messages
+SOURCES = 12  # hosts; the first is that of the honest peers, which share its limits
 
 Attack = Callable[[trio.SocketStream], Awaitable[None]]
 
@@ -41,12 +41,12 @@ class Attackers:
     def __init__(self, chain: bytes, targets: list[str], keys: int) -> None:
         self.chain, self.random = chain, Random(0)
         self.targets, self.sources = cycle(targets), cycle(f"127.0.0.{number}" for number in range(1, SOURCES + 1))
-        self.told = Counter[str]()  # reasons that links were closed for
+        self.told = Counter[str]()  # reasons of closed links
         self.keys = [Identity.generate() for _ in range(keys)]
         self.floods = {key.public: list(self.signed(key)) for key in self.keys}
 
     def signed(self, key: Identity) -> Iterator[bytes]:
-        """Messages in order, half of which cost two checks of signatures: admissions by an invitation that admits nobody."""
+        """Return messages in order. Half of them cost two checks of signatures: admissions by an invitation of a non-member."""
         invitation = sign_message(key, self.chain, Invitation(key.public, 1 << 50))
         for number in range(SIGNED_EACH // 2):
             admit = encode(AdmitMember(invitation, bytes(64), f"nobody {number}", ()))
@@ -97,7 +97,7 @@ class Attackers:
         await stream.receive_some(1)
 
     async def oversize(self, stream: trio.SocketStream) -> None:
-        """Messages that are never whole, of all priorities."""
+        """Send messages of all priorities that are never complete."""
         session = await self.linked(stream, Identity.generate())
         for priority in reversed(Priority):
             session.outbox.push(Channel.APPLICATION, bytes(MESSAGE_BYTES_MAX), priority)

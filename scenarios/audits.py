@@ -1,9 +1,8 @@
-"""`python -m scenarios.audits`: a trainer that cheats, one that a person's challenge finds where nothing is
-drawn, and an auditor that challenges honest work.
+"""`python -m scenarios.audits`: a trainer that cheats, one that is caught by a person's challenge alone, and a false auditor.
 
-With sampled audits lies are found after the vote, by replaying rounds. Every peer must come to the same suspension at the
-same height, from the decided blocks alone; nobody honest may be suspended; an auditor that is killed must report after its start
-or let its audits lapse, and the job must go on all the same.
+With sampled audits, lies are found after the vote, by re-execution. Every peer must derive the same suspension at the same height
+from the decided blocks alone. No honest peer may be suspended. An auditor that is killed must report after its restart or let its
+audits lapse, and the job must continue in either case.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled", "audit_rate": "1"}
 OPENING_ROUNDS = 1
 JOB["compression_warmup_rounds"] = str(OPENING_ROUNDS)
-JOB["proposal_seconds"] = "10"  # a job that settles waits so long, times its window, for auditors that say nothing
+JOB["proposal_seconds"] = "10"  # a job that settles waits for silent auditors for this long, times its window
 JOB_SECONDS_MAX = 240.0
-DOWN_ROUNDS = 1  # closed while the auditor is down
-SETTLE_SECONDS_MAX = 90.0  # after the last round: half a minute until something is called withheld, and as long to judge it
+DOWN_ROUNDS = 1  # rounds that are closed while the auditor is down
+SETTLE_SECONDS_MAX = 90.0  # after the last round: 30 s until data counts as withheld, and 30 s to judge it
 POLL_SECONDS = 0.2
 
 
 async def cheats(random: Random, options: argparse.Namespace, peers: Network, trial: Trial) -> None:
-    """The cheat is suspended while the killed auditor comes back."""
+    """Check that the cheat is suspended while the killed auditor comes back."""
     job = await peers.train({**JOB, "seed": str(options.seed), "audit_window": str(options.window)}, options.rounds)
     victim = random.choice([peer for peer in peers.honest if peer is not peers.demo.watched])
     trial.figures["killed"] = victim.name
@@ -53,7 +52,7 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     audits = read(peers, trial)
     (liar,) = [peer for peer in peers.peers if peer.lies]
     told = [entry for entry in audits.log if entry.result is AuditResult.SUSPENDED]
-    suspended = {entry.trainer for entry in told}  # each dispute about it ends so
+    suspended = {entry.trainer for entry in told}  # each dispute about it ends with a suspension
     trial.require(suspended == {liar.identity.public}, f"{len(suspended)} were suspended, not the liar alone")
     trial.figures |= {"suspended in round": told[0].round, "at height": told[0].height} if told else {}
     require_honest_clean(peers, audits, trial)
@@ -63,7 +62,7 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
 
 
 async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
-    """Nothing is drawn: the cheat is suspended because somebody has its peer re-execute one of its rounds."""
+    """Check that a cheat is suspended after a person's challenge, in a job whose audits draw no proposals."""
     fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "audit_rate": "1e-9"}
     job, asked = await peers.train(fields, options.rounds), peers.demo.watched
     (liar,) = [peer for peer in peers.peers if peer.lies]
@@ -71,7 +70,7 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
     (honest, *_) = [peer for peer in peers.honest if peer is not asked]
     trial.figures["of the liar"] = found = await asked.client.challenge_trainer(peer_id(liar.identity.public), None)
     trial.require("mismatch" in found, f"{asked.name} found {found!r} of {liar.name}, which lies")
-    # Undone rounds are audited no more, and opening rounds are re-executed before the vote, also those after a rollback.
+    # Undone rounds are no longer audited. Opening rounds are re-executed before the vote, also those after a rollback.
     await until(asked, job, lambda view: bool(view.undone_rounds) and view.rounds_in_model > OPENING_ROUNDS)
     trial.figures["of an honest trainer"] = found = await asked.client.challenge_trainer(peer_id(honest.identity.public), None)
     trial.require("passed" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
@@ -83,7 +82,7 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
 
 
 async def said_by(asked: DemoPeer, auditor: DemoPeer) -> tuple[int, int]:
-    """(its reports, its audits that lapsed), as far as they are decided."""
+    """Return the auditor's decided numbers of reports and of lapsed audits."""
     views = {view.peer: view for view in (await asked.client.audits(1)).records}
     view = views.get(peer_id(auditor.identity.public))
     return (view.reports, view.reports_lapsed) if view else (0, 0)
@@ -121,7 +120,7 @@ async def until(peer: DemoPeer, job: str, condition: Callable[[JobView], bool]) 
 
 
 async def concluded(peers: Network, job: str) -> None:
-    """The job is over, its audits too, and everybody stands at one height; then all are stopped."""
+    """Wait until the job and its audits are over and all peers hold one height. Then stop all peers."""
     for peer in peers.honest:
         await until(peer, job, lambda view: view.state == "finished")
 
@@ -139,7 +138,7 @@ async def concluded(peers: Network, job: str) -> None:
 
 
 def read(peers: Network, trial: Trial) -> AuditsState:
-    """What the disks of all honest peers say of the audits; it must be the same."""
+    """Return the state of audits on the disks of all honest peers, which must be the same."""
     states = []
     for peer in peers.honest:
         with closing(PeerDisk(peer.directory)) as disk:
@@ -151,7 +150,7 @@ def read(peers: Network, trial: Trial) -> AuditsState:
 
 
 def dress(peer: DemoPeer) -> None:
-    """Everybody trains, so that there are enough judges beside the accused, the liar and the killed one."""
+    """Let every peer train: there must be enough judges besides the accused peer, the liar and the killed one."""
     peer.trains = True
 
 

@@ -1,7 +1,7 @@
-"""`python -m scenarios.bad_input`: what a person can get wrong, and what a machine can do to them.
+"""`python -m scenarios.bad_input`: wrong input from people, and faults of the machine.
 
-Each case spoils one thing around a peer that has decided something before. `peer` must end with a status other than 0 and one
-line that names the value and the way out; when the thing is mended the peer must start again with everything it had.
+Each case spoils one thing around a peer that has already decided blocks. `peer` must end with a nonzero exit status and one line
+that names the value and the remedy. After the repair the peer must start again with all its data.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from scenarios.trials import Parser, write
 
 SECONDS_MAX = 90.0  # for a peer to start or to refuse, on a busy machine
 SMALL_DISK_BYTES = 4 << 20
-RESERVES_KIB = (0, 12, 24, 48, 96)  # left free on the small disk: each lets another file be the first that cannot be written
+RESERVES_KIB = (0, 12, 24, 48, 96)  # free on the small disk; with each value another file is the first that cannot be written
 PEER = [sys.executable, "-m", "peer.cli"]
 
 
 @dataclass
 class Case:
     name: str
-    line: str = ""  # what the person saw
+    line: str = ""  # the line that the person saw
     problem: str = ""
 
 
@@ -71,7 +71,7 @@ class Place:
         raise UserError(f"it does not start: {errors.strip().splitlines()[-1:]}")
 
     def stop(self) -> tuple[int, str]:
-        """The exit status and everything on standard error."""
+        """Stop the peer. Return its exit status and its standard error."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -89,7 +89,7 @@ class Place:
         self.stop()
 
     def decide(self) -> subprocess.CompletedProcess[str]:
-        """A scratch round: two blocks at least."""
+        """Run a scratch round, which decides at least two blocks."""
         return self.peer("console", "--data-dir", str(self.path), "test")
 
     def height(self) -> int:
@@ -100,12 +100,12 @@ class Place:
             disk.close()
 
     def refuses(self, case: Case, arguments: list[str], *named: str, **environment: str) -> None:
-        """`peer` ends with one line that has all of `named` in it."""
+        """Check that `peer` ends with one line that contains all of `named`."""
         done = self.peer(*arguments, **environment)
         judge(case, done.returncode, done.stderr, *named)
 
     def refuses_to(self, case: Case, command: str, arguments: list[str], *named: str) -> None:
-        """The running peer is asked for something."""
+        """Check that the running peer refuses a command, with one line that contains all of `named`."""
         self.start()
         self.refuses(case, [command, "--data-dir", str(self.path), *arguments], *named)
         self.stop()
@@ -126,7 +126,7 @@ def judge(case: Case, status: int, errors: str, *named: str) -> None:
         case.problem = f"does not name {missing}" if missing else ""
 
 
-# Cases: each spoils something, looks at what `peer` says, and mends it ------------------------------------------------
+# Cases: each spoils something, checks the reaction of `peer`, and repairs it ------------------------------------------------
 
 
 def busy_port(place: Place, case: Case) -> None:
@@ -186,7 +186,7 @@ def wrong_variable(place: Place, case: Case) -> None:
 
 
 def variable_of_others(place: Place, case: Case) -> None:
-    """No mistake: Kubernetes sets it beside a service that is called `peer`."""
+    """Set a variable that Kubernetes sets beside a service called `peer`. This must not be an error."""
     done = place.peer("config", "show", "--data-dir", str(place.path), PEER_SERVICE_HOST="10.0.0.1")
     case.line = (done.stdout + done.stderr).partition("\n")[0]
     case.problem = "" if done.returncode == 0 else f"exit status {done.returncode}"
@@ -201,7 +201,7 @@ def nobody_runs(place: Place, case: Case) -> None:
 
 
 def demo_without_place(flag: str, below: str, named: str, place: Place, case: Case) -> None:
-    """`below` the data directory is a file, or nothing at all."""
+    """Run the demo with a path under the data directory that is a file or does not exist."""
     flags = {"--report": str(place.path / "run")} | {flag: str(place.path / below)}
     place.refuses(case, ["demo", *(word for pair in flags.items() for word in pair)], below, named)
 
@@ -225,7 +225,7 @@ def wrong_address(place: Place, case: Case) -> None:
 def silent_address(place: Place, case: Case) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    place.refuses_to(case, "connect", [f"127.0.0.1:{port}"], f"127.0.0.1:{port}")  # nobody listens there any more
+    place.refuses_to(case, "connect", [f"127.0.0.1:{port}"], f"127.0.0.1:{port}")  # nothing listens there any more
 
 
 def nobody_to_retire(place: Place, case: Case) -> None:
@@ -267,7 +267,7 @@ def damaged_genesis(place: Place, case: Case) -> None:
 
 
 def full_disk(reserve_bytes: int, place: Place, case: Case) -> None:
-    """The disk fills up while the peer runs: it stops, and what it decided is there when there is room again."""
+    """Fill the disk while the peer runs: the peer must stop, and must have all decided blocks once there is room again."""
     place.start()
     filler = place.path / "filler"
     with filler.open("wb") as file, suppress(OSError):
@@ -346,7 +346,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def small_disk() -> Iterator[Path]:
-    """A file system of its own that can be filled up without harm to others; needs the right to mount."""
+    """Mount a small file system that can be filled up without harm to others. This needs the right to mount."""
     folder = Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode:

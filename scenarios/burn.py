@@ -1,5 +1,7 @@
-"""What `scenarios.hostile` runs as `python -m scenarios.burn SHARE`: a program that takes this share of one processor, and says
-nothing to anybody. It ends with its standard input."""
+"""A program that uses a given share of one processor: `python -m scenarios.burn SHARE`, a part of `scenarios.hostile`.
+
+It prints nothing and ends with its standard input.
+"""
 
 from __future__ import annotations
 

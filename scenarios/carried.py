@@ -1,4 +1,4 @@
-"""What a link of a profile is like on each carrier, measured from its two ends. Part of `scenarios.links`."""
+"""Measurement of the links of a profile on each carrier, from their two ends. Part of `scenarios.links`."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from scenarios.probe import Dial, Pings, Poured, Server
 from scenarios.proxy import running_proxy
 from scenarios.tun import Router, running_router
 
-ENDS_SECONDS = 3.0  # for which both ends are measured by themselves, over a link that takes no time
-DIALED_SECONDS = 1.0  # until all connections beside those of the pings are made
-ASK_SECONDS_MAX = 60.0  # for a probe's start and end
+ENDS_SECONDS = 3.0  # to measure both ends alone, over a link without delay
+DIALED_SECONDS = 1.0  # to open all connections besides those of the pings
+ASK_SECONDS_MAX = 60.0  # for the start and the end of a probe
 PORT = 7800  # of the probe, in a namespace of its own
-STREAMS = 32  # poured at once: one flow alone is slowed by its losses
-FLOOD = 1.2  # datagrams, times what the link can carry at most
-CALM_SECONDS = 2.0  # around a drop-out no ping is counted: connections wait a while after it, as TCP does
-STEP_SECONDS = 0.05  # in which a profile's rates are added up
-SLOW_BYTES = 10 * MEGABIT_BYTES  # an uplink of so much a second is what a round with a million parameters waits for
+STREAMS = 32  # parallel bulk streams; the losses of a single flow would slow it down
+FLOOD = 1.2  # datagrams, relative to the capacity of the link
+CALM_SECONDS = 2.0  # no ping counts this close to an outage: connections back off after it, as TCP does
+STEP_SECONDS = 0.05  # step of the sum over a profile's rates
+SLOW_BYTES = 10 * MEGABIT_BYTES  # bytes per second; a round with a million parameters waits for an uplink of this rate
 
 
 @dataclass
 class Link:
-    """From `a` to `b`, both on the profile, and from a peer with a fast link to `b`; what was measured of them."""
+    """Measurements of a link from `a` to `b`, both on the profile, and from a peer with a fast link to `b`."""
 
     way: NetworkPath
     fast: NetworkPath
-    ends: float  # seconds that both ends take for a ping by themselves
+    ends: float  # seconds that the two ends alone take for a ping
     pings: Pings
     up: Poured
     down: Poured
@@ -57,7 +57,7 @@ class Link:
 
 
 def ways(profile: AccessProfile) -> tuple[NetworkPath, NetworkPath]:
-    """As each carrier makes them of peers that come in this order."""
+    """Return the paths of both links, with the same shifts of the profile that each carrier gives peers in this order."""
     a, b = (AccessLink(profile.shifted(SHIFT_SECONDS * number)) for number in range(2))
     return NetworkPath(a, b), NetworkPath(AccessLink(PROFILES["lan"]), b)
 
@@ -71,7 +71,7 @@ def is_slow(profile: AccessProfile) -> bool:
 
 
 def asked_rate(way: NetworkPath, poured: Poured) -> float:
-    """Bytes a second that the path can carry at that time, by its profiles."""
+    """Return the bytes per second that the path can carry during this transfer, by its profiles."""
     steps = max(1, round((poured.end - poured.begin) / STEP_SECONDS))
     times = [poured.begin + (step + 0.5) * STEP_SECONDS for step in range(steps)]
     return statistics.mean(min(way.speaker.profile.segment_at(at).up, way.hearer.profile.segment_at(at).down) for at in times)
@@ -84,11 +84,11 @@ def is_calm(way: NetworkPath, at: float) -> bool:
 
 
 def compare(link: Link) -> dict[str, Any]:
-    """The figures of the table. Raises `UserError`."""
+    """Return the figures of the table. Raises `UserError` if no ping came back in time."""
     way = link.way
     calm = [(sent, took) for sent, took in zip(link.pings.sent, link.pings.seconds, strict=True) if is_calm(way, sent)]
     asked = [way.round_trip(sent) for sent, _ in calm]
-    # Whatever comes later than a lost segment is sent again was lost, or waited for one that was.
+    # A ping that takes longer than a retransmission was lost, or waited for a lost segment.
     on_time = [(took, trip) for (_, took), trip in zip(calm, asked, strict=True) if took is not None and took < 1.5 * trip + 0.1]
     ratios = [(took - link.ends) / trip for took, trip in on_time]
     if not ratios:
@@ -114,7 +114,7 @@ async def over_proxy(profile: AccessProfile, seconds: float) -> Link:
         async with running_proxy(profile) as proxy, trio.open_nursery() as nursery:
 
             async def pair(speaker: AccessProfile, hearer: AccessProfile) -> tuple[Server, Dial, Callable[[], None]]:
-                """Two ends of their own, and what cuts them off: what still waits is not to take others' time."""
+                """Make two ends and a function that cuts them off, so that data in flight does not delay other measurements."""
                 server = Server(trio.current_time)
                 (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
                 nursery.start_soon(trio.serve_listeners, server.serve_stream, [listener])
@@ -171,7 +171,7 @@ def over_kernel(profile: AccessProfile, seconds: float, congestion: str) -> Link
         servers = list[subprocess.Popen[str]]()
 
         def ask(what: str, path: NetworkPath, long: float, much: float) -> tuple[str, ...]:
-            """What is to be run at a host of its own, to another one that serves."""
+            """Return the arguments of a probe at a host of its own, and start its server at another host."""
             names = [f"{what}-{len(router.hosts)}-{end}" for end in ("to", "at")]
             host, whom = (router.host(name, end.profile) for name, end in zip(names, (path.speaker, path.hearer), strict=True))
             servers.append(server := stack.enter_context(module_at(router, whom, "serve", whom, str(PORT))))
@@ -191,13 +191,13 @@ def over_kernel(profile: AccessProfile, seconds: float, congestion: str) -> Link
             with ExitStack() as running:
                 processes = [running.enter_context(module_at(router, *one)) for one in group]
                 said += [process.communicate(timeout=long + ASK_SECONDS_MAX)[0] for process in processes]
-        time.sleep(2 * probe.PAUSE_SECONDS)  # what still flew is there
+        time.sleep(2 * probe.PAUSE_SECONDS)  # let the packets in flight arrive
         ends, pings = (Pings(**json.loads(one)) for one in said[:2])
         return Link(way, fast, ends.median(), pings, *map(poured_into, servers[2:]))
 
 
 def flood(way: NetworkPath) -> float:
-    """Bytes a second that surely fill the path."""
+    """Return a rate in bytes per second that surely fills the path."""
     return FLOOD * min(way.speaker.profile.up_max, max(moment.down for moment in way.hearer.profile.moments))
 
 
@@ -223,7 +223,7 @@ async def over_memory(profile: AccessProfile, seconds: float) -> Link:
 
 
 async def in_virtual_time(what: str, profile: AccessProfile, *numbers: float) -> Any:
-    """In a process of its own: what runs in threads elsewhere does not in virtual time."""
+    """Run a measurement in a process of its own: in virtual time nothing runs in threads."""
     done = await trio.run_process(
         [sys.executable, "-m", "scenarios.virtual", what, profile.name, *map(str, numbers)], capture_stdout=True
     )

@@ -1,12 +1,12 @@
 """`python -m scenarios.churn --peers 7 --rounds 1000`: a thousand rounds beside f liars, while peers are killed and replaced.
 
-Every few rounds somebody honest is killed at a random moment and started again seconds later, or leaves, loses its disk and joins
-anew. For every single round, the honest peers that hold it must have the same model root, and at least two must hold it.
+Every few rounds an honest peer is killed at a random moment and restarted seconds later, or it leaves, loses its disk and joins
+again. For every round, all honest peers that hold it must have the same model root, and at least two must hold it.
 
-With `--profile flaky --minutes 30` instead, links are bad, and peers come and go (`coming.py`).
+With `--profile flaky --minutes 30`, links are bad, and peers come and go (`coming.py`).
 
-Beside f liars every peer that is gone is one fault too many. The liars lie in their updates and ballots only, so the network goes
-on all the same: what is asked here is whether anybody ends up with another model.
+Beside f liars, each peer that is down exceeds the tolerated faults. The liars lie only in updates and ballots, so the network
+still makes progress. This scenario checks that no peer ever holds another model.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from scenarios.network import Network
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
 from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct, duration
 
-QUIET_ROUNDS_MAX = 30  # between two things that happen
+QUIET_ROUNDS_MAX = 30  # rounds between two events
 DOWN_SECONDS_MAX = 5.0
-KILLS = 4  # for each that is replaced
-BEHIND_ROUNDS_MAX = 100  # which others may have closed by the time they are asked
-HOLDERS_MIN = 2  # for a comparison
+KILLS = 4  # kills for each replacement
+BEHIND_ROUNDS_MAX = 100  # rounds that others may have closed before they are asked
+HOLDERS_MIN = 2  # peers that are needed for a comparison
 
 
 class Churn:
-    """Goes on until enough rounds were closed, or until the network got stuck."""
+    """Attempts until enough rounds are closed or the network is stuck."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._random, self._rounds = Random(options.seed), options.rounds

@@ -1,7 +1,8 @@
 """`python -m scenarios.clock`: one peer's wall clock is wrong when it starts, or jumps while it runs.
 
-The others must go on as they do without it. With a small error, or behind by however much, it takes part all the time; far ahead,
-it does so again after its clock was set right and it was started again. `python -m scenarios.clock run …` is such a peer.
+The other peers must continue as before. A peer whose error is small, or whose clock is behind, takes part all the time. A peer
+whose clock is far ahead takes part again after its clock was corrected and it was restarted. `python -m scenarios.clock run …`
+starts such a peer.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from scenarios.network import Network, holds
 from scenarios.pace import BACK_SECONDS_MAX, STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Trial, arguments, conduct
 
-VARIABLE = "FOLKMOOT_CLOCK"  # seconds that the clock is wrong by, and seconds until it is
-TOLERATED_SECONDS = 1.5  # a block's time may be two seconds ahead of the clock of who prepares it
-JUMP_AFTER_SECONDS = 12.0  # a peer has started by then
-ROUNDS = 8  # that the others close meanwhile: everybody's turn to lead comes
+VARIABLE = "FOLKMOOT_CLOCK"  # error of the clock in seconds, and the delay in seconds before it appears
+TOLERATED_SECONDS = 1.5  # a block's time may be two seconds ahead of the clock of a voter that prepares it
+JUMP_AFTER_SECONDS = 12.0  # time for a peer to start
+ROUNDS = 8  # rounds that the others close meanwhile, so that each peer leads once
 ERRORS = (3_600.0, -3_600.0, TOLERATED_SECONDS, -TOLERATED_SECONDS)
 
 
@@ -40,7 +41,7 @@ async def wrong_clock(random: Random, error: float, after: float, peers: Network
         started = trio.current_time()
         await goes_on(peers.demo.watched, ROUNDS)
         trial.figures["rounds meanwhile"] = (trio.current_time() - started) / ROUNDS
-        if after or error <= TOLERATED_SECONDS:  # a running peer measures time from its start, by a clock that is never set
+        if after or error <= TOLERATED_SECONDS:  # a running peer measures time from its start, with a clock that is never set
             part = await holds(partial(takes_part, victim, peers.demo.watched), BACK_SECONDS_MAX)
             trial.require(part, f"{victim.name} does not take part with a clock that is wrong by {error:g} s")
     finally:
@@ -52,7 +53,7 @@ async def wrong_clock(random: Random, error: float, after: float, peers: Network
 
 
 def peer_with_wrong_clock() -> int:
-    """The rest of the command line is a peer's module and its arguments."""
+    """Run a peer whose clock is wrong. The rest of the command line is the peer's module and its arguments."""
     import runpy
 
     error, after = map(float, os.environ[VARIABLE].split())

@@ -1,7 +1,12 @@
-"""Peers on links of a profile come and go, and nobody intervenes: `python -m scenarios.churn --profile flaky --minutes 30`.
+"""Peers on links of a profile come and go without an operator: `python -m scenarios.churn --profile flaky --minutes 30`.
 
-Four found the network. Every 20 seconds one comes or goes: a newcomer joins by an invitation, and the voters approve it by their
-policy; somebody leaves and ends; somebody is killed (`kill -9`), and comes back the next time. The first two train, and stay.
+Four peers found the network. Every 20 seconds one comes or goes, in one of three ways:
+
+- A newcomer joins by an invitation, and the voters approve it by their policy.
+- A peer leaves and ends.
+- A peer is killed (`kill -9`), and restarted in the next step.
+
+The first two peers train, and stay.
 """
 
 from __future__ import annotations
@@ -28,30 +33,30 @@ from scenarios.proxy import running_proxy
 from scenarios.trials import Trial, report, table_of
 
 FOUNDERS, PEERS_MAX = 4, 10
-STAY = 2  # of them, who train
+STAY = 2  # founders that train and stay
 EVERY_SECONDS = 20.0
-LEAVE_SECONDS_MAX = 60.0  # until it is decided
+LEAVE_SECONDS_MAX = 60.0  # until the leave is decided
 VOTER_SECONDS_MAX = 300.0  # for a newcomer on a bad link, while others come and go
-END_SECONDS_MAX = 180.0  # until all that are there hold the last height
+END_SECONDS_MAX = 180.0  # until all present peers hold the last height
 POLL_SECONDS = 0.5
 JOB = {**SMALL_JOB, "byzantine_max": "0", "audit": "off"}
 
 
 @dataclass
 class Crowd:
-    """Who is there. `peers` also has those that are gone."""
+    """The peers that are present. `peers` also has those that are gone."""
 
     peers: Network
     dress: Callable[[DemoPeer], None]
     random: Random
     trials: list[Trial] = field(default_factory=list)
     there: list[DemoPeer] = field(default_factory=list)
-    away: list[DemoPeer] = field(default_factory=list)  # killed, and to be started again
-    joined: dict[str, tuple[float, Trial]] = field(default_factory=dict)  # newcomers that do not vote yet, and since when
+    away: list[DemoPeer] = field(default_factory=list)  # killed, to be started again
+    joined: dict[str, tuple[float, Trial]] = field(default_factory=dict)  # newcomers that do not vote yet, with join times
     longest: float = 0.0  # seconds without a height
 
     async def step(self) -> None:
-        """One comes or goes."""
+        """Let one peer come or go."""
         count = len(self.there) + len(self.away)
         goes = count > FOUNDERS and (count >= PEERS_MAX or self.random.random() < 0.5)
         if self.away:
@@ -113,11 +118,11 @@ class Crowd:
         return [peer for peer in self.there if peer.number >= STAY]
 
     def _may_leave(self) -> list[DemoPeer]:
-        """Whoever has just joined may not be a member yet."""
+        """Return the peers that can leave. A peer that has just joined may not be a member yet."""
         return [peer for peer in self._may_go() if peer.name not in self.joined]
 
     async def look(self) -> None:
-        """Whether heights keep coming, and newcomers vote."""
+        """Check in a loop that heights keep coming and that newcomers vote."""
         height, since = -1, trio.current_time()
         while True:
             now = trio.current_time()
@@ -135,7 +140,7 @@ class Crowd:
             await trio.sleep(POLL_SECONDS)
 
     async def agree(self) -> bool:
-        """Whether all that are there hold the height that the first one held when this began, in time."""
+        """Return whether all present peers soon hold the height that the first one has now."""
         wanted = await self.peers.height(self.peers.demo.watched)
 
         async def reached() -> bool:

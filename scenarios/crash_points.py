@@ -1,7 +1,7 @@
 """`python -m scenarios.crash_points`: a peer is killed right before and right after each of its durable writes.
 
-`storage/crash_points.py` names the writes. Each time the others must finish the round and go on; the killed peer, started again,
-must take part again, hold the same roots, and have signed nothing twice.
+`storage/crash_points.py` names the writes. After each kill the others must finish the round and continue. The killed peer, once
+restarted, must take part again, hold the same roots, and have signed nothing twice.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from scenarios.trials import Attempt, Trial, arguments, conduct
 from storage.crash_points import CRASH_POINT_VARIABLE, POINTS, WRITES
 from training.replicated.model_files import DURABLE
 
-REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
-FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again
-COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
-# Before a victim beside a liar is stopped. While it is down nobody vouches, so a round takes 8 times the usual time of a vouch.
-# That time is right once the first rounds, in which workers start, are few.
+REACH_SECONDS_MAX = 90.0  # until the point is reached; a cut-off comes after the longest wait for proposals (60 s)
+FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader is stopped until its view ends, then runs until all hear it again
+COUNT_MAX = 3  # the point is armed for its 1st to 3rd occurrence, drawn at random
+# Rounds before a victim beside a liar is stopped. While it is down no voter vouches, so a round takes 8 times the usual time of a
+# vouch. That time is correct once the first rounds, in which workers start, are a small share.
 MEASURED_ROUNDS = 12
-ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
+ROUNDS_AFTER = 2  # rounds that the others close while the victim is down: the round of the crash, and one more
 
-RESTORED = ("model-fetched", "restore")  # by who begins with a snapshot
+RESTORED = ("model-fetched", "restore")  # written by a peer that begins with a snapshot
 NEWCOMERS = ("identity.key", "genesis", "file-invitation", "file-toml", "store-create", *RESTORED)  # written when a peer joins
 RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "file-addresses", "file-txt", "file-tokens")
 TRAINERS = ("append-proposal", "append-vouch", "append-cut-off", "file-tokens", "file-txt", "file-safetensors")
 IN_WORKER = ("file-tokens",)
 LIARS = ("append-evidence",)
 REJECTING = ("append-cut-off",)  # written beside a liar that rejects each honest update
-ARMED = 3  # the one of four peers that dies with a proof in hand: it votes, does not train, and is not the liar
-VOCABULARY = 300  # more than the bytes, so that texts are tokenized into files
+ARMED = 3  # the one of four peers that dies when it holds evidence: it votes, does not train, and is not the liar
+VOCABULARY = 300  # more than 256, so that texts are tokenized into files
 UNREACHED = {
     "identity.next": "`peer rekey` writes it, which a test cuts off at every step",
     "store-migrate": "only where an older program wrote the database: tests/storage/test_store.py",
@@ -60,11 +60,11 @@ def write_of(point: str) -> str:
     return point.partition("-")[2]
 
 
-# What brings a peer to write ------------------------------------------------------------------------------------------
+# Causes of each write --------------------------------------------------------------------------------------------------
 
 
 def prepare(peers: Network, victim: DemoPeer, write: str) -> None:
-    """While the victim is stopped: takes away, or puts in the way, what makes it write."""
+    """Prepare the disk of the stopped victim so that it will make this write."""
     match write:
         case "file-addresses":
             (victim.directory / "addresses").unlink(missing_ok=True)
@@ -76,15 +76,15 @@ def prepare(peers: Network, victim: DemoPeer, write: str) -> None:
         case "model-aside":
             for job in (victim.directory / "models").glob("[0-9a-f]*"):
                 last = max(int(model.name) for model in job.glob("[0-9]*"))
-                for number in range(last + 1, last + 100):  # durable ones: others that are too new go when it starts
+                for number in range(last + 1, last + 100):  # durable ones; at its start the peer removes others that are too new
                     (job / f"{number:08d}").mkdir()
                     (job / f"{number:08d}" / DURABLE).touch()
 
 
 async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[float], Awaitable[bool]]) -> None:
-    """While the victim runs, until it has ended: makes the others, or it, do what the write follows from.
+    """Make the others, or the running victim, do what causes this write, until the victim has ended.
 
-    `ends` waits so many seconds for the end.
+    `ends` waits for the end, for the given number of seconds.
     """
     others = [peer for peer in peers.honest if peer is not victim]
     match write:
@@ -97,16 +97,16 @@ async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[
                 has_ended = await ends(FROZEN_SECONDS)
                 peers.thaw(frozen)
                 has_ended = has_ended or await ends(THAWED_SECONDS)
-        case "append-cut-off":  # one says nothing and the liar rejects: too few accept, and too few do not
-            await holds(partial(takes_part, victim, others[0]), REACH_SECONDS_MAX)  # its timers must run with theirs
+        case "append-cut-off":  # one is silent and the liar rejects, so neither acceptance nor rejection has a quorum
+            await holds(partial(takes_part, victim, others[0]), REACH_SECONDS_MAX)  # its timers must run with those of the others
             voter = next((peer for peer in others if not peer.trains), others[0])
             peers.freeze(voter)
-            await ends(2 * REACH_SECONDS_MAX)  # where the others close a round first, there is the next
+            await ends(2 * REACH_SECONDS_MAX)  # if the others close a round first, the next one follows
             peers.thaw(voter)
         case "file-safetensors":
             deadline = trio.current_time() + REACH_SECONDS_MAX
             for number in itertools.count():
-                with contextlib.suppress(UserError):  # nothing to export yet, or it died of it
+                with contextlib.suppress(UserError):  # nothing to export yet, or the peer died during the export
                     await victim.client.export_run(str(victim.directory / f"export-{number}"))
                 if await ends(THAWED_SECONDS) or trio.current_time() > deadline:
                     break
@@ -133,7 +133,7 @@ async def crash(random: Random, point: str, peers: Network, trial: Trial) -> Non
     if not await _reach(peers, victim, point, count):
         trial.problems.append("the point was never reached")
     trial.figures["round"] = (await asked.client.rounds(1))[-1].round + 1
-    peers.kill(victim)  # nothing to kill but where only its worker died
+    peers.kill(victim)  # the daemon still runs if only its worker died
     await goes_on(asked, ROUNDS_AFTER)
     await peers.restart(victim)
     await comes_back(peers, victim, asked, trial)
@@ -141,7 +141,7 @@ async def crash(random: Random, point: str, peers: Network, trial: Trial) -> Non
 
 
 async def _reach(peers: Network, victim: DemoPeer, point: str, count: int) -> bool:
-    """Runs the victim until it has killed itself there."""
+    """Run the victim until it has killed itself at the point."""
     log = victim.directory / "peer.log"
     before = log.stat().st_size
     said = f"crash point {point}\n".encode()
@@ -167,7 +167,7 @@ async def _reach(peers: Network, victim: DemoPeer, point: str, count: int) -> bo
 
 
 def arm(point: str, peer: DemoPeer) -> None:
-    """A liar is found out in the first round: whoever is to die of the proof is armed before."""
+    """Arm a peer before the first round, in which the liar is caught: this peer dies when it writes the evidence."""
     if peer.number == ARMED:
         peer.environment[CRASH_POINT_VARIABLE] = point
 
@@ -182,7 +182,7 @@ async def crash_with_proof(point: str, peers: Network, trial: Trial) -> None:
 
 
 async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
-    """A newcomer's `peer join` is killed, and given again."""
+    """Kill a newcomer's `peer join` at the point, and repeat the command."""
     number = len(list((peers.demo.folder / "peers").iterdir()))
     directory = peers.demo.folder / "peers" / f"new-{number}"
     newcomer = DemoPeer(number, Identity.generate(), directory, False, False, 1, False)
@@ -190,7 +190,7 @@ async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
     if write_of(point) in RESTORED:
         with trio.fail_after(STALL_SECONDS_MAX):
             await in_order(peers)
-        await goes_on(peers.demo.watched, 2 * SNAPSHOT_LAG_HEIGHTS)  # more than a newcomer fetches block by block
+        await goes_on(peers.demo.watched, 2 * SNAPSHOT_LAG_HEIGHTS)  # more heights than a newcomer fetches block by block
     invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
     newcomer.environment[CRASH_POINT_VARIABLE] = point
     command = ("join", invitation, "--no-stand")
@@ -216,7 +216,7 @@ def chosen(only: str) -> list[str]:
 
 
 def refusal(only: str) -> str:
-    """Why nothing would be tried; empty: something is."""
+    """Return the reason why `--only` selects nothing to try, or ""."""
     writes = {write_of(point) for point in chosen(only)}
     if not writes:
         return f"--only {only!r} is no crash point and begins none: --list prints them"
@@ -226,7 +226,7 @@ def refusal(only: str) -> str:
 
 
 def attempts(options: argparse.Namespace) -> list[tuple[str, Attempt]]:
-    """Those in a network without liars."""
+    """Return the attempts in a network without liars."""
     random = Random(options.seed)
     found: list[tuple[str, Attempt]] = []
     for point in chosen(options.only):
@@ -243,7 +243,7 @@ async def run(options: argparse.Namespace) -> int:
         status = await conduct(options, "killed at every durable write", found, vocabulary=VOCABULARY)
     if found := [(point, partial(crash, random, point)) for point in chosen(options.only) if write_of(point) in REJECTING]:
         status |= await conduct(apart(options, "cut-off"), "killed beside a liar", found, malicious=1)
-    for side in ("before", "after"):  # a liar is found out once
+    for side in ("before", "after"):  # a liar is caught once per network
         point = f"{side}-append-evidence"
         if point in chosen(options.only):
             one = apart(options, f"{side}-evidence")
@@ -254,7 +254,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def apart(options: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The same options for another network: its table and its data have this name in theirs."""
+    """Return the same options for another network, with its name in the paths of its table and its data."""
     one = argparse.Namespace(**vars(options))
     if options.json:
         one.json = str(Path(options.json).with_stem(f"{Path(options.json).stem}-{name}"))

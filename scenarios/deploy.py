@@ -1,8 +1,8 @@
-"""`python -m scenarios.deploy`: the compose file's nine peers as processes on loopback, watched as monitors do, and looked at.
+"""`python -m scenarios.deploy`: the compose file's nine peers as processes on loopback, under monitors and `peer doctor`.
 
-Each service's own command is run, with ports of this machine in the place of containers. They must found one network, train, and
-say of themselves by HTTP that they are well. Then each fault is planted, and `peer doctor` must name it. Where a docker daemon
-runs, both images are built, and must not run as root.
+The command of each service runs with ports of this machine in place of a container. The peers must found one network, train, and
+report good health over HTTP. Then each fault is planted, and `peer doctor` must name it. Where a docker daemon runs, both images
+are built, and they must not run as root.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from scenarios.trials import Parser, report
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
-SECONDS_MAX = 120.0  # for anything that takes some seconds when it works, with nine peers on two cores
+SECONDS_MAX = 120.0  # for anything that normally takes seconds, with nine peers on two cores
 POLL_SECONDS = 0.2
 ROUNDS = 3
 HOUR = 3_600
 LISTEN, WEB = "0.0.0.0:7700", "0.0.0.0:7780"  # inside a container
-VICTIM, OTHERS = "voter-1", ("voter-2", "voter-3")  # without these three nothing is decided
+VICTIM, OTHERS = "voter-1", ("voter-2", "voter-3")  # no block is decided without these three
 WRAPPER = f"""#!/bin/sh
 exec {sys.executable} -m ${{{CLOCK}:+scenarios.clock}} peer.cli "$@"
 """
@@ -72,7 +72,7 @@ class Service:
             )
 
     def stop(self) -> None:
-        """The peer, and what its start script left behind."""
+        """Stop the peer and all processes that its start script left behind."""
         if self.process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGCONT)
@@ -88,7 +88,7 @@ class Service:
         return self.ran(["peer", *words], more)
 
     def ran(self, command: list[str], more: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """In the container, so to say."""
+        """Run a command with the environment of the container."""
         program = shutil.which(command[0], path=self.environment["PATH"]) or command[0]
         return subprocess.run(
             [program, *command[1:]],
@@ -100,7 +100,10 @@ class Service:
         )
 
     def doctor(self, bound: str = "", /, **more: str) -> list[DoctorFinding]:
-        """`bound`: of the shell that runs it. Raises `UserError` if it says something else than findings."""
+        """Return the findings of `peer doctor`.
+
+        `bound` is a limit that the shell sets first. Raises `UserError` if the output has no findings.
+        """
         done = self.ran(["sh", "-c", f"{bound}\nexec peer doctor --json"], more)
         try:
             return [DoctorFinding(**finding) for finding in json.loads(done.stdout)]
@@ -108,7 +111,7 @@ class Service:
             raise UserError(f"`peer doctor` of {self.name} ended with {done.returncode}: {done.stderr.strip()[-300:]}") from None
 
     def asked(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 if nobody answers."""
+        """Return status and text of a page, or status 0 if no peer answers."""
         try:
             with urlopen(f"http://{self.metrics}{path}", timeout=SECONDS_MAX) as reply:
                 return reply.status, reply.read().decode()
@@ -118,11 +121,11 @@ class Service:
             return 0, str(error)
 
     def samples(self) -> list[Sample]:
-        """What another parser reads in /metrics."""
+        """Return the samples of /metrics, by the parser of Prometheus."""
         return [one for family in text_string_to_metric_families(self.asked("/metrics")[1]) for one in family.samples]
 
     def figure(self, name: str) -> float:
-        """One without labels; -1 while nobody answers."""
+        """Return a metric without labels, or -1 while the peer does not answer."""
         return next((one.value for one in self.samples() if one.name == f"folkmoot_{name}" and not one.labels), -1.0)
 
 
@@ -136,7 +139,7 @@ class Fleet:
         return self.services[VICTIM]
 
     def until(self, what: str, holds: Callable[[], bool]) -> float:
-        """Seconds that it took. Raises `UserError` if it never comes."""
+        """Wait for a condition and return the seconds that it took. Raises `UserError` after `SECONDS_MAX`."""
         started = time.monotonic()
         while not holds():
             if time.monotonic() > started + SECONDS_MAX:
@@ -154,7 +157,7 @@ class Fleet:
 
     @contextmanager
     def stopped(self) -> Iterator[Service]:
-        """The victim, which comes back afterwards."""
+        """Stop the victim, and start it again afterwards."""
         self.victim.stop()
         try:
             yield self.victim
@@ -173,7 +176,7 @@ class Fleet:
                 victim.stop()
 
     def copy(self, **more: str) -> Service:
-        """The victim's key and genesis in a new place, as after a disk that was lost."""
+        """Copy the victim's key and genesis to a new folder, as after the loss of a disk."""
         folder = Path(tempfile.mkdtemp(dir=self.folder, prefix="copy-"))
         for name in ("identity.key", "genesis"):
             shutil.copy2(self.victim.directory / name, folder / name)
@@ -187,7 +190,7 @@ class Fleet:
 
 @contextmanager
 def fleet(folder: Path) -> Iterator[Fleet]:
-    """The services of the compose file, each on ports of loopback; stopped at the end."""
+    """Start the services of the compose file on loopback ports, and stop them at the end."""
     made = Fleet(folder)
     described: Mapping[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     ports = {name: free_ports() for name in described}
@@ -216,18 +219,18 @@ def fleet(folder: Path) -> Iterator[Fleet]:
 
 
 def mapped(value: str, places: Mapping[str, str]) -> str:
-    """A value of a variable, with each address in its list replaced."""
+    """Return a variable's value with each address in its list replaced."""
     return ",".join(places.get(part, part) for part in value.split(","))
 
 
 def free_ports() -> list[int]:
-    """For links, pages, metrics. Who takes one of them meanwhile is seen: the peer does not start."""
+    """Return ports for links, pages and metrics. If another program takes one meanwhile, the peer does not start."""
     with ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         return [one.getsockname()[1] for one in held]
 
 
-# Faults: each is planted, and what `peer doctor` finds is returned; afterwards all is as before ---------------------------
+# Faults: each function plants one, returns the findings of `peer doctor`, and repairs it --------------------------------------
 
 
 def nothing(fleet: Fleet) -> list[DoctorFinding]:
@@ -301,7 +304,7 @@ def full_disk(fleet: Fleet) -> list[DoctorFinding]:
 
 
 def little_memory(fleet: Fleet) -> list[DoctorFinding]:
-    kib = 390_000  # below what a peer with a worker needs; the doctor itself takes less
+    kib = 390_000  # below the needs of a peer with a worker, and above those of the doctor
     return fleet.copy(PEER_ROLE="trainer", OPENBLAS_NUM_THREADS="1").doctor(f"ulimit -v {kib}")
 
 
@@ -320,7 +323,7 @@ def other_version(fleet: Fleet) -> list[DoctorFinding]:
 
 
 def _shadow(fleet: Fleet, name: str, text: str) -> str:
-    """The search path of modules with this file before all others."""
+    """Return a search path of modules on which this file comes first."""
     folder = Path(tempfile.mkdtemp(dir=fleet.folder, prefix="shadow-"))
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(text)
@@ -364,7 +367,7 @@ def frozen(fleet: Fleet) -> list[DoctorFinding]:
 
 
 def no_quorum(fleet: Fleet) -> list[DoctorFinding]:
-    """Three of six voters are away. A monitor hears of it, too."""
+    """Stop three of six voters. A monitor must see it, too."""
     gone, full = [fleet.services[name] for name in (VICTIM, *OTHERS)], fleet.services["full"]
     for service in gone:
         service.stop()
@@ -386,7 +389,7 @@ def listening(address: str) -> Iterator[None]:
 
 
 def nobody() -> str:
-    """An address of this machine at which nobody listens."""
+    """Return an address of this machine at which nothing listens."""
     return f"127.0.0.1:{free_ports()[0]}"
 
 
@@ -396,7 +399,7 @@ class Fault:
     plant: Callable[[Fleet], list[DoctorFinding]]
     check: str
     level: FindingLevel
-    text: str  # part of what is said
+    text: str  # part of the finding's text
 
 
 FAULTS = (
@@ -463,7 +466,7 @@ def tried(made: Fleet, step: Callable[[Fleet], Row]) -> Row:
 
 
 def started(made: Fleet) -> Row:
-    """All nine are members of one network, and well; six vote."""
+    """Check that all nine are healthy members of one network, and that six vote."""
     services = made.services.values()
     seconds = made.until("all nine are well", made.all_well)
     seconds += made.until("all are members", lambda: all(one.figure("members") == len(services) for one in services))
@@ -475,7 +478,7 @@ def started(made: Fleet) -> Row:
 
 
 def trained(made: Fleet) -> Row:
-    """A job with every update re-executed, which three of six voters can."""
+    """Train a job with full audits. Three of the six voters can re-execute."""
     began = time.monotonic()
     full = made.services["full"]
     fields = [f"{name}={value}" for name, value in SMALL_JOB.items()]
@@ -508,7 +511,7 @@ def well_at_last(made: Fleet) -> Row:
 
 
 def images() -> Iterator[Row]:
-    """Both images, where a daemon can build them; what the files say is tested without."""
+    """Build both images where a docker daemon runs. Tests check the contents of the files without one."""
     if ran("docker", "info").returncode:
         print("no docker daemon runs here: the images are not built", file=sys.stderr)
         yield Row("images", "not built: no docker daemon runs here")
@@ -527,14 +530,14 @@ def images() -> Iterator[Row]:
 
 
 def ran(*command: str) -> subprocess.CompletedProcess[str]:
-    """127, as a shell says it, where there is no such program."""
+    """Run a command. The status is 127, as in a shell, if there is no such program."""
     if not shutil.which(command[0]):
         return subprocess.CompletedProcess(command, 127, "", f"no {command[0]}")
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def unit() -> Iterator[Row]:
-    """The unit of systemd, by systemd's own reader; that the program is not installed here is no fault of it."""
+    """Check the unit with systemd's own reader, without its complaint that the program is not installed here."""
     done = ran("systemd-analyze", "verify", str(DEPLOY / "folkmoot.service"))
     if done.returncode == 127:
         yield Row("unit", "not read: no systemd-analyze is here")

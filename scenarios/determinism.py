@@ -1,11 +1,11 @@
-"""`python -m scenarios.determinism`: peers that compute differently hold the same bits, and reject nothing honest.
+"""`python -m scenarios.determinism`: peers that compute differently hold the same bits and reject no honest proposal.
 
-Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
-The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest, and another one
-re-executes each proposal: no proposal may be rejected for what it says, and no vouch may reject one. With `--audit sampled` each
-is replayed by two others after it was accepted, and nobody may be challenged.
-Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand proposals, if no more than twenty come too late.
-With `--gpu` the first trainer computes on the first GPU and the others on processors: each audits the other kind's work.
+Torch runs with 1 and 2 threads in one network. numpy, OpenBLAS, torch, MKL and oneDNN use other instruction sets at each trainer.
+Each peer computes its own roots, which are read from its disk after it stopped. All trainers are honest, and another trainer
+re-executes each proposal: no verdict and no vouch may reject the contents of one. With `--audit sampled` two others re-execute
+each accepted proposal, and no peer may be challenged. Three of four peers train: `--rounds 340 --accepted-min 1000` gives a
+thousand proposals if at most twenty are late. With `--gpu` the first trainer computes on the first GPU and the others on
+processors: each audits the other kind's work.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from scenarios.trials import COUNT, arguments, report
 from training.job_spec import AuditMode
 
 TERMS = {"prompt_tokens": "8", "response_tokens": "16", "epochs": "2", "local_steps": "4", "batch": "8"}
-BASE_SECONDS_MAX = 300.0  # for some rounds
+BASE_SECONDS_MAX = 300.0  # for the few rounds of the base model
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
-# Prints what a process with the environment of a peer computes with; torch, if it is imported, says so as well.
+# Prints the instruction sets and threads of a process with a peer's environment. If torch is imported, its settings are included.
 PROBE = "import json, torch; from benchmarks import dispatch; print(json.dumps(dispatch.seen()))"
-# Less work than a default round has, so that whoever computes without AVX is in time: proposals are awaited for 2 s at least.
+# Less work than in a default round, so that trainers without AVX are in time: the wait for proposals is at least 2 s.
 WORK = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
 AUDITS = {"full": {"audit": "full"}, "sampled": {"audit": "sampled", "audit_rate": "1"}}
 ACCUSED = (AuditResult.CHALLENGED, AuditResult.SUSPENDED, AuditResult.SHUNNED)
-LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
+LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # names of libraries in `dispatch.seen`
 GPU, PROCESSOR = "cuda", "cpu"  # values of the setting `device`: the first GPU, no GPU
 
 
 def levels() -> list[Environment]:
-    """Every instruction there is, the processors' common baseline, and AVX2: each library is told in its own words."""
+    """Return environments with all instructions, with AVX2, and with the baseline. Each library has its own variables."""
     units = dispatch.numpy_units()
     baseline = {
         "OPENBLAS_CORETYPE": "Prescott",
@@ -72,7 +72,7 @@ def levels() -> list[Environment]:
 def dress(options: argparse.Namespace, peer: DemoPeer) -> None:
     known = levels()
     peer.threads = 1 + peer.number % 2
-    peer.environment = dict(known[peer.number % len(known)].variables) | dispatch.WAITING  # who has two threads is in time, too
+    peer.environment = dict(known[peer.number % len(known)].variables) | dispatch.WAITING  # two threads must be in time, too
     if options.gpu and peer.trains:
         peer.environment["PEER_DEVICE"] = PROCESSOR if peer.number else GPU
     if options.objective == "ppo":
@@ -95,7 +95,10 @@ async def run(options: argparse.Namespace) -> int:
             job = await peers.train({**WORK, **said}, rounds=options.rounds)
 
         async def over() -> bool:
-            """Everybody has applied the block behind the last round, which certifies its root, and all audits are reported."""
+            """Return whether all peers have applied the block after the last round, and no audit is open.
+
+            That block certifies the root of the round.
+            """
             states = [await peer.client.status() for peer in peers.peers]
             views = [view for peer in peers.peers for view in await peer.client.jobs() if view.job == job]
             last = await peers.peers[0].client.rounds(1)
@@ -109,7 +112,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def computes_with(peer: DemoPeer) -> dict[str, Any]:
-    """What the libraries choose in a process with this peer's environment."""
+    """Return the libraries' choices in a process with this peer's environment."""
     assert peer.process is not None
     words = Path(f"/proc/{peer.process.pid}/environ").read_bytes().split(b"\0")
     environment = dict(word.decode().split("=", 1) for word in words if b"=" in word)
@@ -127,7 +130,7 @@ def require_gpu() -> None:
 
 
 async def device_of(peer: DemoPeer) -> str:
-    """What this trainer's worker says that it computes on, as soon as it has started."""
+    """Return the device that this trainer's worker reports, once it has started."""
     found = ""
 
     async def known() -> bool:
@@ -141,24 +144,24 @@ async def device_of(peer: DemoPeer) -> str:
 
 
 def alike(seen: Sequence[Mapping[str, Any]], threads: set[int]) -> list[str]:
-    """In what the trainers do not differ, though they were told to."""
+    """Return the names of the settings that do not differ between the trainers, although they should."""
     same = [library for name, library in LIBRARIES.items() if len({str(choice.get(name)) for choice in seen}) == 1]
     return same + ["torch's threads"] * (len(threads) == 1)
 
 
 def not_both(devices: Iterable[str]) -> list[str]:
-    """What is wrong if trainers computed on these: on GPUs alone, on processors alone, or nobody knows on what."""
+    """Return the problem if trainers did not compute on GPUs as well as on processors."""
     kinds = {name.partition(":")[0] for name in devices}
     return [] if kinds == {GPU, PROCESSOR} else ["trainers did not compute on a GPU and on processors: nothing was shown of both"]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Honest proposals, of all trainers together."""
+    """Verdicts on honest proposals, of all trainers together."""
 
     accepted: int
     rejected: dict[str, int]  # by reason
-    not_judged: dict[str, int]  # the same, where it says nothing against the work: nothing came, or nobody had the time
+    not_judged: dict[str, int]  # by reason, where the reason does not concern the work: no payload came, or no voter had time
 
     @classmethod
     def of(cls, accepted: Mapping[Any, int], rejected: Mapping[Any, Mapping[str, int]]) -> Self:
@@ -175,7 +178,7 @@ class Judged:
 
 
 def doubts(vouches: Iterable[Verdict]) -> list[str]:
-    """What is wrong with vouches for honest proposals. One that is unsure may have waited in vain for a file."""
+    """Return the problems with vouches for honest proposals. An unsure vouch may only mean that a file did not arrive."""
     reasons = Counter(verdict for verdict in vouches if verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED))
     return [
         f"{count} vouches rejected an honest proposal: {verdict_label(verdict, ())}" for verdict, count in sorted(reasons.items())

@@ -1,8 +1,11 @@
-"""`python -m scenarios.discover --peers 20`: whoever knows one live peer is linked with all others soon.
+"""`python -m scenarios.discover --peers 20`: a peer that knows one live peer is soon linked with all others.
 
-The address books of all peers are deleted before each start, so that a peer knows the addresses that it is started with alone.
-The trials take turns: a peer that was away starts again and knows one live peer; the same after the peer had died by which all
-others found one another; and two groups, strangers to each other, into which comes one peer that knows one of each.
+The address books of all peers are deleted before each start, so that a peer knows only the addresses in its command. The trials
+take turns:
+
+- A peer that was away starts again and knows one live peer.
+- The same, after the death of the peer through which all others found one another.
+- Two groups do not know each other, and a peer joins that knows one of each.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from scenarios.network import Network, holds
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 
 LINKED_SECONDS_MAX = 10.0
-STRANGERS_SECONDS = 3.0  # in which two groups must not find each other, so that it is the acquaintance by whom they do
-PEERS_MIN = 5  # two groups of two, and their acquaintance
+STRANGERS_SECONDS = 3.0  # two groups must not find each other for this long, so that only the last peer can connect them
+PEERS_MIN = 5  # two groups of two, and the peer that knows both
 
 
 def votes(peer: DemoPeer) -> None:
-    """Only the first has a worker, as a demo needs one: what is measured is the network."""
+    """Let only the first peer train, as a demo needs one worker. This scenario measures the network."""
     peer.trains = peer.number == 0
 
 
 async def links(peer: DemoPeer) -> set[str]:
-    """Peer ids; none if it does not answer."""
+    """Return the ids of linked peers, or none if the peer does not answer."""
     try:
         return {view.peer for view in await peer.client.peers() if view.link is not None}
     except UserError:
@@ -51,13 +54,13 @@ async def all_linked(peers: Sequence[DemoPeer]) -> bool:
 
 
 async def launch(peers: Network, peer: DemoPeer, *known: DemoPeer) -> None:
-    """As a peer that knows nobody but these."""
+    """Start a peer that knows only these addresses."""
     (peer.directory / "addresses").unlink(missing_ok=True)
     network_demo.launch_peer(peers.demo, peer, ",".join(one.address for one in known))
 
 
 async def start(peers: Network, group: Sequence[DemoPeer]) -> None:
-    """One after another; each knows the one before."""
+    """Start the peers one after another. Each knows the previous one."""
     for before, peer in zip((None, *group), group, strict=False):
         await launch(peers, peer, *([before] if before else []))
         await network_demo.wait_until_ready(peer)

@@ -1,9 +1,9 @@
 """`python -m scenarios.diverge`: a job whose learning rate is far too high ends by itself, and the next one learns.
 
-Four honest daemons train with `inner_rate` 10. Once with full and once with sampled audits the first updates are far too large
-already; once they are accepted until the model gives no numbers any more. After eight rounds that accept nothing all peers must
-end the job with one root and the alert `no-progress`. Nobody may be suspended or expelled. Then the command of the alert is
-carried out, without `--from` where the model is spoilt, and that job must learn to its last round.
+Four honest daemons train with `inner_rate` 10. In two trials, with full and with sampled audits, the first updates are already
+far too large. In a third one, updates are accepted until the model's values are not finite. After eight rounds without an
+accepted update all peers must end the job with one root and the alert `no-progress`. No peer may be suspended or expelled. Then
+the alert's command runs, without `--from` if the model is spoilt, and that job must train to its last round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scenarios.audits import dress, until
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
-ROUNDS = 100  # of the job that ends before
+ROUNDS = 100  # in the specification; the job ends before
 TRIALS = {
     "full": {"audit": "full", "initial_norm": "8"},
     "sampled": {"audit": "sampled", "initial_norm": "8"},
@@ -78,12 +78,12 @@ def verdicts(rounds: list[RoundView]) -> set[str]:
 
 
 async def no_progress(peer: DemoPeer) -> str:
-    """The text of its alert; empty: it has none."""
+    """Return the text of the peer's alert, or "" if there is none."""
     return next((alert.text for alert in await peer.client.alerts() if alert.cause == AlertCause.NO_PROGRESS), "")
 
 
 def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
-    """What the disks of all peers say of the jobs and of their members."""
+    """Check that the disks of all peers agree on the jobs and their members."""
     for peer in peers.peers:
         with closing(PeerDisk(peer.directory)) as disk:
             state = disk.state

@@ -1,7 +1,7 @@
 """`python -m scenarios.fewer`: four voters become three while a round is open, and then one of the three is killed.
 
-Agreement goes on with two of three voters. The open round must go on with them too, although the four voters that it was opened
-with needed three ballots. In one trial a voter leaves and is stopped, in the other a voter is expelled and is stopped.
+Two of three voters are a quorum. They must also close the open round, although it was opened with four voters, of which three
+ballots were needed. In one trial a voter leaves and is stopped. In the other one a voter is expelled and is stopped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch
 from scenarios.trials import Trial, arguments, report, table_of
 
-STEPS = 3000  # local steps of a round, so that it takes some five seconds where four trainers share two cores
+STEPS = 3000  # local steps per round, about five seconds when four trainers share two cores
 LATER_ROUNDS = 2
-CHANGE_SECONDS_MAX = 60.0  # until three voters are left: a leave takes two blocks, a proof of equivocation a vote before that
+CHANGE_SECONDS_MAX = 60.0  # until three voters are left: a leave takes two blocks, and evidence of equivocation a vote before
 STALL_SECONDS_MAX = 120.0  # for the open round and two more: each waits for the killed trainer, then for an absent leader
 
 

@@ -1,7 +1,8 @@
-"""A small UPnP router: it describes itself, answers searches, and keeps a table of forwardings, or refuses as it is told.
+"""A small UPnP router that describes itself, answers searches, and keeps a table of forwardings or refuses them on request.
 
-Written from the standards (UPnP Device Architecture 1.0; WANIPConnection:1), with nothing of the code under test. No packet is
-forwarded. `python -m scenarios.gateway HOST FILE` runs one until its standard input ends, and writes the table down.
+It follows the standards (UPnP Device Architecture 1.0; WANIPConnection:1) and shares no code with the code under test. It
+forwards no packet. `python -m scenarios.gateway HOST FILE` runs one until its standard input ends, and writes its table to a
+file.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ TAKEN, NO_LEASES, FORBIDDEN = 718, 725, 606
 @dataclass
 class Router:
     outside: str = "1.1.1.1"
-    taken: frozenset[int] = frozenset()  # ports of other machines
+    taken: frozenset[int] = frozenset()  # ports that other machines use
     has_leases: bool = True
     forbids: bool = False
     url: str = ""
-    table: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # port -> host, its port, seconds
+    table: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # external port -> host, its port, seconds
     asked: list[str] = field(default_factory=list)
 
     def answer(self, action: str, said: dict[str, str]) -> dict[str, str] | int:
-        """The values of an action, or the number of an error."""
+        """Return the values of an action, or the number of an error."""
         self.asked.append(action)
         port = int(said.get("NewExternalPort", 0))
         if action == "GetExternalIPAddress":
@@ -64,7 +65,7 @@ class Router:
 
 @contextmanager
 def running(router: Router, host: str = "127.0.0.1", *, searched: bool = False) -> Iterator[Router]:
-    """In threads. `searched`: it is found by multicast, too."""
+    """Run the router in threads. With `searched` it also answers multicast searches."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -127,7 +128,7 @@ def _answer_searches(ears: socket.socket, url: str) -> None:
 
 
 class Written(Router):
-    """Its table is in a file, as JSON."""
+    """A router that keeps its table in a file, as JSON."""
 
     file: Path
 

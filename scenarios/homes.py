@@ -1,7 +1,7 @@
-"""`python -m scenarios.homes`: peers at home. One joins a neighbour by mDNS alone; a router forwards a port, and takes it back.
+"""`python -m scenarios.homes`: peers in a home network. One joins a neighbour by mDNS alone; a router maps and unmaps a port.
 
-Three machines in network namespaces on one bridge, as `scenarios/lan.py` makes them, and a router that knows UPnP
-(`scenarios/gateway.py`). The invitation names an address at which nobody is: whoever does not look around stays alone.
+Three machines are network namespaces on one bridge, as `scenarios/lan.py` makes them, beside a router with UPnP
+(`scenarios/gateway.py`). The invitation has an unused address, so a peer without discovery stays alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from scenarios.lan import PORT, Lan, Machine, answer, in_namespaces, ip, lan, li
 from scenarios.trials import Trial, report, table_of
 
 NOBODY = "10.77.0.99:7700"
-OUTSIDE = "1.1.1.1"  # of the router; in these namespaces nobody is there
-JOINED_SECONDS_MAX = 60.0  # from `join` to a member with a link: on a busy machine Python alone starts in tens of seconds
-ALONE_SECONDS = 10.0  # of whoever does not look around
+OUTSIDE = "1.1.1.1"  # of the router; unused in these namespaces
+JOINED_SECONDS_MAX = 60.0  # from `join` to a member with a link; on a busy machine Python alone starts in tens of seconds
+ALONE_SECONDS = 10.0  # for a peer without discovery
 FORWARDED_SECONDS_MAX = 60.0  # from the start
 ENDED_SECONDS_MAX = 20.0
 
@@ -98,7 +98,7 @@ async def forwarded(made: Lan, trial: Trial) -> None:
             await until(partial(_is_outside, alone))
         trial.require(json.loads(table.read_text()).get(str(PORT), [])[:2] == [alone.host, PORT], "the router's table lacks it")
         command = [*alone.command, "doctor", "--json", "--role", "voter", "--upnp"]
-        said = await trio.run_process(command, capture_stdout=True, check=False, env=alone.environment)  # others may warn
+        said = await trio.run_process(command, capture_stdout=True, check=False, env=alone.environment)  # other checks may warn
         found = {item["check"]: item["level"] for item in json.loads(said.stdout)}
         trial.require(found.get("upnp") == "ok", "the doctor does not say so")
         alone.stop()

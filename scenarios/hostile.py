@@ -1,9 +1,9 @@
 """`python -m scenarios.hostile --minutes 5`: strangers attack all peers of a network, which trains and admits a member.
 
-300 half-open connections, slow handshakes, garbage, messages that are never whole, questions whose answers nobody takes, and
-floods of validly signed messages from 200 keys, all at once (`scenarios/attackers.py`). For a quarter of the time the network is
-measured before them; and for another one afterwards, beside a program that takes as much of the processors as they took, and
-says nothing: so much of the slowdown is from sharing one machine.
+All attacks run at once (`scenarios/attackers.py`): 300 half-open connections, slow handshakes, garbage, incomplete messages,
+requests whose replies are not read, and floods of validly signed messages from 200 keys. The network is measured for a quarter of
+the time before the attacks. For another quarter afterwards it runs beside a silent program that takes as much processor time as
+the attackers took. This shows how much of the slowdown comes from sharing one machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from scenarios.join import Join, join
 from scenarios.network import Network, children
 from scenarios.trials import SMALL_JOB, Trial, arguments, conduct, duration
 
-SLOWER_MAX = 1.5  # times the decision before, the median
-GROWTH_MB_MAX = 100.0  # of a daemon
-JOIN_SECONDS_MAX = 10.0  # from the first answer of the newcomer until it is where the network was
-SETTLE_SECONDS = 5.0  # until links and workers are there
-JOIN_AFTER_SECONDS = 15.0  # the attack is at its height
-NICE = 10  # attackers have machines of their own; here they would else take the peers' processors
+SLOWER_MAX = 1.5  # median time of a decision, relative to the time before
+GROWTH_MB_MAX = 100.0  # of a daemon's memory
+JOIN_SECONDS_MAX = 10.0  # from the newcomer's first answer until it holds the network's earlier height
+SETTLE_SECONDS = 5.0  # for links and workers to start
+JOIN_AFTER_SECONDS = 15.0  # by then all attacks run
+NICE = 10  # real attackers have their own machines; here they must not take the peers' processors
 LOOK_SECONDS = 1.0
-# Each attack must be noticed, by one of these reasons.
+# Each attack must be counted under one of these reasons.
 COUNTED = {
     "half-open connections": ("half-open", "handshake-timeout"),
     "garbage": ("not-folkmoot",),
@@ -47,17 +47,17 @@ COUNTED = {
 
 @dataclass
 class Seen:
-    """What a peer was like during a time."""
+    """Measurements of the peers during an interval."""
 
     seconds: float = 0.0
-    decision_ms: float = 0.0  # the median
+    decision_ms: float = 0.0  # median
     decisions: int = 0
-    memory_mb: dict[str, float] = field(default_factory=dict)  # the most, by peer
-    processors: dict[str, float] = field(default_factory=dict)  # that were used, by whom; 1 is one of the machine's
+    memory_mb: dict[str, float] = field(default_factory=dict)  # maximum, by peer
+    processors: dict[str, float] = field(default_factory=dict)  # average processors in use, by kind of process
 
 
 async def watch(peers: Network, seconds: float, other: int | None = None) -> Seen:
-    """`other`: a process beside the peers."""
+    """Measure the peers for some seconds. `other` is a process beside them."""
     seen, watched = Seen(), peers.demo.watched
     first = await last_round(watched)
     daemons = [peer.process.pid for peer in peers.peers if peer.process is not None]
@@ -79,7 +79,7 @@ async def watch(peers: Network, seconds: float, other: int | None = None) -> See
 
 
 def processor_seconds(process: int) -> float:
-    """Of all threads of a process so far, with what the kernel did for it; 0 once it has ended."""
+    """Return the processor seconds of all threads of a process, with kernel time; 0 once it has ended."""
     with suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
@@ -124,7 +124,8 @@ async def attack(options: argparse.Namespace, peers: Network, trial: Trial) -> N
         control = await watch(peers, seconds / 4, burning.pid)
     growth = max(during.memory_mb[name] - before.memory_mb[name] for name in before.memory_mb)
     slower, slower_beside = during.decision_ms / before.decision_ms, control.decision_ms / before.decision_ms
-    # Of rounds: one costs the daemons as much as before, and what they spend beside that is for strangers and the newcomer.
+    # Rate of rounds relative to before. A round costs the daemons a fixed time, and they spend the rest on strangers and the
+    # newcomer.
     slowed = during.decisions / during.seconds / (before.decisions / before.seconds or math.inf)
     trial.figures |= {
         "decisions before": before.decisions, "p50 ms": before.decision_ms, "during": during.decisions,
@@ -149,7 +150,7 @@ async def attack(options: argparse.Namespace, peers: Network, trial: Trial) -> N
 
 @contextmanager
 def beside(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that goes on beside the peers, and ends with its standard input or at the end of this."""
+    """Run a program beside the peers until its standard input or this context ends."""
     command = ["nice", "-n", str(NICE), sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:

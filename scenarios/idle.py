@@ -1,4 +1,4 @@
-"""`python -m scenarios.idle`: what a peer costs: processor time while nothing happens, memory while a model is trained."""
+"""`python -m scenarios.idle`: costs of a peer: processor time when idle, and memory while a model is trained."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from scenarios import network
 from scenarios.network import Network, children
 from scenarios.trials import arguments, duration, report
 
-CPU_PERCENT_MAX = 2.0  # of one core, idle
-VOTER_MB_MAX = 120.0  # of a model up to a million parameters; of a larger one as much as the next two allow
+CPU_PERCENT_MAX = 2.0  # of one core, when idle
+VOTER_MB_MAX = 120.0  # for a model of up to a million parameters; the next two values bound larger ones
 VOTER_PARAMETERS = 1_000_000
 VOTER_MB_BESIDE_THE_MODEL = 110.0
 VOTER_BYTES_PER_PARAMETER = 12
-TRAINER_MB_MAX = 400.0  # daemon and worker, with `MILLION`; nothing is promised of a larger model
+TRAINER_MB_MAX = 400.0  # daemon and worker, with `MILLION`; larger models have no bound
 TRAINER_PARAMETERS_MAX = 1_100_000
 MILLION = {"model.width": "128", "model.hidden": "384", "model.layers": "5", "local_steps": "4", "batch": "8", "micro_batch": "8"}
 ROUND_SECONDS_MAX = 180.0
-LOOK_SECONDS = 0.1  # between looks at the memory: a peak lasts at least a local step
+LOOK_SECONDS = 0.1  # interval between samples of memory; a peak lasts at least a local step
 
 
 @dataclass
@@ -36,10 +36,10 @@ class Cost:
     peer: str
     idle_percent: float = 0.0  # before any job, daemon and worker
     idle_after_percent: float = 0.0  # after the job
-    daemon_mb: float = 0.0  # most seen while training
+    daemon_mb: float = 0.0  # peak while training
     worker_mb: float = 0.0
     together_mb: float = 0.0
-    alone_mb: float = 0.0  # as if nothing of the daemon and the worker were shared with other peers, as on a machine of its own
+    alone_mb: float = 0.0  # as if daemon and worker shared no memory with other peers, as on a machine of their own
 
 
 def voter_mb_max(parameters: int) -> float:
@@ -49,7 +49,7 @@ def voter_mb_max(parameters: int) -> float:
 
 
 def trainer_mb_max(parameters: int) -> float | None:
-    """None: whatever it takes."""
+    """Return the bound for a trainer, or None if there is none."""
     return TRAINER_MB_MAX if parameters <= TRAINER_PARAMETERS_MAX else None
 
 
@@ -77,7 +77,10 @@ async def finished(peer: DemoPeer, job: str) -> bool:
 
 
 async def measured(peers: Network) -> bool:
-    """Whether the loss after the last round is known: with a large model that takes longer than peers are given to settle."""
+    """Return whether the loss after the last round is known.
+
+    For a large model this takes longer than the time that peers have to settle.
+    """
     rounds = await peers.demo.watched.client.rounds(1)
     return bool(rounds) and rounds[0].held_out_bits_per_byte is not None
 
@@ -95,7 +98,7 @@ def look(peers: Network, costs: dict[str, Cost]) -> None:
 
 
 async def idle_percent(peers: Network, seconds: float) -> dict[str, float]:
-    """Per cent of one core that each peer uses, daemon and worker, while nobody asks it anything."""
+    """Return the percentage of one core that each peer uses, daemon and worker, when idle."""
     before = {peer.name: processor_seconds(peer) for peer in peers.peers}
     started = trio.current_time()
     await trio.sleep(seconds)

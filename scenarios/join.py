@@ -27,7 +27,7 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network, children, journal
 from scenarios.trials import COUNT, Parser, write
 
-# About this many parameters, and as little arithmetic as that allows: rounds are to be many, so that joins meet them.
+# About this number of parameters with the least arithmetic: many short rounds, so that joins overlap them.
 MILLION = {
     "model.width": "128",
     "model.hidden": "384",
@@ -37,26 +37,26 @@ MILLION = {
     "batch": "1",
     "micro_batch": "1",
 }
-START_SECONDS_MAX = 600.0  # until the network has so many blocks that a newcomer asks for a snapshot
+START_SECONDS_MAX = 600.0  # until the chain is long enough for a newcomer to request a snapshot
 JOIN_SECONDS_MAX = 120.0
-CERTIFIED_SECONDS_MAX = 5.0  # what is promised for a million parameters, of a peer that runs
+CERTIFIED_SECONDS_MAX = 5.0  # the promise for a million parameters, from a running peer
 POLL_SECONDS = 0.05
-EVENT_SECONDS_MAX = 1.0  # the state is there a moment before the peer says so
-LINES_MAX = 60  # of the log of a join that took too long
+EVENT_SECONDS_MAX = 1.0  # a peer reports its state shortly after it has it
+LINES_MAX = 60  # of the log of a slow join
 
 
 @dataclass
 class Join:
     number: int
     succeeded: bool = False
-    started_seconds: float = 0.0  # from the command until the peer answers: Python, numpy and the disk
-    snapshot_seconds: float | None = None  # from asking for a snapshot until the certified state is installed
-    certified_seconds: float = 0.0  # from its first answer until it holds a recent state with the root that all have
-    current_seconds: float = 0.0  # from its first answer until it has applied all that was decided when it was started
+    started_seconds: float = 0.0  # from the command to the peer's first answer: Python, numpy and the disk
+    snapshot_seconds: float | None = None  # from the request for a snapshot until the certified state is installed
+    certified_seconds: float = 0.0  # from its first answer until it holds a recent state with the certified root
+    current_seconds: float = 0.0  # from its first answer until it has applied all blocks that were decided at its start
     height_at_start: int = 0
     snapshot_height: int = 0
     rounds_meanwhile: int = 0
-    failed_heights: int = 0  # decided in a later view than the first while it joined
+    failed_heights: int = 0  # heights that needed a second view while it joined
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ async def is_long(peers: Network) -> bool:
 
 
 async def join(peers: Network, number: int, keeps: bool, dress: Callable[[DemoPeer], None] = lambda peer: None) -> Join:
-    """One newcomer comes, catches up and goes again. `dress` may change how it is started."""
+    """Start a newcomer, wait until it has caught up, and remove it. `dress` can change its start options."""
     watched, result = peers.demo.watched, Join(number)
     result.height_at_start = await peers.height(watched)
     invitation = await watched.client.create_invitation(INVITATION_DAYS)
@@ -111,7 +111,7 @@ async def join(peers: Network, number: int, keeps: bool, dress: Callable[[DemoPe
 
 
 async def follow(peers: Network, newcomer: DemoPeer, result: Join) -> None:
-    """Until the newcomer has a certified state, and then until it is where the network was when it began."""
+    """Wait until the newcomer has a certified state, and then until it holds the network's height at its start."""
     started = time.time()
     while True:
         status = await newcomer.client.status()
@@ -126,7 +126,7 @@ async def follow(peers: Network, newcomer: DemoPeer, result: Join) -> None:
 
 
 async def note_snapshot(newcomer: DemoPeer, result: Join) -> bool:
-    """Whether the newcomer has said that it restored one."""
+    """Return whether the newcomer has reported a restored snapshot."""
     restored = await network.restored(newcomer)
     if restored is not None:
         result.snapshot_seconds = float(restored.fields["seconds"])
@@ -135,7 +135,7 @@ async def note_snapshot(newcomer: DemoPeer, result: Join) -> bool:
 
 
 def is_certified(peers: Network, height: int, root: str) -> bool:
-    """Whether this is the root after this height on the disk of a peer that has been there all the time."""
+    """Return whether this is the root after this height on the disk of a peer that was always present."""
     with journal(peers.demo.watched) as database:
         found = database.execute("SELECT state_root FROM roots WHERE height = ?", (height,)).fetchone()
     return found is not None and bytes(found[0]).hex() == root
@@ -146,7 +146,7 @@ def is_slow(join: Join) -> bool:
 
 
 def telling(log: Path) -> Iterator[str]:
-    """The first lines of a newcomer's log, but for the blocks it followed."""
+    """Return the first lines of a newcomer's log, without those of blocks and rounds."""
     with log.open() as lines:
         told = (line for line in lines if " INFO height " not in line and " INFO round " not in line)
         yield from itertools.islice(told, LINES_MAX)

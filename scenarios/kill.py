@@ -1,6 +1,6 @@
-"""`python -m scenarios.kill`: kill -9 of one peer at a random moment of a round, again and again, while the network trains.
+"""`python -m scenarios.kill`: kill -9 of one peer at a random moment of a round, repeatedly, while the network trains.
 
-The others go on within one timeout, rounds are normal again from the fourth one after it, and the killed peer comes back: it
+The others continue within one timeout, and rounds take normal time again from the fourth one. The killed peer comes back: it
 catches up, its proposals are accepted again, its disk holds the same roots, and it has signed nothing twice.
 """
 
@@ -35,8 +35,8 @@ from scenarios.pace import (
 )
 from scenarios.trials import COUNT, arguments, report
 
-DOWN_ROUNDS = 9  # closed while the victim is down, the one it was killed in included
-LATER = MISSED_VOUCHES_MAX + 1  # from so many rounds after that one on the victim is called last, so nobody waits for its vouches
+DOWN_ROUNDS = 9  # closed while the victim is down, including the round of the kill
+LATER = MISSED_VOUCHES_MAX + 1  # this number of rounds later the victim is called last, so no voter waits for its vouches
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Trial:
     victim: str
     led: bool  # whether it led the view when it was killed
     proposed: bool  # whether the others had its proposal of that round
-    round: int  # in which it was killed
+    round: int  # round of the kill
     normal_seconds: float
     proposals_timer_seconds: float  # T1 of that round
     view_timer_seconds: float
     killed_round_seconds: float  # the whole round of the kill
     next_round_seconds: float
     decided_after_seconds: float  # from the kill to the next closed round
-    later_seconds: float = 0.0  # median round from the fourth one on
+    later_seconds: float = 0.0  # median round from the fourth one
     workers_ended: bool = False
     answers_seconds: float = 0.0  # from the restart
     caught_up_seconds: float = 0.0
@@ -89,7 +89,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def hurt(peers: Network, number: int, random: Random) -> Trial:
-    """One trial, from a network in good order to a network in good order."""
+    """Run one trial, which begins and ends with a network in good order."""
     with trio.fail_after(STALL_SECONDS_MAX):
         first = await in_order(peers)
     normal = await usual(peers, first)
@@ -98,7 +98,7 @@ async def hurt(peers: Network, number: int, random: Random) -> Trial:
     await trio.sleep(random.uniform(0, 2 * normal))
     leader = await peers.leader(asked)
     if number % 3 == 2 and leader in peers.honest and leader is not None:
-        victim = leader  # every third one is the leader of that moment
+        victim = leader  # in every third trial the victim is the current leader
     before = {peer.name: Watch(peer) for peer in peers.honest if peer is not victim}
     killed_at = time()
     workers = peers.kill(victim)
@@ -112,7 +112,7 @@ async def hurt(peers: Network, number: int, random: Random) -> Trial:
 
 
 async def outlast(survivors: list[Watch], killed_at: float) -> Watch:
-    """Waits until every survivor has closed enough rounds; the one that was slowest to close the first."""
+    """Wait until every survivor has closed enough rounds. Return the survivor that closed its first one last."""
 
     async def until_closed(watch: Watch) -> None:
         while sum(at > killed_at for _, at in watch.rounds()) < DOWN_ROUNDS:

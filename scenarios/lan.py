@@ -1,7 +1,7 @@
-"""`python -m scenarios.lan`: five peers in network namespaces of their own; README's steps, a cut link, moves.
+"""`python -m scenarios.lan`: five peers in network namespaces: the steps of the README, a cut link, and changed addresses.
 
-The namespaces hang on one bridge, in a namespace, too, and have no default route. Nothing leaves them. Needs the right to make
-them (root on Linux, with iproute2); without it the scenario says so and exits with 77.
+The namespaces are connected by one bridge in another namespace and have no default route. No packet leaves them. The scenario
+needs the right to make them (root on Linux, with iproute2); without it, it says so and exits with 77.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from scenarios import network
 from scenarios.network import SMALL_JOB
 from scenarios.trials import Trial, arguments, report, table_of
 
-NOT_PERMITTED = 77  # as test runners say "skipped"
+NOT_PERMITTED = 77  # the status that test runners read as "skipped"
 PEERS, FOUNDERS = 5, 4  # the fifth joins later
 PORT = 7700  # of the README
-COMMAND_SECONDS_MAX = 60.0  # for a command that only starts Python and asks; minutes of load on the machine are no failure
-START_SECONDS_MAX = 60.0  # until a peer that was started answers
+COMMAND_SECONDS_MAX = 60.0  # for a command that starts Python and asks the daemon; allows for a busy machine
+START_SECONDS_MAX = 60.0  # until a started peer answers
 LINKED_SECONDS_MAX = 60.0  # until all have found one another after a start
-TRAINED_SECONDS_MAX = 240.0  # for a small job of one round, the workers' first start included
+TRAINED_SECONDS_MAX = 240.0  # for a small job of one round, with the first start of the workers
 VOTES_SECONDS_MAX = 60.0  # from the last approval to the vote
 CUT_SECONDS = 45.0  # longer than a silent link lives (38 s), so that both ends have to dial again
-TOLD_SECONDS_MAX = 30.0  # after that, until the peer that is cut off says whom it does not reach
-HEALED_SECONDS_MAX = 45.0  # the longest pause between dials, and one that had just begun to wait for an answer
-MOVED_SECONDS_MAX = 120.0  # silence must be noticed (38 s) at both ends, then as above
+TOLD_SECONDS_MAX = 30.0  # after that, until the cut-off peer names the peers that it does not reach
+HEALED_SECONDS_MAX = 45.0  # the longest pause between dials, and the timeout of a dial that has just begun
+MOVED_SECONDS_MAX = 120.0  # both ends must notice the silence (38 s), then as above
 RELINKED_SECONDS_MAX = 20.0  # after one `connect`
 POLL_SECONDS = 0.25
 
 
 @dataclass
 class Machine:
-    name: str  # of its network namespace
+    name: str  # name of its network namespace
     host: str
     home: Path
     process: subprocess.Popen[bytes] | None = None
@@ -69,11 +69,11 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         others = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")}
-        # The one setting beside the README's: five trainers share these cores.
+        # One setting differs from the README: five trainers share these cores.
         return others | {"XDG_DATA_HOME": str(self.home), "PEER_THREADS": "1"}
 
     def run(self, *words: str) -> None:
-        """A command that goes on."""
+        """Start a command that keeps running."""
         with (self.home / "peer.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.command, *words],
@@ -85,7 +85,7 @@ class Machine:
             )
 
     async def ask(self, *words: str, text: str = "") -> str:
-        """A command that ends: what it prints. Raises `UserError` with what it complains of."""
+        """Run a command and return its output. Raises `UserError` with its message if it fails."""
         with trio.fail_after(COMMAND_SECONDS_MAX):
             done = await trio.run_process(
                 [*self.command, *words], stdin=text.encode(), capture_stdout=True, capture_stderr=True, check=False,
@@ -102,7 +102,7 @@ class Machine:
 
 @dataclass
 class Lan:
-    """The namespaces and the bridge, and the peers in them."""
+    """The namespaces, the bridge and the peers."""
 
     bridge: str
     machines: list[Machine] = field(default_factory=list)
@@ -111,13 +111,13 @@ class Lan:
         ip("-n", self.bridge, "link", "set", f"port{at}", "up" if heal else "down")
 
     def move(self, machine: Machine, host: str) -> None:
-        # In this order: whoever deletes the first address of a network deletes its others, too.
+        # The order matters: deleting the first address of a network also deletes its others.
         ip("-n", machine.name, "address", "del", f"{machine.host}/24", "dev", "eth0")
         ip("-n", machine.name, "address", "add", f"{host}/24", "dev", "eth0")
         machine.host = host
 
     def stop(self) -> None:
-        """Ends every peer, by process id."""
+        """End every peer, by process id."""
         deadline = time.monotonic() + network.END_SECONDS_MAX
         for machine in self.machines:
             machine.stop()
@@ -131,14 +131,14 @@ class Lan:
 
 
 def ip(*words: str) -> None:
-    """Raises `UserError` with what iproute2 complains of."""
+    """Run iproute2. Raises `UserError` with its message if it fails."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX)
     if done.returncode:
         raise UserError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
 def refusal() -> str:
-    """Why no namespace can be made here; empty if one can."""
+    """Return the reason why no namespace can be made here, or ""."""
     if shutil.which("ip") is None:
         return "the command `ip` (iproute2) is not here"
     name = f"folkmoot-{os.getpid()}-try"
@@ -152,7 +152,7 @@ def refusal() -> str:
 
 @contextmanager
 def lan(folder: Path, count: int = PEERS) -> Iterator[Lan]:
-    """`count` machines with one address each and no default route; when the block ends, nothing of it is left."""
+    """Make `count` machines with one address each and no default route. Remove all of it at the end of the block."""
     stem = f"folkmoot-{os.getpid()}"
     made, result = list[str](), Lan(f"{stem}-bridge")
     try:
@@ -174,7 +174,7 @@ def lan(folder: Path, count: int = PEERS) -> Iterator[Lan]:
     finally:
         result.stop()
         for name in reversed(made):
-            with contextlib.suppress(UserError):  # the others are to go, whatever happens to this one
+            with contextlib.suppress(UserError):  # remove the others even if this one fails
                 ip("netns", "del", name)
 
 
@@ -183,7 +183,7 @@ def _namespace(name: str, made: list[str]) -> None:
     made.append(name)
 
 
-# What is done ----------------------------------------------------------------------------------------------------------
+# Steps -----------------------------------------------------------------------------------------------------------------
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -281,12 +281,12 @@ async def all_move(made: Lan, trial: Trial) -> None:
     await works(made, trial)
 
 
-# What must hold --------------------------------------------------------------------------------------------------------
+# Checks ----------------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def timed(trial: Trial, what: str, seconds_max: float) -> AsyncIterator[None]:
-    """Raises `trio.TooSlowError`."""
+    """Note the seconds that the block takes. Raises `trio.TooSlowError` after `seconds_max`."""
     started = trio.current_time()
     with trio.fail_after(seconds_max):
         yield
@@ -294,7 +294,7 @@ async def timed(trial: Trial, what: str, seconds_max: float) -> AsyncIterator[No
 
 
 async def answer(machines: list[Machine]) -> None:
-    """Returns once all of them answer on their control sockets."""
+    """Wait until all machines answer on their control sockets."""
     with trio.fail_after(START_SECONDS_MAX):
         for machine in machines:
             while True:
@@ -307,7 +307,7 @@ async def answer(machines: list[Machine]) -> None:
 
 
 async def linked(machines: list[Machine]) -> None:
-    """Returns once each of them has a link with each other one, at the address where that is now."""
+    """Wait until each machine has a link with each other one at its current address."""
     hosts = {machine.host for machine in machines}
     for machine in machines:
         await until(partial(is_linked, machine, hosts - {machine.host}))
@@ -345,7 +345,7 @@ async def hosts_of_links(machine: Machine) -> set[str]:
 
 
 async def works(made: Lan, trial: Trial) -> None:
-    """A small job is decided, trained and closed everywhere, with the same model."""
+    """Check that a small job is decided, trained and closed at all peers with the same model."""
     script = "train --rounds 1 " + " ".join(f"--set {name}={value}" for name, value in SMALL_JOB.items())
     async with timed(trial, "trained", TRAINED_SECONDS_MAX):
         said = await made.machines[1].ask("console", text=f"{script}\n")
@@ -368,7 +368,7 @@ async def state_of(made: Lan) -> str:
 
 
 def in_namespaces(name: str, about: str | None, conduct: Callable[[argparse.Namespace], Awaitable[int]]) -> int:
-    """The command of a scenario in namespaces; its exit status."""
+    """Run the command of a scenario that needs namespaces, and return its exit status."""
     options = arguments(name, about, peers=None).parse_args()
     if why := refusal():
         print(f"python -m scenarios.{name}: nothing was tried: {why}", file=sys.stderr)

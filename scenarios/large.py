@@ -1,7 +1,7 @@
-"""`python -m scenarios.large`: a model of a real size: what each round, each phase and each peer of it costs.
+"""`python -m scenarios.large`: costs of each round, phase and peer for a model of realistic size.
 
-Four peers, of which two train and two vote without a worker. Nothing is re-executed (`audit: off`), and one peer is killed
-(`kill -9`) in the middle. The step itself takes what it takes; all else has bounds.
+Two of four peers train, and two vote without a worker. No proposal is re-executed (`audit: off`). One peer is killed in the
+middle round (`kill -9`). The local step has no bound; everything else has one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from scenarios.trials import COUNT, WIDTH, arguments, duration, report
 from training.transformer import ModelSpec
 
 TRAINERS = 2
-LIGHT_MB_MAX = 300.0  # of anonymous memory, a voter without a worker
-DAEMON_MB_MAX = 400.0  # the same of a trainer's daemon, beside its worker
-OUTSIDE_SECONDS_MAX = 15.0  # of a round: all that is not computing
+LIGHT_MB_MAX = 300.0  # anonymous memory of a voter without a worker
+DAEMON_MB_MAX = 400.0  # anonymous memory of a trainer's daemon, beside its worker
+OUTSIDE_SECONDS_MAX = 15.0  # part of a round outside the worker
 ROUND_SECONDS_MAX = 900.0
-LOOK_SECONDS = 0.1  # between looks at the memory
-DISK_SECONDS = 2.0  # between looks at the disk
-HEAD = 64  # features of a head, as GPT-2 has them
+LOOK_SECONDS = 0.1  # interval between samples of memory
+DISK_SECONDS = 2.0  # interval between samples of the disk
+HEAD = 64  # features per head, as in GPT-2
 HIDDEN_STEP = 16
 JOB = {
     "audit": "off",
@@ -53,10 +53,10 @@ JOB = {
 
 @dataclass
 class Cost:
-    """The most that was seen of a peer, in 10^6 bytes."""
+    """Maxima of one peer, in 10^6 bytes."""
 
     peer: str
-    daemon_mb: float = 0.0  # anonymous
+    daemon_mb: float = 0.0  # anonymous memory
     worker_mb: float = 0.0
     disk_mb: float = 0.0
     sent_mb: float = 0.0
@@ -65,15 +65,15 @@ class Cost:
 
 @dataclass
 class RoundTimes:
-    """Of one round, in seconds. A phase ends when the slowest peer is through with it; together they are the round."""
+    """Times of one round, in seconds. A phase ends when the slowest peer has finished it; the phases add up to the round."""
 
     round: int
-    worker: float  # the slowest worker: the job opened, steps, m and payload
-    handing: float  # else until the last proposal is sent: the text fetched, files durable
-    judging: float  # until the last ballot before the decision: payloads fetched and checked
+    worker: float  # the slowest worker: opening the job, steps, m and payload
+    handing: float  # the rest until the last proposal is sent: fetching the text, making files durable
+    judging: float  # until the last ballot before the decision: fetching and checking payloads
     agreeing: float  # until the decision
     applying: float  # until the next round is open
-    killed: str = ""  # who was, in this round
+    killed: str = ""  # name of the peer that was killed in this round
 
     @property
     def outside(self) -> float:
@@ -82,7 +82,7 @@ class RoundTimes:
 
 @dataclass
 class Seen:
-    """What one peer's events say of a round, in seconds since the epoch."""
+    """Times of one round in one peer's events, in seconds since the epoch."""
 
     opened: float
     closed: float
@@ -92,7 +92,10 @@ class Seen:
 
 
 def shape_of(parameters: int) -> dict[str, Any]:
-    """Of a model of nearly so many parameters with GPT-2's proportions: a layer for each head, 64 features a head."""
+    """Return the shape of a model of about this number of parameters in GPT-2's proportions.
+
+    It has as many layers as heads, and 64 features per head.
+    """
     heads = max(1, round((parameters / 12 / HEAD**2) ** (1 / 3)))
     sizes = {"vocabulary": 256, "width": heads * HEAD, "layers": heads, "heads": heads, "kv_heads": heads}
     least = ModelSpec(**sizes, hidden=HIDDEN_STEP).parameters
@@ -147,7 +150,7 @@ def middle(options: argparse.Namespace) -> int:
 
 
 async def hurt(peers: Network, options: argparse.Namespace, job: str) -> str:
-    """Kills one peer while the round in the middle is open, and starts it again at once; its name."""
+    """Kill one peer while the middle round is open, and restart it at once. Return its name."""
     victim = next(peer for peer in peers.peers if peer.trains is (options.victim == "trainer") and peer is not peers.demo.watched)
     with trio.fail_after((options.rounds + 1) * ROUND_SECONDS_MAX):
         while await round_of(peers.demo.watched, job) < middle(options):  # noqa: ASYNC110 - it is another process
@@ -201,7 +204,7 @@ async def look_at_disks(peers: Network, costs: dict[str, Cost]) -> None:
 
 
 def disk_mb(folder: Path) -> float:
-    """What its files take, each once however many names it has."""
+    """Return the disk space of the files in a folder. A file with several names counts once."""
     blocks = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -214,12 +217,12 @@ def disk_mb(folder: Path) -> float:
 
 
 def begun_at(watch: Watch) -> float:
-    """When the first round was open."""
+    """Return the time at which the first round was open."""
     return next(event.at_ms for event in watch.events if event.kind == "job") / 1000
 
 
 def seen_of(number: int, watch: Watch) -> Seen | None:
-    """None if this peer does not know the whole round: it was away."""
+    """Return a round's times in the events of one peer, or None if it was away for a part of the round."""
     closed = dict(watch.rounds())
     opened = closed.get(number - 1) if number else begun_at(watch)
     mine = [event for event in watch.events if event.fields.get("round") == str(number)]
@@ -237,7 +240,10 @@ def seen_of(number: int, watch: Watch) -> Seen | None:
 
 
 def worker_seconds(peers: Network, job: str) -> dict[int, float]:
-    """Of the slowest worker in each round, from the disks: a peer that was killed has lost its events."""
+    """Return the seconds of the slowest worker in each round.
+
+    They are read from the disks, because a killed peer has lost its events.
+    """
     slowest = dict[int, float]()
     for peer in peers.peers:
         with contextlib.closing(PeerDisk(peer.directory)) as disk:

@@ -1,6 +1,6 @@
-"""`python -m scenarios.leader`: the leader is killed, or stopped so that it keeps its links and says nothing.
+"""`python -m scenarios.leader`: the leader is killed, or stopped, so that its links stay open without messages.
 
-Its block costs one view timeout. Then it is skipped: no later height needs a second view, although its turn comes again.
+Its block costs one view timeout. Then it is skipped: no later height needs a second view, even when it would lead again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Trial:
     normal_seconds: float
     view_timer_seconds: float
     slowest_seconds: float  # the slowest round after the fault
-    later_seconds: float  # median round from the third one on
-    views: dict[int, int]  # height -> view that decided it, where that was not the first
+    later_seconds: float  # median round from the third one after the fault
+    views: dict[int, int]  # height -> the view that decided it, unless it was the first
     problems: list[str] = field(default_factory=list)
 
     def judge(self) -> None:

@@ -1,7 +1,7 @@
-"""`python -m scenarios.leaders`: the leader is killed in each of twenty heights, and started again after its turn has come again.
+"""`python -m scenarios.leaders`: the leader is killed in each of twenty heights, and restarted after its next turn.
 
-The height that it led may cost a timer, and the next one too where its proposal was out already: it is awaited then. From the
-second one after it on heights must take what they take with everybody there, also where the dead voter would lead.
+The height that it led may cost a timer. The next height may, too, if the leader had already proposed, because its proposal is
+awaited then. From the second height after it on, heights must take their normal time, even when the dead voter would lead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scenarios.network import Network, Watch
 from scenarios.pace import SLOWER_MAX, STALL_SECONDS_MAX, comes_back, in_order
 from scenarios.trials import COUNT, Trial, arguments, conduct
 
-NORMAL_HEIGHTS = 12  # with everybody there
+NORMAL_HEIGHTS = 12  # with all peers present
 
 
 async def kill_leader(peers: Network, trial: Trial) -> None:
@@ -32,7 +32,7 @@ async def kill_leader(peers: Network, trial: Trial) -> None:
     await watch.more(0.0)
     last = watch.heights()[-1][0]
     peers.kill(leader)
-    heights = 2 * len(peers.peers) + 2  # so many are led by others in any case; then its turn may come
+    heights = 2 * len(peers.peers) + 2  # others lead this number of heights in any case; then its turn may come
     with trio.fail_after(STALL_SECONDS_MAX):
         while watch.heights()[-1][0] < last + heights:
             await watch.more(10.0)
@@ -50,7 +50,7 @@ async def kill_leader(peers: Network, trial: Trial) -> None:
         "second views": str(len(views)),
     }
     _judge(trial, normal, following)
-    # Killed right after its block was out, it is missed when it would lead the next time; then not any more.
+    # A leader that was killed right after it sent its block is missed the next time it would lead, and skipped after that.
     trial.require(len(views) <= 1, f"it was waited for again: views {views}, killed after height {last}")
     await peers.restart(leader)
     await comes_back(peers, leader, watch.peer, trial)
@@ -59,7 +59,7 @@ async def kill_leader(peers: Network, trial: Trial) -> None:
 def _judge(trial: Trial, normal: list[float], following: list[float]) -> None:
     middle = median(following)
     trial.require(middle <= SLOWER_MAX * median(normal), f"heights take {middle:.2f} s instead of {median(normal):.2f} s")
-    # Single heights differ by what else the machine does, with everybody there too: each is held against the slowest of those.
+    # The load of the machine changes single heights, too. The bound is therefore the slowest height with all peers present.
     slowest = max(following)
     trial.require(
         slowest <= SLOWER_MAX * max(normal), f"one took {slowest:.2f} s, with everybody there at most {max(normal):.2f} s"
@@ -75,7 +75,7 @@ async def _normal(watch: Watch) -> list[float]:
 
 
 def _durations(watch: Watch) -> dict[int, float]:
-    """Seconds from the height before to each height."""
+    """Return the seconds from the previous height to each height."""
     return {after[0]: after[1] - before[1] for before, after in pairwise(watch.heights())}
 
 

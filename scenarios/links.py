@@ -1,16 +1,16 @@
-"""`python -m scenarios.links --profile dsl`: links as people have them: asked and measured, and what peers do over them.
+"""`python -m scenarios.links --profile dsl`: realistic links: their measured figures, and the work of peers over them.
 
-A profile (`scenarios/emulation/link_profiles.py`, or a trace file) is carried by the in-memory network, by a proxy, and by kernel
-TCP through TUN devices. Each carrier's round trip, rate and loss are measured from outside; then real peers decide, train and are
-joined over it, and as many in-memory ones decide the same in virtual time.
+The in-memory network, a proxy, and kernel TCP through TUN devices each carry a profile (`scenarios/emulation/link_profiles.py`,
+or a trace file). Round trip, rate and loss of each carrier are measured from outside. Then real peers decide test rounds, train,
+and admit a newcomer over it. The same number of in-memory peers decides the same test rounds in virtual time.
 
-A test round is what peers compute, and what their links take. The in-memory network imitates the links. What its peers compute is
-charged as the processor time of one thread, which waits for no kernel, disk, console or carrier, times a pace: the length of a
-real round over this carrier by that of a virtual one, both over links that take no time. So a pace is measured without any
-profile, once for each carrier, and what a profile adds is compared. Virtual rounds begin at the same moment of a profile.
+The time of a test round is that of computation and links. The in-memory network emulates the links. It charges computation as
+processor time of one thread, without waits for kernel, disk, console or carrier, times a pace. The pace is the ratio of a real
+round over this carrier to a virtual round, both over links without delay. It is measured once per carrier without any profile, so
+the comparison covers only the profile's effect. Virtual rounds begin at the same moment of a profile.
 
-What processors decide is measured alone. What slow links decide is measured side by side: a link's own figures, and at the end
-the jobs with a million parameters, beside which the in-memory network takes its turn.
+Measurements that depend on the processor run alone. Those that depend on slow links run side by side: a link's own figures, and
+at the end the jobs with a million parameters, beside the in-memory network.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ LOSS_OFF_MAX = 0.01
 JOIN_SECONDS_MAX = 15.0  # on `transatlantic`, with a million parameters
 ROUND_SECONDS_MAX = 600.0
 LINKED_SECONDS_MAX = 60.0
-STEADY_SHARE = 0.25  # of the seconds that a link is measured for whose profile varies
-VARYING_SECONDS = 60.0  # of test rounds, so that they meet many moments of such a profile
-CLOCKS: dict[str, Callable[[], float]] = {"proxy": trio.current_time, "kernel": time.monotonic}  # by which profiles go on
-FAILED = (UserError, trio.TooSlowError, subprocess.SubprocessError)  # one part's; the run goes on
+STEADY_SHARE = 0.25  # share of the measured seconds, for links with a varying profile
+VARYING_SECONDS = 60.0  # duration of test rounds, so that they cover many moments of such a profile
+CLOCKS: dict[str, Callable[[], float]] = {"proxy": trio.current_time, "kernel": time.monotonic}  # clocks of the profiles
+FAILED = (UserError, trio.TooSlowError, subprocess.SubprocessError)  # errors that fail one part; the run continues
 Found = dict[str, Any]
 
 
-# Peers over it ----------------------------------------------------------------------------------------------------------
+# Peers over links ------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -72,16 +72,16 @@ async def carrier(name: str, profile: AccessProfile, congestion: str) -> AsyncIt
 
 @dataclass
 class Over:
-    """Peers of which the watched one is linked with all, and what dresses one that comes later."""
+    """A network over one carrier whose watched peer is linked with all others. `dress` prepares a later peer."""
 
-    name: str  # of the carrier
+    name: str  # name of the carrier
     profile: AccessProfile
     peers: Network
     dress: Callable[[DemoPeer], None]
     options: argparse.Namespace
 
     async def rounds(self) -> tuple[list[float], float]:
-        """Seconds of test rounds but for the first, and at which of the profile's moments they began."""
+        """Return the seconds of test rounds without the first one, and the moment of the profile at which they began."""
         began, found, clock = trio.current_time(), list[float](), CLOCKS[self.name]
         begins = clock() % self.profile.seconds
         while len(found) <= self.options.rounds or trio.current_time() - began < window(self.profile):
@@ -89,7 +89,7 @@ class Over:
         return found[1:], begins
 
     async def compared(self, pace: float) -> Found:
-        """Decisions and test rounds, and as many in virtual time."""
+        """Measure decisions and test rounds, and compare them with as many rounds in virtual time."""
         seconds, begins = await self.rounds()
         stats = [await peer.client.stats() for peer in self.peers.peers]
         unreal = await virtual_rounds(self.profile, self.options, begins, pace)
@@ -104,9 +104,9 @@ class Over:
         }
 
     async def million(self) -> Found:
-        """Seconds of a round of a job with a million parameters, and of a join while it trains."""
+        """Measure a round of a job with a million parameters, and a join while it trains, in seconds."""
         peers, options = self.peers, self.options
-        while not await is_long(peers):  # so that a newcomer asks for a snapshot
+        while not await is_long(peers):  # so that a newcomer requests a snapshot
             await scratch_round(peers.demo.watched)
         watch = Watch(peers.demo.watched)
         job = await peers.train(MILLION)
@@ -146,12 +146,12 @@ async def linked_over(
         yield Over(name, profile, peers, dress, options)
 
 
-# All of it --------------------------------------------------------------------------------------------------------------
+# The run ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Run:
-    """What was measured, part by part; a part whose figures an ended run has left is not measured again."""
+    """Measurements in parts. A part whose figures an earlier run has left is not measured again."""
 
     options: argparse.Namespace
     carriers: list[str]
@@ -190,7 +190,7 @@ class Run:
         self.tell(f"{trial.what}: {called} in {time.time() - begun:.0f} s: {'; '.join(problems) or 'held'}")
 
     def tell(self, what: str) -> None:
-        """A run that is ended half-way keeps what it has."""
+        """Print progress and write the results so far, so that an interrupted run keeps them."""
         minutes, seconds = divmod(int(trio.current_time() - self.started), 60)
         print(f"{minutes:3}:{seconds:02} {what}", file=sys.stderr, flush=True)
         write(self.options, self.result(["not over yet"]))
@@ -209,7 +209,7 @@ class Run:
         for profile in self.options.profile:
             for name in shaped:
                 await self.alone(profile, name)
-        with hurried():  # as each proxy, one of which ends before others
+        with hurried():  # like each proxy, one of which may end before others
             async with trio.open_nursery() as beside:
                 beside.start_soon(self.in_memory)
                 for profile in filter(is_slow, self.options.profile):
@@ -217,7 +217,7 @@ class Run:
                         beside.start_soon(self.peers, profile, name, False, True)
 
     async def measure_paces(self, shaped: list[str]) -> None:
-        """How much longer rounds over links that take no time last over a carrier than in virtual time."""
+        """Measure the pace of each carrier: the ratio of its rounds to virtual ones, both over links without delay."""
         wanted = [name for name in shaped if self.options.network and name not in self.paces]
         if not wanted:
             return
@@ -267,7 +267,7 @@ class Run:
             self.tell(f"{trial.what}: {trial.problems[-1]}")
 
     async def in_memory(self) -> None:
-        """Nothing of it waits for a real clock."""
+        """Measure everything in memory, which uses no real clock."""
         for profile in self.options.profile if "memory" in self.carriers else ():
             await self.link(profile, "memory")
             if self.options.network and self.lacks(profile, "memory", "virtual_round"):
@@ -278,7 +278,7 @@ class Run:
 
 
 def judged(what: str, figures: Found) -> list[str]:
-    """What is wrong with them, as far as they were measured."""
+    """Return the problems of these figures, as far as they were measured."""
     found = []
     for name, says, most in (
         ("round_trip_off", "round trip {:+.1%}", ROUND_TRIP_OFF_MAX),
@@ -317,7 +317,7 @@ async def run(options: argparse.Namespace, carriers: list[str]) -> int:
 
 
 def cell(form: str) -> Callable[[Found], str]:
-    """Empty where one of the figures was not measured."""
+    """Return a formatter that gives "" if one of its figures was not measured."""
 
     def filled(figures: Found) -> str:
         try:

@@ -1,6 +1,6 @@
-"""`python -m scenarios.many --peers 20`: many voters on one machine decide some heights, and what each of them costs.
+"""`python -m scenarios.many --peers 20`: many voters on one machine decide some heights; the costs of each voter.
 
-One of them trains a small job, so that there is something to decide; all vote.
+One of them trains a small job, so that there is something to decide. All of them vote.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scenarios.idle import processor_seconds
 from scenarios.network import SMALL_JOB, Network, children
 from scenarios.trials import COUNT, arguments, report
 
-LINKED_SECONDS_MAX = 180.0  # twenty starts of Python, and 190 handshakes, on two cores
+LINKED_SECONDS_MAX = 180.0  # twenty starts of Python and 190 handshakes, on two cores
 HEIGHT_SECONDS_MAX = 30.0
-LOOK_SECONDS = 1.0  # between looks at the memory
+LOOK_SECONDS = 1.0  # interval between samples of memory
 JOB = {**SMALL_JOB, "byzantine_max": "0", "audit": "off"}
 
 
@@ -30,9 +30,9 @@ JOB = {**SMALL_JOB, "byzantine_max": "0", "audit": "off"}
 class Cost:
     peer: str
     links: int
-    memory_mb: float = 0.0  # PSS, the most that was seen, daemon and worker
+    memory_mb: float = 0.0  # peak of PSS, daemon and worker
     processor_seconds: float = 0.0  # while the heights were decided
-    sent_kb: float = 0.0  # meanwhile
+    sent_kb: float = 0.0  # in the same time
 
 
 def dress(peer: DemoPeer) -> None:
@@ -69,7 +69,7 @@ async def are_linked(peers: Network) -> bool:
 
 
 async def decided(peers: Network, costs: dict[str, Cost], heights: int) -> float | None:
-    """Seconds until every peer has applied so many more heights; None: that took too long."""
+    """Return the seconds until every peer has applied this number of further heights, or None after the timeout."""
     await peers.train(JOB)
     first = await peers.height(peers.demo.watched)
     processor = {peer.name: processor_seconds(peer) for peer in peers.peers}

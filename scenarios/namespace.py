@@ -1,6 +1,6 @@
-"""A process leaves this machine's network: `python -m scenarios.namespace MODULE …` runs a module of ours behind a TUN device.
+"""A process in a network namespace of its own: `python -m scenarios.namespace MODULE …` runs a module behind a TUN device.
 
-It imports little: a process that makes a user namespace must have one thread, and numpy starts some. It needs neither root nor
+It imports little: a process that makes a user namespace must have one thread, and numpy starts more. It needs neither root nor
 iproute2.
 """
 
@@ -22,7 +22,7 @@ from protocol.errors import UserError
 VARIABLE = "FOLKMOOT_TUN"  # the router's socket, this peer's host, and the congestion control
 NETMASK = "255.255.255.0"
 PACKET_BYTES = 1_500
-# Of Linux' headers.
+# Constants of Linux headers.
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
 TUN_SET, TUN_PACKETS = 0x400454CA, 0x1001
 SET_FLAGS, SET_ADDRESS, SET_NETMASK, SET_MTU = 0x8914, 0x8916, 0x891C, 0x8922
@@ -30,21 +30,21 @@ UP_AND_RUNNING = 0x41
 
 
 def enter() -> None:
-    """This process leaves for namespaces of its own. Before any thread starts. Raises `UserError` where that is not allowed."""
+    """Move this process to new namespaces, before any thread starts. Raises `UserError` if that is not allowed."""
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         raise UserError("only Linux has network namespaces")
     if libc.unshare(NEW_USER | NEW_NETWORK):
         raise UserError(f"user and network namespaces cannot be made: {os.strerror(ctypes.get_errno())}")
-    # The same user inside, so that files keep their owner; its rights over the namespace last as long as this process.
+    # Keep the same user inside, so that files keep their owner. Its rights in the namespace end with this process.
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
 def open_device(host: str) -> int:
-    """The file of a TUN device with this address, up. Raises `UserError`."""
+    """Make a TUN device with this address, set it up, and return its file. Raises `UserError` if that fails."""
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(device, TUN_SET, struct.pack("16sH22x", b"tun0", TUN_PACKETS))
@@ -61,7 +61,10 @@ def open_device(host: str) -> int:
 
 
 def pin_congestion_control(name: str) -> None:
-    """Every TCP socket of this process gets it. (A namespace's default may only be one that the machine allows to everybody.)"""
+    """Set the congestion control of every TCP socket of this process.
+
+    A namespace's default is limited to the algorithms that the machine allows to all users.
+    """
     make = socket.socket.__init__
 
     def pinned(self: socket.socket, *arguments: Any, **named: Any) -> None:
@@ -69,7 +72,7 @@ def pin_congestion_control(name: str) -> None:
         if self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM:
             self.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
-    setattr(socket.socket, "__init__", pinned)  # noqa: B010 - as the proxy does: one function of the library below
+    setattr(socket.socket, "__init__", pinned)  # noqa: B010 - as in the proxy: one function of the library below
     try:
         socket.socket().close()
     except OSError as error:
@@ -78,7 +81,7 @@ def pin_congestion_control(name: str) -> None:
 
 
 def join(path: str, host: str, congestion: str) -> None:
-    """From here on this process is at `host`."""
+    """Attach this process to the router at `host`."""
     enter()
     device = open_device(host)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:

@@ -1,9 +1,13 @@
-"""`python -m scenarios.nat --trials 10`: peers that accept no connections take part over relays, whatever those do.
+"""`python -m scenarios.nat --trials 10`: peers that accept no connections take part over relays, even over faulty ones.
 
-Seven peers, three of which are started with `--listen none`. The trials take turns: the hidden ones are started anew; the relay
-that carries most circuits is killed; it stands still, as if it had lost power; it drops what it should forward, delays it, or
-changes it. Meanwhile the first two hidden peers send each other a marker all the time, and every relay writes down what it holds
-of circuits.
+Three of seven peers start with `--listen none`. The trials take turns:
+
+- The hidden peers are restarted.
+- The relay with the most circuits is killed.
+- That relay is stopped, as if it had lost power.
+- That relay drops, delays or changes the data that it should forward.
+
+Meanwhile the first two hidden peers send each other a marker, and every relay records the data of circuits that it holds.
 """
 
 from __future__ import annotations
@@ -39,18 +43,18 @@ from transport.session_links import RelayedLink
 from transport.wire.framing import Priority
 
 KINDS = ("starts", "dies", "hangs", "drops", "delays", "changes")
-LINKED_SECONDS_MAX = 10.0  # from the start of the hidden ones until all are linked
-REPLACED_SECONDS_MAX = 5.0  # from the death of a relay until all others are
-MISBEHAVES_SECONDS = 20.0  # longer than a circuit lives that brings nothing
+LINKED_SECONDS_MAX = 10.0  # from the start of the hidden peers until all are linked
+REPLACED_SECONDS_MAX = 5.0  # from the death of a relay until all others are linked
+MISBEHAVES_SECONDS = 20.0  # longer than the life of a circuit that delivers nothing
 DELAY_SECONDS = 1.0
-MARKER = b"a marker between two, unreadable"  # as long as a digest
+MARKER = b"a marker between two, unreadable"  # length of a digest
 MARKER_SECONDS = 0.2
-VARIABLE = "FOLKMOOT_NAT"  # the folder in which this scenario and its peers speak
+VARIABLE = "FOLKMOOT_NAT"  # the folder through which this scenario and its peers communicate
 assert len(MARKER) == 32
 
 
 class World:
-    """What the peers are told, and what they have written: files in one folder."""
+    """Orders to the peers and their records: files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +81,7 @@ def hidden_of(peers: Network) -> list[DemoPeer]:
 async def views(peer: DemoPeer) -> tuple[PeerView, ...]:
     try:
         return await peer.client.peers()
-    except UserError:  # it is only starting
+    except UserError:  # it is still starting
         return ()
 
 
@@ -87,7 +91,7 @@ async def all_linked(peers: Sequence[DemoPeer]) -> bool:
 
 
 async def busiest(peers: Network) -> DemoPeer:
-    """The relay that carries most circuits."""
+    """Return the relay with the most circuits."""
     carried = Counter(
         [view.link.relay for peer in hidden_of(peers) for view in await views(peer) if view.link and view.link.relay]
     )
@@ -117,7 +121,7 @@ async def dies(world: World, peers: Network, trial: Trial) -> None:
 
 
 async def hangs(world: World, peers: Network, trial: Trial) -> None:
-    """Nobody is told: its links stay open. All circuits are over other relays soon."""
+    """Stop a relay without closing its links, and check that all circuits soon use other relays."""
     relay, hidden = await busiest(peers), hidden_of(peers)
     peers.freeze(relay)
     started = trio.current_time()
@@ -130,13 +134,13 @@ async def hangs(world: World, peers: Network, trial: Trial) -> None:
 
 
 async def all_avoid(relay: DemoPeer, hidden: Sequence[DemoPeer]) -> bool:
-    """Whether these are linked with each other, and none of them over this relay."""
+    """Return whether these peers are linked with each other, none of them over this relay."""
     by = [view.link.relay for peer in hidden for view in await views(peer) if view.link]
     return await all_linked(hidden) and peer_id(relay.identity.public) not in by
 
 
 async def misbehaves(mode: str, world: World, peers: Network, trial: Trial) -> None:
-    """All direct links stay, rounds go on, and the circuits are over other relays soon."""
+    """Let a relay misbehave. All direct links must stay, rounds must continue, and circuits must soon use other relays."""
     relay = await busiest(peers)
     before = await _direct(peers)
     world.tell(relay, mode)
@@ -147,7 +151,7 @@ async def misbehaves(mode: str, world: World, peers: Network, trial: Trial) -> N
 
 
 async def _direct(peers: Network) -> set[tuple[str, str]]:
-    """Pairs with a direct link."""
+    """Return the pairs with a direct link."""
     found = set()
     for peer in peers.peers:
         found |= {(peer.name, view.peer) for view in await views(peer) if view.link and view.link.kind == "direct"}
@@ -198,7 +202,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 class Changed:
-    """Three functions of this process: one of a relay's, and what the ends of circuits send and hear."""
+    """Replacements of three functions of this process: the relay's forwarding, and the ends' sending and receiving."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.held, self.mode, self.heard = (folder / f"{name}.{end}" for end in ("held", "mode", "heard"))
@@ -233,7 +237,7 @@ class Changed:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keep_alive, link)
             while True:
-                link.queue_message(NoBlob(MARKER), Priority.CONTROL)  # an answer to nothing: it is passed over, and costs nothing
+                link.queue_message(NoBlob(MARKER), Priority.CONTROL)  # a reply without a request; it is ignored without penalty
                 await trio.sleep(MARKER_SECONDS)
 
     def on_no_blob(self, exchange: BlobExchange, peer: bytes, message: NoBlob) -> None:

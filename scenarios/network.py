@@ -1,6 +1,6 @@
-"""Daemons in processes, which scenarios hurt: each is one on loopback, to be killed, stopped, started again and read.
+"""A network of daemons on loopback that scenarios kill, stop, restart and read.
 
-It is the network of `peer demo`, with handles. Whatever happens, everything that was started here has ended when `running` ends.
+It is the network of `peer demo`, with access to the processes. `running` ends everything that it has started, also after errors.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from protocol.identity import Signed, peer_id
 from protocol.messages import Certificate, Commit
 
 END_SECONDS_MAX = 20.0  # for a peer that was asked to stop
-WORKER_SECONDS_MAX = 5.0  # a worker notices that its daemon is gone as soon as the kernel has closed the pipe
-LEADER_SECONDS_MAX = 10.0  # somebody leads as soon as the last block is applied
+WORKER_SECONDS_MAX = 5.0  # a worker notices the end of its daemon as soon as the kernel has closed the pipe
+LEADER_SECONDS_MAX = 10.0  # a view has a leader as soon as the last block is applied
 POLL_SECONDS = 0.02
-ROUNDS_ENDLESS = 100_000  # the scenario ends before the job does
+ROUNDS_ENDLESS = 100_000  # the scenario ends before the job
 SMALL_JOB = {
     "model.width": "32",
     "model.layers": "1",
@@ -48,9 +48,9 @@ SMALL_JOB = {
     "batch": "2",
     "micro_batch": "2",
     "audit": "full",
-}  # rounds of a fraction of a second, so that faults, not arithmetic, take the time
+}  # short rounds, so that faults and not arithmetic take the time
 
-# Inside the victim's own journal: every vote that was ever written there, in the transaction that wrote it. The journal itself
+# A table in the victim's own journal with every vote that it ever wrote, filled in the same transaction. The journal itself
 # forgets the votes of decided heights.
 _RECORDER = """
 CREATE TABLE IF NOT EXISTS every_vote (slot TEXT, signed BLOB);
@@ -75,7 +75,7 @@ class Network:
         return self.demo.honest
 
     def name(self, key: str) -> str:
-        """Of a peer id."""
+        """Return the name of a peer id."""
         return next((peer.name for peer in self.peers if key == peer_id(peer.identity.public)), key[:8])
 
     def key(self, name: str) -> str:
@@ -93,12 +93,12 @@ class Network:
             self.record(peer)
 
     def record(self, peer: DemoPeer) -> None:
-        """From now on every vote of this peer is kept."""
+        """Keep every later vote of this peer."""
         with journal(peer) as database:
             database.executescript(_RECORDER)
 
     async def restart(self, peer: DemoPeer, *command: str) -> None:
-        """Starts a peer that has ended where it was, as its operator would; returns when it answers."""
+        """Restart a peer that has ended, in its old directory, and wait until it answers."""
         self.launch(peer, *command)
         await network_demo.wait_until_ready(peer)
 
@@ -107,7 +107,7 @@ class Network:
         network_demo.launch_peer(self.demo, peer, others, command or ("run",))
 
     async def end(self, peer: DemoPeer) -> None:
-        """Stops it in good order."""
+        """Stop a peer regularly."""
         assert peer.process is not None
         self.workers |= children(peer.process.pid)
         peer.process.terminate()
@@ -116,7 +116,7 @@ class Network:
             peer.process.wait()
 
     async def dies(self, peer: DemoPeer, seconds_max: float) -> bool:
-        """Whether its process ends in time."""
+        """Return whether the peer's process ends in time."""
 
         async def gone() -> bool:
             return peer.process is None or peer.process.poll() is not None
@@ -124,7 +124,7 @@ class Network:
         return await holds(gone, seconds_max)
 
     def kill(self, peer: DemoPeer) -> set[int]:
-        """SIGKILL to the daemon alone; the process ids of its workers, which nobody told anything."""
+        """Send SIGKILL to the daemon alone. Return the process ids of its workers, which get no signal."""
         assert peer.process is not None
         workers = children(peer.process.pid)
         self.workers |= workers
@@ -141,7 +141,7 @@ class Network:
         peer.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ends everything, by process id."""
+        """End all processes, by process id."""
         for peer in self.peers:
             if peer.process is not None and peer.process.poll() is None:
                 self.workers |= children(peer.process.pid)
@@ -162,7 +162,10 @@ class Network:
         )
 
     async def leader(self, asked: DemoPeer) -> DemoPeer | None:
-        """Who leads the current view, as `asked` sees it; nobody does between a decision and its block's application."""
+        """Return the leader of the current view, as `asked` sees it.
+
+        There is none between a decision and the application of its block.
+        """
         with trio.move_on_after(LEADER_SECONDS_MAX):
             while True:
                 for view in await asked.client.peers():
@@ -172,7 +175,7 @@ class Network:
         return None
 
     async def height(self, peer: DemoPeer) -> int:
-        """-1 if it does not answer."""
+        """Return the peer's height, or -1 if it does not answer."""
         try:
             return (await peer.client.status()).height
         except UserError:
@@ -181,7 +184,7 @@ class Network:
     # Reading disks ---------------------------------------------------------------------------------------------------
 
     def evidence(self) -> dict[str, int]:
-        """How many proven contradictions each honest peer has on its disk."""
+        """Return the number of items of evidence on each honest peer's disk."""
         found = {}
         for peer in self.honest:
             with journal(peer) as database:
@@ -189,7 +192,7 @@ class Network:
         return found
 
     def votes(self, peer: DemoPeer) -> tuple[int, list[str]]:
-        """How many votes this peer has signed since the network started, and the slots that hold two different ones."""
+        """Return the number of votes that this peer has signed since the start, and the slots with two different votes."""
         slots: dict[str, set[bytes]] = {}
         with journal(peer) as database:
             for slot, signed in database.execute("SELECT slot, signed FROM every_vote"):
@@ -197,20 +200,20 @@ class Network:
         return sum(map(len, slots.values())), [slot for slot, bodies in slots.items() if len(bodies) > 1]
 
     def views(self, peer: DemoPeer) -> dict[int, int]:
-        """Height -> the view that decided it, where that was not the first, from the certificates on this peer's disk."""
+        """Return height -> view of the heights that were not decided in their first view, from this peer's certificates."""
         with journal(peer) as database:
             rows = database.execute("SELECT height, certificate FROM blocks").fetchall()
         votes = {height: codec.decode_message(codec.decode(Certificate, data).vote, (Commit,)) for height, data in rows}
         return {height: vote.view for height, vote in votes.items() if vote.view}
 
     def decided(self, peer: DemoPeer) -> int:
-        """The last height whose decision is on this peer's disk; applying it, with its model, comes after."""
+        """Return the last height with a decision on this peer's disk. Its block, with its model, is applied later."""
         with journal(peer) as database:
             height: int = database.execute("SELECT coalesce(max(height), 0) FROM blocks").fetchone()[0]
         return height
 
     def forks(self) -> list[str]:
-        """The heights for which two honest disks hold different blocks."""
+        """Return the heights for which two honest disks hold different blocks."""
         tables = []
         for peer in self.honest:
             with journal(peer) as database:
@@ -218,7 +221,7 @@ class Network:
         return [f"height {height}" for height in _unequal(tables)]
 
     def failures(self) -> list[str]:
-        """What must never be found on the disks of peers that have stopped, whatever was done to them."""
+        """Return the violations on the disks of stopped peers: none is allowed, in any scenario."""
         found = [f"two blocks were decided at {where}" for where in self.forks()]
         found += [f"roots differ at {where}" for where in self.differences()]
         found += [f"{peer.name} signed {slot} twice" for peer in self.honest for slot in self.votes(peer)[1]]
@@ -229,7 +232,7 @@ class Network:
         return found
 
     def differences(self) -> list[str]:
-        """The heights and rounds whose roots are not the same on all honest disks that hold them."""
+        """Return the heights and rounds whose roots differ between honest disks that hold them."""
         with contextlib.ExitStack() as stack:
             disks = []
             for peer in self.honest:
@@ -255,7 +258,7 @@ def journal(peer: DemoPeer) -> Iterator[sqlite3.Connection]:
 
 
 def voted(peer: DemoPeer) -> int:
-    """The last height at which this peer has signed a vote, as its own journal has it."""
+    """Return the last height at which this peer has signed a vote, from its own journal."""
     with journal(peer) as database:
         height: int = database.execute("SELECT coalesce(max(height), 0) FROM votes").fetchone()[0]
     return height
@@ -273,9 +276,9 @@ async def running(
     folder: Path | None = None,
     dress: Callable[[DemoPeer], None] = lambda peer: None,
 ) -> AsyncIterator[Network]:
-    """A network that runs inside this block; without a `folder` its data is deleted afterwards.
+    """Run a network during this block. Without a `folder` its data is deleted afterwards.
 
-    `dress` may change how a peer is started, before it is.
+    `dress` can change a peer's start options before its start.
     """
     place = folder or Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
     options = argparse.Namespace(peers=peers, malicious=malicious, seed=seed, attack=attack, mixed=mixed, web=web, web_port=0)
@@ -293,7 +296,7 @@ async def running(
 
 
 def main(scenario: Callable[[], Awaitable[int]]) -> int:
-    """Runs a scenario; its exit status. Ctrl-C and SIGTERM end it with everything it has started."""
+    """Run a scenario and return its exit status. Ctrl-C and SIGTERM end it with all its processes."""
     map_signals_to_interrupt()
     try:
         return trio.run(scenario)
@@ -319,14 +322,14 @@ def children(process: int) -> set[int]:
 
 
 def signal_all(processes: Iterable[int], *, stop: bool) -> None:
-    """Stops processes, or lets them go on."""
+    """Stop processes, or continue them."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGSTOP if stop else signal.SIGCONT)
 
 
 def is_worker(process: int) -> bool:
-    """Whether this process is a worker that still runs; one that has ended and waits for its parent has no command line."""
+    """Return whether this process is a running worker. A zombie has no command line."""
     try:
         return b"peer.worker.main" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -334,7 +337,7 @@ def is_worker(process: int) -> bool:
 
 
 async def ended(workers: set[int]) -> bool:
-    """Whether these workers end by themselves, as they must once their daemon is gone."""
+    """Return whether these workers end by themselves, as they must without their daemon."""
 
     async def gone() -> bool:
         return not any(map(is_worker, workers))
@@ -343,13 +346,13 @@ async def ended(workers: set[int]) -> bool:
 
 
 async def restored(peer: DemoPeer) -> EventView | None:
-    """What this peer said when it had restored a snapshot, since it was started; None: it has restored none."""
+    """Return the peer's event of a restored snapshot since its start, or None."""
     events = await peer.client.events(0, 0.0)
     return next((event for event in events if event.kind == "snapshot" and "seconds" in event.fields), None)
 
 
 async def holds(condition: Callable[[], Awaitable[bool]], seconds_max: float) -> bool:
-    """Waits until `condition` holds; False if it does not in time."""
+    """Wait until `condition` holds. Return False after `seconds_max`."""
     with trio.move_on_after(seconds_max):
         while True:
             if await condition():
@@ -362,7 +365,7 @@ async def holds(condition: Callable[[], Awaitable[bool]], seconds_max: float) ->
 
 
 class Watch:
-    """All events of one peer, as far as they were asked for."""
+    """All events of one peer, as far as they were requested."""
 
     def __init__(self, peer: DemoPeer) -> None:
         self.peer = peer
@@ -373,22 +376,22 @@ class Watch:
         self.events += await self.peer.client.events(last, wait_seconds)
 
     async def until_round(self, number: int) -> None:
-        """Returns once round `number` is closed here."""
+        """Wait until round `number` is closed at this peer."""
         while not any(closed >= number for closed, _ in self.rounds()):
             await self.more(10.0)
 
     def rounds(self) -> list[tuple[int, float]]:
-        """(round, when it was closed and applied here, in seconds since the epoch), ascending."""
+        """Return (round, time of its application here in seconds since the epoch), ascending."""
         return self._times("round", "round")
 
     def heights(self) -> list[tuple[int, float]]:
-        """(height, when its block was applied here), as above."""
+        """Return (height, time of its application here in seconds since the epoch), ascending."""
         return self._times("applied", "height")
 
     def _times(self, kind: str, counter: str) -> list[tuple[int, float]]:
         return [(int(event.fields[counter]), event.at_ms / 1000) for event in self.events if event.kind == kind]
 
     def durations(self) -> dict[int, float]:
-        """Seconds from the round before to each round."""
+        """Return the seconds from the previous round to each round."""
         rounds = self.rounds()
         return {after[0]: after[1] - before[1] for before, after in pairwise(rounds)}

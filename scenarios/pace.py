@@ -1,4 +1,4 @@
-"""How fast a network goes, whether all of it takes part, and how long it waits for whom."""
+"""Measurements of a network: its pace, the participation of its peers, and its timeouts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rounds.round_state import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN, VOUCH_FA
 from scenarios.network import Network, Watch, holds, voted
 from scenarios.trials import Trial
 
-NORMAL_ROUNDS = 6  # with everybody there: their median is the normal time of a round
-SLOWER_MAX = 1.5  # times the normal time, from the second round after the one of the fault
-BACK_SECONDS_MAX = 60.0  # for a peer that was hurt until its proposal is decided and it votes again
+NORMAL_ROUNDS = 6  # with all peers present: their median is the normal time of a round
+SLOWER_MAX = 1.5  # relative to the normal time, from the second round after that of the fault
+BACK_SECONDS_MAX = 60.0  # until the proposal of a peer that was hurt is accepted and it votes again
 RECENT_HEIGHTS = 4
-STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being waited for will not come
+STALL_SECONDS_MAX = 120.0  # no wait here takes longer, unless the network is stuck
 
 
 async def in_order(peers: Network) -> int:
-    """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row.
+    """Wait until all peers take part, and return the first such round: two consecutive rounds accept each honest trainer.
 
-    Both are closed after this was asked, and all honest peers know of them: the last rounds of a peer that was just started again
-    are of before it was hurt, and its worker may only be starting.
+    Both rounds close after this call, and all honest peers know them. Earlier rounds are no proof: a peer that was just restarted
+    still shows rounds from before the fault, and its worker may only be starting.
     """
     trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
     before: int | None = None
@@ -46,7 +46,7 @@ def _all_accepted(views: Sequence[RoundView], trainers: set[str]) -> bool:
 
 
 async def usual(peers: Network, first: int) -> float:
-    """The normal time of a round."""
+    """Return the normal time of a round, in seconds."""
     watch = Watch(peers.demo.watched)
     with trio.fail_after(STALL_SECONDS_MAX):
         await watch.until_round(first + NORMAL_ROUNDS)
@@ -54,37 +54,37 @@ async def usual(peers: Network, first: int) -> float:
 
 
 def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
-    """T1 of `rounds.round_state`, for the round after `before`."""
+    """Return T1 of `rounds.round_state` for the round after `before`."""
     awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
     pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
     return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
 
 
 def vouch_timer(normal: float) -> float:
-    """The time after which other re-executors begin, or more: a vouch usually takes less than a normal round."""
+    """Return an upper bound of the time after which other re-executors begin. A vouch usually takes less than a normal round."""
     return VOUCH_FACTOR * max(VOUCH_SECONDS_MIN, normal)
 
 
 def replays_timer(normal: float, patience: int) -> float:
-    """T2 − T1 of `rounds.round_state`, or more."""
+    """Return an upper bound of T2 − T1 of `rounds.round_state`."""
     return float(REPLAYS_FACTOR * max(VOUCH_SECONDS_MIN, normal) * 2**patience)
 
 
 def view_timer(views: list[RoundView]) -> float:
-    """The first view's timer of `consensus.pbft.pacemaker`, or more: the slowest of all."""
+    """Return an upper bound of the first view's timer in `consensus.pbft.pacemaker`, from the slowest of all decisions."""
     slowest = max(view.decision_ms or 0.0 for view in views)
     return max(VIEW_SECONDS_MIN, TAIL_FACTOR * slowest / 1000)
 
 
 async def works(peer: DemoPeer, asked: DemoPeer) -> bool:
-    """It takes part, and does not say that it is silent: the last round may be from before it was hurt."""
+    """Return whether the peer takes part and is not halted. The last round alone may be from before the fault."""
     return not (await peer.client.status()).halted and await takes_part(peer, asked)
 
 
 async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
-    """Whether it has signed something at one of the last heights and, if it trains, the last round has accepted its proposal.
+    """Return whether the peer has voted at a recent height and, if it trains, has its proposal accepted in the last round.
 
-    A round is closed without the slowest ballots, and a height decided without the slowest votes: those may be its own for long.
+    Rounds close without the slowest ballots, and heights without the slowest votes. A slow peer's own may be missing for long.
     """
     key = peer_id(peer.identity.public)
     last = await asked.client.rounds(1)
@@ -93,7 +93,7 @@ async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
 
 
 async def goes_on(asked: DemoPeer, rounds: int) -> None:
-    """Returns when that many more rounds are closed, from round 0 on if none is yet. Raises `trio.TooSlowError`."""
+    """Wait until this number of further rounds is closed. Raises `trio.TooSlowError` if the network is stuck."""
     watch = Watch(asked)
     with trio.fail_after(STALL_SECONDS_MAX):
         last = await asked.client.rounds(1)
@@ -101,7 +101,7 @@ async def goes_on(asked: DemoPeer, rounds: int) -> None:
 
 
 async def comes_back(peers: Network, peer: DemoPeer, asked: DemoPeer, trial: Trial) -> None:
-    """Waits for a peer that was hurt, and looks at what it did."""
+    """Wait until a peer that was hurt takes part again, and check its votes."""
     started = trio.current_time()
     if not await holds(partial(works, peer, asked), BACK_SECONDS_MAX):
         halted = (await peer.client.status()).halted or f"at height {await peers.height(peer)}"

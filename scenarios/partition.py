@@ -1,8 +1,8 @@
-"""`python -m scenarios.partition --shape 2,2`: real peers are cut into groups that do not hear each other, and joined again.
+"""`python -m scenarios.partition --shape 2,2`: links between groups of real peers are cut and restored.
 
-Every link goes through a proxy (`scenarios/proxy.py`). In turn: the links between the groups are held back; they are closed; they
-are held back in one direction only; they come and go quickly. The seed draws who is with whom, when, and for how long. Of all but
-the last, each peer must say soon who does not hear whom (`peer reach`), and one without a quorum must name both sides (`status`).
+Every link goes through a proxy (`scenarios/proxy.py`). In turn, the links between the groups are held back, closed, held back in
+one direction, or cut and restored quickly. The seed draws groups, times and durations. In all but the last case, each peer must
+soon report the cut links (`peer reach`), and a peer without a quorum must name both sides (`status`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from scenarios.proxy import Direction, Proxy, running_proxy
 from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct
 from transport.wire.failure_detector import SUSPECT_SECONDS
 
-SHAPES = ("2,2", "3,1", "5,2", "4,3")  # of four peers and of seven: without a quorum anywhere, and with one
+SHAPES = ("2,2", "3,1", "5,2", "4,3")  # of four and of seven peers, with and without a group that has a quorum
 KINDS = ("hold", "close", "one way", "flapping")
-CUT_SECONDS = (5.0, 12.0)  # drawn from these; below what TCP and the links' own pings bear, and above it
+CUT_SECONDS = (5.0, 12.0)  # limits of the draw: below and above the timeouts of TCP and of pings
 FLAP_SECONDS = (0.3, 1.5)  # between changes
-SAID_SECONDS_MAX = 20.0  # from the cut until every peer says what is cut, and after its end that nothing is
-LOOK_SECONDS = 0.5  # between looks at what they say
-SETTLE_SECONDS = 1.0  # what is on its way when the cut begins arrives, and is decided on
-HEAL_SECONDS_MAX = 60.0  # until all links are there again: a peer that found nobody pauses up to 20 s before it dials again
+SAID_SECONDS_MAX = 20.0  # after the cut, until every peer reports it, and after its end, until none does
+LOOK_SECONDS = 0.5  # interval between requests for these reports
+SETTLE_SECONDS = 1.0  # messages that are on their way at the cut arrive, and blocks with them are decided
+HEAL_SECONDS_MAX = 60.0  # until all links are back; a peer pauses up to 20 s after failed dials
 HEAL_HEIGHTS_MAX = 3
 
 Groups = Sequence[list[DemoPeer]]
@@ -51,14 +51,14 @@ def between(groups: Groups) -> list[Direction]:
 
 
 def one_way(groups: Groups) -> list[Direction]:
-    """The first group is not heard by the others, but hears them."""
+    """Return the directions of a cut in which the others do not hear the first group, but it hears them."""
     return [(a.name, b.name) for other in groups[1:] for a in groups[0] for b in other]
 
 
 async def split(proxy: Proxy, kind: str, shape: Sequence[int], random: Random, peers: Network, trial: Trial) -> None:
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
-    await trio.sleep(random.uniform(0, 1))  # any moment of a round
+    await trio.sleep(random.uniform(0, 1))  # a random moment of a round
     groups = groups_of(peers.peers, shape, random)
     trial.figures["groups"] = " | ".join(" ".join(str(peer.number) for peer in group) for group in groups)
     seconds = random.uniform(*CUT_SECONDS)
@@ -89,20 +89,20 @@ async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: N
     await trio.sleep(seconds)
     after = [[*map(peers.decided, group)] for group in groups]
     trial.figures["decided in the cut"] = " | ".join(str(max(b) - max(a)) for a, b in zip(before, after, strict=True))
-    alone = groups[1:] if kind == "one way" else groups  # cut one way, the first group hears all
+    alone = groups[1:] if kind == "one way" else groups  # after a one-way cut the first group hears all
     await _is_said("said", proxy.cut_directions, alone, cut_at, peers, trial)
     if kind == "one way":
-        return  # some of these can decide: who hears enough of the others; what they decide with is looked at in the end
+        return  # peers that hear enough others can decide; signatures are checked at the end
     for group, old, new in zip(groups, before, after, strict=True):
         if len(group) >= quorum(len(peers.peers)):
             trial.require(min(new) > min(old), f"{len(group)} together, a quorum, decided nothing in {seconds:.0f} s")
         else:
-            # All of a group may learn what one of it knew before the cut.
+            # A group may still learn the blocks that one of its peers knew before the cut.
             trial.require(max(new) == max(old), f"{len(group)} together, no quorum, went from {max(old)} to {max(new)}")
 
 
 async def _is_said(what: str, cut: Iterable[Direction], alone: Groups, since: float, peers: Network, trial: Trial) -> None:
-    """All matrices must say what is cut, and each peer of groups that are `alone` who is on which side, soon after `since`."""
+    """Check soon after `since` that all matrices show the cut, and that each peer of a group in `alone` names both sides."""
     directions = {(peers.key(speaker), peers.key(hearer)) for speaker, hearer in cut}
     wrong: list[str] = []
 
@@ -120,7 +120,7 @@ async def _is_said(what: str, cut: Iterable[Direction], alone: Groups, since: fl
 
 
 def _misjudged(me: str, reach: LivenessMatrix, cut: set[tuple[str, str]]) -> Iterator[str]:
-    """Where a matrix differs from what the proxy does. A peer that is not heard cannot say whom it hears."""
+    """Return the differences between a matrix and the proxy's state. Rows of peers that are not heard are unknown."""
     for observer, row in reach.items():
         for peer, seconds in row.items():
             is_known = observer == me or (observer, me) not in cut
@@ -130,7 +130,7 @@ def _misjudged(me: str, reach: LivenessMatrix, cut: set[tuple[str, str]]) -> Ite
 
 
 async def _unnamed(peer: DemoPeer, group: list[DemoPeer], peers: Network) -> list[str]:
-    """What a peer of this group says in its status, if it does not name both sides; nothing of one that has a quorum."""
+    """Return the status of a peer without a quorum if it does not name both sides."""
     if len(group) >= (needed := quorum(len(peers.peers))):
         return []
     waiting = (await peer.client.status()).waiting
@@ -144,7 +144,7 @@ async def _unnamed(peer: DemoPeer, group: list[DemoPeer], peers: Network) -> lis
 
 
 async def _heal(peers: Network, trial: Trial) -> None:
-    """All must hold the same decisions within a few heights, counted from when they all hear each other again."""
+    """Check that all peers hold the same decisions within a few heights after all links are back."""
     started = trio.current_time()
 
     async def linked() -> bool:
@@ -170,7 +170,7 @@ async def _heal(peers: Network, trial: Trial) -> None:
 
 
 def thin(peers: Network) -> list[str]:
-    """Decisions that fewer than a quorum signed."""
+    """Return the decisions with fewer signatures than a quorum."""
     found = []
     for peer in peers.honest:
         with journal(peer) as database:

@@ -1,8 +1,8 @@
-"""`python -m scenarios.pause`: one peer stands still for ten seconds (`SIGSTOP`): a follower, the leader, and one with a worker.
+"""`python -m scenarios.pause`: one peer is stopped for ten seconds (`SIGSTOP`): a follower, the leader, or one with a worker.
 
-Its links stay, its clock goes on, and it learns nothing of it. The others must go on; it must take part again. With the worker of
-another trainer that stands still as well, most trainers are never there together, and nobody vouches for the update of the last
-one. A round must take no longer than its timers then.
+Its links and its clock continue, and it does not notice the pause. The others must continue, and it must take part again. If
+another trainer's worker is stopped as well, most trainers are missing, and no voter vouches for the last one's update. Even then
+a round must take no longer than its timers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scenarios.network import Network, Watch
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, replays_timer, usual
 from scenarios.trials import COUNT, Trial, arguments, conduct, duration
 
-MEASURED_ROUNDS = 8  # before, so that each peer has measured how long vouches usually take
+MEASURED_ROUNDS = 8  # before the pause, so that each peer has measured the usual time of a vouch
 HURT_ROUNDS = 2
 
 
@@ -40,13 +40,13 @@ async def pause(random: Random, leads: bool, seconds: float, peers: Network, tri
     finally:
         peers.thaw(victim)
     trial.figures |= {"victim": victim.name, "heights meanwhile": after - before}
-    # A view timer and a proposals timer may be waited for; after that the others need no more time than ever.
+    # The others may wait for a view timer and a proposals timer. After that they need only their normal time.
     trial.require(after - before > 2 or seconds < 4 * VIEW_SECONDS_MIN, f"{after - before} heights in {seconds:.0f} s")
     await comes_back(peers, victim, asked, trial)
 
 
 async def pause_with_worker(random: Random, peers: Network, trial: Trial) -> None:
-    """One trainer and the worker of another, until two rounds were closed without them."""
+    """Stop one trainer and the worker of another, until two rounds were closed without them."""
     with trio.fail_after(STALL_SECONDS_MAX):
         normal = await usual(peers, await in_order(peers))
     watched = peers.demo.watched
@@ -67,7 +67,7 @@ async def pause_with_worker(random: Random, peers: Network, trial: Trial) -> Non
         peers.thaw(victim)
     durations = watch.durations()
     for number in range(HURT_ROUNDS):
-        seconds = durations[first + 1 + number]  # the round of the fault may have had all it needed
+        seconds = durations[first + 1 + number]  # the round of the fault may already have been complete
         trial.figures[f"round {number + 1}"] = seconds
         seconds_max = hurt_seconds_max(normal, number + 1)  # the round of the fault was the first one without vouches
         trial.require(seconds <= seconds_max, f"round {first + 1 + number} took {seconds:.1f} s, not {seconds_max:.0f} s")
@@ -76,7 +76,7 @@ async def pause_with_worker(random: Random, peers: Network, trial: Trial) -> Non
 
 
 def hurt_seconds_max(normal: float, patience: int) -> float:
-    """T4 where most trainers are missing. The only worker that runs is that of the trainer, so nobody vouches for its update."""
+    """Return T4 with most trainers missing: only the trainer's own worker runs, so no voter vouches for its update."""
     return MINORITY_SECONDS_MIN + replays_timer(normal, patience) + LIGHT_VOTER_SECONDS + CUT_OFF_SECONDS
 
 

@@ -1,6 +1,6 @@
-"""`python -m scenarios.pictures`: the screenshots of README and guide, made anew from peers that run (`make pictures`).
+"""`python -m scenarios.pictures`: the screenshots of README and guide, taken from running peers (`make pictures`).
 
-Four peers train, and one of them lies; people answer tasks at another one, whose pages a real browser shows.
+Four peers train, and one of them lies. People answer tasks at another one, whose pages a real browser shows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.data.default_text import default_text
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 SERVES = 0  # the peer whose pages are shown
 TASKS, PEOPLE = 120, 6
-ROUNDS = 24  # that are closed before anybody looks
+ROUNDS = 24  # closed before the screenshots
 JOB = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
 GUIDELINES = (
     "A sentence is intact if its words stand as somebody wrote them.\n\nRead it aloud. If you stumble, its words are shuffled."
@@ -41,14 +41,14 @@ GUIDELINES = (
 class Picture:
     name: str
     path: str
-    there: str  # a selector of what must be on the page
+    there: str  # selector of an element that must be on the page
     size: str = "desktop"
     scheme: str = "light"
-    before: Callable[[Browser], Awaitable[None]] | None = None  # what a person does first
+    before: Callable[[Browser], Awaitable[None]] | None = None  # actions of a person before the screenshot
 
 
 async def _answer(page: Browser) -> None:
-    """Three tasks, so that the list of answers has something in it."""
+    """Answer three tasks, so that the list of answers is not empty."""
     shown = await page.task()
     for key in "121":
         await page.press(key)

@@ -1,7 +1,7 @@
-"""What a link is like, measured from its two ends: `python -m scenarios.links` starts it on each carrier.
+"""Measurement of a link from its two ends. `python -m scenarios.links` starts it on each carrier.
 
-An end that serves sends back every ping and counts what is poured into it; the other end asks. Pings go by TCP, or, where packets
-can be lost, by UDP.
+The serving end returns every ping and counts the bytes of bulk transfers. The other end sends both. Pings use TCP, or UDP where
+packets can be lost.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import trio
 
 PING, POUR = b"p", b"b"
 PING_BYTES = 64
-PING_SECONDS_MAX = 3.0  # then it is lost, or came back later than anything here is
+PING_SECONDS_MAX = 3.0  # after this a ping counts as lost; no link here is slower
 PAUSE_SECONDS = 0.05  # between the pings of one connection, or between datagrams
-PINGERS = 20  # connections: what waits behind a late segment is late, too, so few pings go over each
+PINGERS = 20  # connections; pings behind a late segment are late, too, so each connection has few of them
 POUR_BYTES = 64 << 10
 READ_BYTES = 256 << 10
-WARM_SECONDS = 3.0  # of pouring, not counted: slow start
+WARM_SECONDS = 3.0  # start of a transfer that does not count: slow start
 DATAGRAM_BYTES = 1_472  # of 1,500 with its headers
 _PING = struct.Struct(">d")
 
@@ -33,7 +33,7 @@ Dial = Callable[[], Awaitable[trio.SocketStream]]
 
 @dataclass
 class Pings:
-    """Times on the clock of whoever asked."""
+    """Times on the clock of the sending end."""
 
     sent: list[float] = field(default_factory=list)
     seconds: list[float | None] = field(default_factory=list)  # None: no answer
@@ -48,7 +48,7 @@ class Pings:
 
 @dataclass
 class Poured:
-    begin: float = 0.0  # on the clock of whoever counted
+    begin: float = 0.0  # on the clock of the counting end
     end: float = 0.0
     bytes: int = 0
 
@@ -58,7 +58,7 @@ class Poured:
 
 
 class Server:
-    """Counts what comes in `POUR` connections and datagrams."""
+    """A counter of the bytes in `POUR` connections and datagrams."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -68,7 +68,7 @@ class Server:
         self.arrivals.append((self._clock(), count))
 
     def poured(self, warm: float = WARM_SECONDS) -> Poured:
-        """Between the end of the warm-up and the last arrival; then it begins anew."""
+        """Return the bytes between the end of the warm-up and the last arrival, and reset the counter."""
         arrivals, self.arrivals = self.arrivals, []
         begin = arrivals[0][0] + warm if arrivals else 0.0
         counted = [(at, count) for at, count in arrivals if at > begin]
@@ -92,11 +92,11 @@ class Server:
             if data[:1] == PING:
                 await socket.sendto(data, whence)
             else:
-                self.note(len(data) + 28)  # with its headers, as links count
+                self.note(len(data) + 28)  # with its headers, which links count
 
 
 async def ping_streams(dial: Dial, clock: Callable[[], float], seconds: float, pingers: int = PINGERS) -> Pings:
-    """Each connection sends its next ping when the one before has come back."""
+    """Send pings over several connections. Each sends its next ping when the previous one has returned."""
     found, end = Pings(), trio.current_time() + seconds
 
     async def one(pause: float) -> None:
@@ -158,7 +158,7 @@ async def pour_streams(dial: Dial, seconds: float, streams: int) -> None:
 
 
 async def pour_datagrams(host: str, port: int, seconds: float, rate: float) -> None:
-    """Bytes a second, headers included."""
+    """Send datagrams at a rate in bytes per second, headers included."""
     with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as socket:
         await socket.connect((host, port))
         begin, sent = trio.current_time(), 0
@@ -173,7 +173,7 @@ async def pour_datagrams(host: str, port: int, seconds: float, rate: float) -> N
 
 
 async def serve(host: str, port: int) -> None:
-    """Prints what was poured whenever a line comes in on standard input; ends with it."""
+    """Serve until standard input ends, and print the counted bytes after each line on it."""
     server = Server(time.monotonic)
     listeners = await trio.open_tcp_listeners(port, host=host)
     with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as socket:

@@ -1,9 +1,9 @@
-"""All links of a network go through here, so that they can be cut: for all, in one direction only, and again; or be slow.
+"""A proxy for all links of a network, which can cut them, in one direction or both, restore them, or slow them down.
 
-A peer started as `python -m scenarios.proxy peer.cli run …` dials nobody itself: it tells this proxy, in one line, who it is and
-whom it wants. What is cut is held back and not lost, as TCP does with packets that do not arrive; or the connections are closed
-as well. Where there is a profile, every peer has an uplink and a downlink of its own, which all its links share, and bytes come
-as late as TCP would bring them (`scenarios/emulation/link_profiles.py`).
+A peer started as `python -m scenarios.proxy peer.cli run …` dials only this proxy, with one line that names itself and its
+target. A cut holds bytes back without loss, as TCP does when packets do not arrive. It can also close the connections. With a
+profile, every peer has an uplink and a downlink that all its links share, and bytes arrive as late as with TCP
+(`scenarios/emulation/link_profiles.py`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from scenarios.emulation.link_profiles import (
 VARIABLE = "FOLKMOOT_PROXY"  # port of the proxy and this peer's name
 GREETING_BYTES_MAX = 256
 READ_BYTES = 64 << 10
-# With a profile: what the kernel holds of one connection before a speaker waits, as much as the queue of its uplink; below the
-# first of these Linux' windows close.
+# With a profile: the kernel's buffer for one connection before a speaker waits, equal to its uplink's queue. Linux' windows close
+# below the minimum.
 BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 16 << 10, 1 << 20
-READ_SECONDS = 0.002  # of the uplink, at once, so that the links of one peer take turns
+READ_SECONDS = 0.002  # read size in uplink time, so that the links of one peer take turns
 READ_BYTES_MIN = 3 * SEGMENT_BYTES
 FLYING_MAX = 8_192  # reads on their way: 64 MiB, more than any uplink here sends in a round trip
 
-Direction = tuple[str, str]  # names of the peer that speaks and the one that hears
+Direction = tuple[str, str]  # names of the speaking and the hearing peer
 
 
 class Place(Protocol):
@@ -55,12 +55,12 @@ class Place(Protocol):
 
 @dataclass
 class Proxy:
-    """`run` it in a nursery. Peers are known by name; their addresses become known when they have started."""
+    """The proxy; start `run` in a nursery. Peers are known by name, and their addresses become known after their start."""
 
-    profile: AccessProfile | None = None  # of peers for which none is named; None: bytes pass as they come
+    profile: AccessProfile | None = None  # for peers without a profile of their own; None: no delay
     port: int = 0
     random: Random = field(default_factory=lambda: Random(0))
-    flows: dict[TcpFlow, Direction] = field(default_factory=dict)  # of all links that there have been
+    flows: dict[TcpFlow, Direction] = field(default_factory=dict)  # of all links so far
     _accesses: dict[str, AccessLink] = field(default_factory=dict)  # by name of the peer
     _peers: list[Place] = field(default_factory=list)
     _cut: frozenset[Direction] = frozenset()
@@ -73,7 +73,7 @@ class Proxy:
         peer.environment[VARIABLE] = f"{self.port} {peer.name}"
 
     def add(self, place: Place, profile: AccessProfile | None = None) -> None:
-        """With a profile of its own, or the proxy's, begun at a moment of its own."""
+        """Add a peer with a profile of its own, or with the proxy's profile at another start."""
         if profile is None and self.profile is not None:
             profile = self.profile.shifted(SHIFT_SECONDS * len(self._peers))
         if profile is not None:
@@ -89,7 +89,7 @@ class Proxy:
             task_status.started()
 
     def cut(self, directions: Iterable[Direction], *, close: bool = False) -> None:
-        """From now on nothing goes in these directions, and in all others everything does."""
+        """Hold back all bytes in these directions, and none in others."""
         self._cut = frozenset(directions)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
@@ -121,7 +121,7 @@ class Proxy:
                     nursery.start_soon(pump, stream, onward, lambda: (speaker, self._name(address)), scope)
                     nursery.start_soon(pump, onward, stream, lambda: (self._name(address), speaker), scope)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ValueError):
-                pass  # whoever dialed sees that, and dials again
+                pass  # the dialing peer notices it and dials again
         self._links.pop(scope, None)
         await trio.aclose_forcefully(stream)
 
@@ -139,12 +139,12 @@ class Proxy:
                 await sink.send_all(data)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        scope.cancel()  # either end closed: so does the other
+        scope.cancel()  # if one end closes, so does the other
 
     async def _pump_shaped(
         self, source: trio.SocketStream, sink: trio.SocketStream, direction: Callable[[], Direction], scope: trio.CancelScope
     ) -> None:
-        """As `_pump`; each read waits for the flow's window, flies, and takes the hearer's downlink."""
+        """Forward bytes like `_pump`. Each read waits for the flow's window, its delay and the hearer's downlink."""
         put, flying = trio.open_memory_channel[tuple[float, bytes]](FLYING_MAX)
         flow = TcpFlow(self._way(direction()), self.random)
         queue = min(BUFFER_BYTES_MAX, max(BUFFER_BYTES_MIN, QUEUE_SECONDS * flow.way.speaker.profile.up_max))
@@ -166,7 +166,7 @@ class Proxy:
                     while data := await source.receive_some(at_once):
                         while direction() in self._cut:
                             await self._changed.wait()
-                        flow.way = self._way(direction())  # the hearer's name is known once it has started
+                        flow.way = self._way(direction())  # the hearer's name is known after its start
                         while (at := flow.next_send_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
                             await trio.sleep_until(at)
                         arrival = flow.send(trio.current_time(), len(data), more=len(data) == at_once)
@@ -205,8 +205,10 @@ async def _connected(host: str, port: int) -> trio.SocketStream:
 
 
 def _speak_in_segments(sock: trio.socket.SocketType) -> None:
-    """Whoever sends to it does so in segments of an Ethernet. Those of the loopback hold 64 KiB: a window as small as an uplink's
-    queue has no room for one, and the kernel then waits up to .2 s before it sends less.
+    """Make the other end send in Ethernet segments.
+
+    Segments on loopback hold 64 KiB. A window as small as an uplink's queue has no room for one, and the kernel then waits up to
+    0.2 s before it sends less.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
 
@@ -223,7 +225,7 @@ async def _greeting(stream: trio.SocketStream) -> tuple[str, str]:
 
 
 def main() -> int:
-    """A peer whose every connection goes through the proxy; the first argument is the module that runs it."""
+    """Run a peer whose connections all go through the proxy. The first argument is the module that runs it."""
     from demo import lying_trainer
     from peer import cli
 

@@ -1,11 +1,11 @@
-"""`python -m scenarios.rlhf`: a policy is tuned by preferences, while peers are killed and somebody joins.
+"""`python -m scenarios.rlhf`: preferences tune a policy, while peers are killed and a newcomer joins.
 
 Each trial is a network of its own. It trains a base, and one peer starts a plan: epochs over a file of preferences, then rounds
-of PPO. In every stage somebody is killed at a random moment and started again: while the others fetch what the plan brings, in a
-round of the reward model, at the turn to the policy, in a round of PPO. The peer that asked for the plan is killed in one stage,
-in another one in each trial. Meanwhile a newcomer joins by snapshot, and is killed, too. All end with the same models, and the
-export passes `peer audit`. Every second trial audits samples. With `--liar` one more peer sends false updates: where audits are
-sampled, it is convicted in each stage, and the rounds since are undone.
+of PPO. At four moments one peer is killed and restarted: while the others fetch the plan's data, in a round of the reward model,
+between the stages, and in a round of PPO. At one of these moments, another one in each trial, it is the plan's author. Meanwhile
+a newcomer joins by snapshot and is killed, too. All peers must end with the same models, and the export must pass `peer audit`.
+Every second trial has sampled audits. With `--liar` one more peer sends false updates. In trials with sampled audits it must be
+convicted in each stage, and the rounds since its lie must be undone.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 BASE_ROUNDS = 4
 PAIRS = 400
-REWARD, PPO = range(2)  # places of the plan's stages
-REWARD_TERMS = {"local_steps": "2", "batch": "4"}  # so that there are many rounds
+REWARD, PPO = range(2)  # indexes of the plan's stages
+REWARD_TERMS = {"local_steps": "2", "batch": "4"}  # many short rounds
 TERMS = {"prompt_tokens": "8", "response_tokens": "48", "epochs": "2", "local_steps": "4", "batch": "16"}
 MEASURED = (
     "held_out_accuracy",
@@ -52,13 +52,13 @@ MEASURED = (
 KILLS = ("fetching", "reward", "turn", "ppo")
 DOWN_SECONDS_MAX = 2.0
 AUDITORS = "6"  # with a rate of 1, all are drawn for every update of the others
-TRIAL_SECONDS_MAX = 600.0  # for what takes one minute on a machine that has time
+TRIAL_SECONDS_MAX = 600.0  # for work of about one minute on an idle machine
 AUDIT_SECONDS_MAX = 120.0
-TIMELY = {"absent", "unjudged"}  # rejections that blame nobody: it was killed, or its judges were
+TIMELY = {"absent", "unjudged"}  # rejections without blame: the trainer or its judges were killed
 
 
 def tunes(peer: DemoPeer) -> None:
-    """Whoever trains has all roles."""
+    """Give all roles to trainers."""
     if peer.trains:
         peer.serves = ("--web-listen", "127.0.0.1:0")
 
@@ -77,7 +77,7 @@ class Attempt:
 
     async def run(self, peers: Network, trial: Trial) -> None:
         founders, random = peers.honest, self._random
-        starter, host = random.sample(founders, 2)  # the latter is never killed, and lets the newcomer in
+        starter, host = random.sample(founders, 2)  # the host is never killed, and invites the newcomer
         victim: DemoPeer | None = None
         trial.figures["starter"] = starter.name
         with trio.fail_after(TRIAL_SECONDS_MAX):
@@ -85,7 +85,7 @@ class Attempt:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._join, peers, host, trial)
                 for place, kill in enumerate(KILLS):
-                    # The one before may still be starting: nothing here is killed twice in a row.
+                    # The previous victim may still be starting, so no peer is killed twice in a row.
                     left = [peer for peer in founders if peer not in (starter, host, victim)]
                     victim = starter if place == self._number % len(KILLS) else random.choice(left)
                     await network_demo.wait_until_ready(victim)
@@ -114,7 +114,7 @@ class Attempt:
         await calls(starter).start_rlhf_training(base, "", *how)
 
     async def _moment(self, host: DemoPeer, kill: str, trial: Trial) -> str:
-        """Waits for the moment of a kill. How many rounds of the stages were closed then, as the host sees it."""
+        """Wait for the moment of a kill. Return the number of closed rounds of the stages, as the host sees it."""
         random, place = self._random, PPO if kill == "ppo" else REWARD
         if kill == "fetching":
             await trio.sleep(random.uniform(0, 1))
@@ -130,9 +130,10 @@ class Attempt:
         return "/".join(str(stage.round) for stage in found)
 
     async def _join(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
-        """A newcomer comes as soon as it needs a snapshot. It is killed once it has that, in two of four trials maybe before.
+        """Start a newcomer as soon as it needs a snapshot, and kill it once.
 
-        Blocks that it has got by then it applies after its start, and may need no snapshot any more.
+        In two of four trials it has restored the snapshot by then. Otherwise it may still lack it. After its restart it applies
+        the blocks that it has, and may no longer need a snapshot.
         """
         while await peers.height(host) <= SNAPSHOT_LAG_HEIGHTS + 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(network.POLL_SECONDS)
@@ -189,7 +190,7 @@ class Attempt:
 
 
 async def based(peers: Network, asked: DemoPeer, settings: dict[str, str]) -> str:
-    """The id of a job that is trained, as this peer sees it."""
+    """Train a job until this peer has finished it, and return its id."""
     base = await peers.train(settings, rounds=BASE_ROUNDS)
     while not any(view.job == base and view.state == "finished" for view in await asked.client.jobs()):  # noqa: ASYNC110
         await trio.sleep(network.POLL_SECONDS)
@@ -201,19 +202,19 @@ async def stages(peer: DemoPeer) -> tuple[StageView, ...]:
 
 
 async def reached(peer: DemoPeer, place: int, round: int) -> None:
-    """Returns when so many rounds of a stage are closed."""
+    """Wait until this number of rounds of a stage is closed."""
     while (await stages(peer))[place].round < round:  # noqa: ASYNC110 - it is another process
         await trio.sleep(network.POLL_SECONDS)
 
 
 def bare(view: RlhfView) -> RlhfView:
-    """Without what a peer has measured for itself."""
+    """Remove the values that a peer has measured for itself."""
     nothing: dict[str, Any] = dict.fromkeys(MEASURED)
     return replace(view, stages=tuple(replace(stage, **nothing) for stage in view.stages))
 
 
 def problems(peer: DemoPeer, view: RlhfView, liars: Set[bytes]) -> list[str]:
-    """What a stopped peer's disk has and must not have."""
+    """Return the problems on a stopped peer's disk: missing results and forbidden contents."""
     found: list[str] = []
     disk = PeerDisk(peer.directory)
     try:

@@ -1,7 +1,7 @@
-"""`python -m scenarios.rollback`: a voter forgets what it signed, because its disk is put back to an older state or is lost.
+"""`python -m scenarios.rollback`: a voter forgets its votes, because its disk is put back to an older state or is lost.
 
-It cannot see that on its disk, so it must ask. As long as something that it signed may be missing it must sign nothing, and then
-come back by itself; with its vote log gone it must say what to do, and come back under a new key.
+Its disk does not show this, so it must ask the others. It must sign nothing while one of its votes may be missing, and then come
+back by itself. Without its vote log it must name the remedy, and come back under a new key.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from scenarios.network import Network, Watch, holds, journal
 from scenarios.pace import BACK_SECONDS_MAX, STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import COUNT, Trial, arguments, conduct
 
-ROUNDS_MAX = 4  # that are forgotten
-QUIET_SECONDS = 3.0  # several times what a height takes: whoever would sign too early has done it by then
+ROUNDS_MAX = 4  # forgotten rounds
+QUIET_SECONDS = 3.0  # several times a height: a premature vote would come within this time
 HALTED = "another machine has this peer's key"
-LEFT_OUT = ("control.sock", "peer.log")  # of a copy: the socket is no file, and the log goes on for whoever reads it
+LEFT_OUT = ("control.sock", "peer.log")  # excluded from copies: the socket is not a file, and the log must continue
 
-Vote = tuple[str, bytes]  # what it was for (tag, height and view, or tag, job and round), and the signed statement
+Vote = tuple[str, bytes]  # its slot (tag, height and view, or tag, job and round), and the signed statement
 
 
 @dataclass
 class Disk:
-    """A copy of a voter's disk, to be put back, and what the voter will have forgotten then."""
+    """A copy of a voter's disk, and the votes that the voter forgets when the copy is put back."""
 
     peers: Network
     victim: DemoPeer
@@ -49,11 +49,11 @@ class Disk:
 
     @property
     def signed_to(self) -> int:
-        """The highest height at which it signed something."""
+        """The highest height at which the voter signed a statement."""
         return max((height for slot, _ in self.forgotten if (height := _height(slot)) is not None), default=0)
 
     async def put_back(self) -> None:
-        """The victim was killed. The votes stay with who reads them, so that one that is cast again differently shows."""
+        """Put the copy back after the victim was killed. Keep the recorded votes, so that a second, different one is found."""
         self.forgotten = await trio.to_thread.run_sync(_votes, self.victim)
         for path in self.victim.directory.iterdir():
             if path.name not in LEFT_OUT:
@@ -62,7 +62,7 @@ class Disk:
         await trio.to_thread.run_sync(_add_votes, self.victim, self.forgotten)
 
     async def silence(self, trial: Trial) -> int:
-        """Below which height it said that it would be silent; that it was, as far as it has come."""
+        """Return the height below which the voter announced silence, and check that it was silent."""
         watch = Watch(self.victim)
         await watch.more(0.0)
         said = [re.match(r"silent until height (\d+)", event.text) for event in watch.events if event.kind == "warning"]
@@ -77,7 +77,7 @@ class Disk:
 
 
 def _height(slot: str) -> int | None:
-    """Of a vote of the agreement; those of rounds name a job instead."""
+    """Return the height of a vote of the agreement, or None for a vote of a round, which names a job."""
     _, of, *_ = slot.split()
     return int(of) if len(of) < 32 else None
 
@@ -110,7 +110,7 @@ def _copy(victim: DemoPeer, to: Path) -> None:
 
 @asynccontextmanager
 async def copied(peers: Network, victim: DemoPeer, random: Random) -> AsyncIterator[Disk]:
-    """The disk of a voter that was stopped and copied, and has taken part again for some rounds since."""
+    """Stop and copy a voter's disk, and let the voter take part again for some rounds."""
     asked = _others(peers, victim)[0]
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
@@ -129,7 +129,7 @@ async def copied(peers: Network, victim: DemoPeer, random: Random) -> AsyncItera
 
 
 async def at_once(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """The others stand still meanwhile: all that was forgotten is about heights that are still open, or just decided."""
+    """Put the disk back while the others are stopped: the forgotten votes are for open or just decided heights."""
     victim = _victim(random, trains, peers, trial)
     others = _others(peers, victim)
     async with copied(peers, victim, random) as disk:
@@ -150,7 +150,7 @@ async def at_once(random: Random, trains: bool, peers: Network, trial: Trial) ->
 
 
 async def later(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """The others have gone on without it, and have forgotten most of what it signed."""
+    """Put the disk back after the others have continued and have forgotten most of its votes."""
     victim = _victim(random, trains, peers, trial)
     asked = _others(peers, victim)[0]
     async with copied(peers, victim, random) as disk:
@@ -164,7 +164,10 @@ async def later(random: Random, trains: bool, peers: Network, trial: Trial) -> N
 
 
 async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """Another peer is down, so that every vote is needed: the silent one stops the network until that peer is back."""
+    """Put the disk back while another peer is down and every vote is needed.
+
+    The victim's silence stops the network until that peer is back.
+    """
     victim = _victim(random, trains, peers, trial)
     asked, *candidates = _others(peers, victim)
     down = random.choice(candidates)
@@ -192,7 +195,7 @@ async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -
 
 
 async def copy_runs(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """One of the two hears of the other and stops, before they contradict each other."""
+    """Run a copy made earlier. One of the two must notice the other and stop before they contradict each other."""
     victim = _victim(random, trains, peers, trial)
     async with copied(peers, victim, random) as disk:
         await _run_both(peers, victim, disk.copy, trial)
@@ -200,7 +203,7 @@ async def copy_runs(random: Random, trains: bool, peers: Network, trial: Trial) 
 
 
 async def both_start(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """The copy is of now, and both start at once: neither disk has forgotten anything."""
+    """Run a copy made now, and start both at once: neither disk has forgotten a vote."""
     victim = _victim(random, trains, peers, trial)
     async with copied(peers, victim, random) as disk:
         await peers.end(victim)
@@ -211,13 +214,13 @@ async def both_start(random: Random, trains: bool, peers: Network, trial: Trial)
 
 
 async def _run_both(peers: Network, victim: DemoPeer, copy: Path, trial: Trial) -> None:
-    """Until one of them says that the other is there; then the copy is stopped for good, and the original must go on."""
+    """Run both until one reports the other. Then stop the copy for good; the original must continue."""
     asked = _others(peers, victim)[0]
     twin = replace(victim, directory=copy, address="127.0.0.1:0", process=None)
     if victim.process is None or victim.process.poll() is not None:
         peers.launch(victim)
     place = peers.peers.index(victim)
-    peers.peers[place] = twin  # whoever starts it knows of the others alone
+    peers.peers[place] = twin  # so that the copy only gets the addresses of the others
     peers.launch(twin)
     peers.peers[place:place] = [victim]
     try:
@@ -243,7 +246,7 @@ async def _run_both(peers: Network, victim: DemoPeer, copy: Path, trial: Trial) 
 
 
 async def ledger_lost(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """The mark that votes were cast is still there: the peer must not begin anew with its key, and say what to do."""
+    """Delete the ledger but not the mark of cast votes: the peer must refuse to start with its key, and name the remedy."""
     victim = _victim(random, trains, peers, trial)
     old = peer_id(victim.identity.public)
     await _lose_ledger(peers, victim, random, with_mark=False)
@@ -262,14 +265,14 @@ async def ledger_lost(random: Random, trains: bool, peers: Network, trial: Trial
 
 
 async def all_lost(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
-    """The mark is gone too: a disk that was rolled back to before the first vote."""
+    """Delete the mark, too, as on a disk from before the first vote."""
     victim = _victim(random, trains, peers, trial)
     votes = await _lose_ledger(peers, victim, random, with_mark=True)
     await _back_without_ledger(peers, victim, trial, votes)
 
 
 async def _lose_ledger(peers: Network, victim: DemoPeer, random: Random, *, with_mark: bool) -> list[Vote]:
-    """The votes that were in it."""
+    """Delete the ledger and return the votes in it."""
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
     await trio.sleep(random.uniform(0, 1))
@@ -291,7 +294,7 @@ async def _back_without_ledger(peers: Network, victim: DemoPeer, trial: Trial, v
 
 
 def _victim(random: Random, trains: bool, peers: Network, trial: Trial) -> DemoPeer:
-    """Somebody else is asked what the network does."""
+    """Choose a victim other than the watched peer, which reports the network's state."""
     victim = random.choice([peer for peer in _others(peers, peers.demo.watched) if peer.trains == trains])
     trial.figures["victim"] = victim.name
     return victim
@@ -302,12 +305,12 @@ def _others(peers: Network, victim: DemoPeer) -> list[DemoPeer]:
 
 
 async def _killed(peers: Network, victim: DemoPeer) -> None:
-    """With its worker, which writes to the same disk."""
+    """Kill the victim with its worker, which writes to the same disk."""
     await network.ended(peers.kill(victim))
 
 
 async def _counts(peers: Network, victim: DemoPeer, trial: Trial) -> None:
-    """That nobody has expelled it."""
+    """Check that no peer has expelled the victim."""
     key = peer_id(victim.identity.public)
     for other in _others(peers, victim):
         view = next(view for view in await other.client.peers() if view.peer == key)

@@ -1,8 +1,8 @@
-"""`python -m scenarios.rollback_job`: a conviction takes a false update out of the model, at every peer.
+"""`python -m scenarios.rollback_job`: a conviction removes a false update from the model at every peer.
 
-Four daemons, of which one is a light voter and one lies. Once nobody is hurt; then each honest peer in turn is killed
-(`kill -9`) when it first sees the rollback, and started again. A newcomer joins before the conviction and one after it. All must
-go on from the same model to the end, and the export must pass `peer audit`, which computes every model anew.
+One of four daemons is a light voter, and one lies. The first trial kills no peer. Then each honest peer in turn is killed when it
+first sees the rollback (`kill -9`), and restarted. One newcomer joins before the conviction and one after it. All must continue
+from the same model to the end, and the export must pass `peer audit`, which computes every model again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def undone(peer: DemoPeer, job: str) -> None:
 
 
 async def compare(peers: Network, key: bytes, trial: Trial) -> None:
-    """What the disks of all honest peers say of the job and of its audits."""
+    """Check that the disks of all honest peers agree on the job and its audits."""
     states: list[LedgerState] = []
     for peer in peers.honest:
         with closing(PeerDisk(peer.directory)) as disk:

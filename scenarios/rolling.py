@@ -1,6 +1,6 @@
 """`python -m scenarios.rolling`: every peer in turn loses its disk and comes back as a newcomer, while the network trains.
 
-It leaves, is stopped, and everything it has is deleted, its key too. It joins again by an invitation, asks for a vote, the others
+The peer leaves, is stopped, and loses all its data with its key. It joins again by an invitation and asks for a vote, the others
 approve, and it must take part as before.
 """
 
@@ -56,7 +56,7 @@ async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) ->
             try:
                 await other.client.approve_voter(peer_id(peer.identity.public))
             except UserError:
-                pass  # it does not stand yet, or does not need this one's approval any more
+                pass  # it is not up to date yet, or no longer needs this approval
         return await _votes(peer, True)
 
     if not await holds(is_voter, JOIN_SECONDS_MAX):
@@ -64,7 +64,7 @@ async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) ->
 
 
 def keep_log(peer: DemoPeer) -> None:
-    """Of a life whose folder is deleted: beside it, so that what went wrong can be read with `--keep`."""
+    """Keep the log of a peer whose folder is deleted, so that failures can be examined with `--keep`."""
     life = sum(1 for _ in peer.directory.parent.glob(f"{peer.number}-*.log"))
     shutil.copy(peer.directory / "peer.log", peer.directory.parent / f"{peer.number}-{life}.log")
 

@@ -1,7 +1,7 @@
-"""Carries packets between the TUN devices of a scenario, as profiles say: `scenarios/tun.py` starts it.
+"""A router of packets between the TUN devices of a scenario, with their profiles. `scenarios/tun.py` starts it.
 
-A process of its own, since a scenario that reads a disk would delay packets. A packet waits for the speaker's uplink, where a
-full queue drops it, may be lost, flies, and waits for the hearer's downlink. Packets of one path keep their order.
+It is a process of its own, because a scenario's disk reads would delay packets. A packet waits for the speaker's uplink, where a
+full queue drops it; it may be lost; it is delayed; and it waits for the hearer's downlink. Packets of one path keep their order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scenarios.alarm import hurried
 from scenarios.emulation.link_profiles import AccessLink, AccessProfile, NetworkPath, ProfileSegment
 
 READ_BYTES = 1 << 16
-PACKETS_AT_ONCE = 64  # of one device, before what is due is delivered
-LATE_MAX = 10_000  # packets of which it is remembered how late they were
+PACKETS_AT_ONCE = 64  # from one device, before due packets are delivered
+LATE_MAX = 10_000  # packets whose lateness is remembered
 
 
 class Router:
@@ -32,7 +32,7 @@ class Router:
         self._accesses: dict[bytes, AccessLink] = {}  # by address, four bytes
         self._devices: dict[int, bytes] = {}  # file -> address
         self._files: dict[bytes, int] = {}
-        # When, number, whence, whither, packet. No whence: it is through the downlink as well.
+        # (time, number, source, target, packet). Without a source, the packet has passed the downlink as well.
         self._due: list[tuple[float, int, bytes, bytes, bytes]] = []
         self._arrivals: dict[tuple[bytes, bytes], float] = {}
         self._random, self._number = random.Random(0), 0
@@ -40,13 +40,13 @@ class Router:
         self._late = deque[float](maxlen=LATE_MAX)
 
     def learn(self, file: Path) -> None:
-        """A profile; its file is named as its host."""
+        """Read a profile from a file with the name of its host."""
         shift, moments = json.loads(file.read_text())
         profile = AccessProfile(file.name, tuple(ProfileSegment(*moment) for moment in moments), shift)
         self._accesses[socket.inet_aton(file.name)] = AccessLink(profile)
 
     def attach(self, host: str, file: int) -> None:
-        """From here on this device is at this host."""
+        """Attach a device to a host."""
         os.set_blocking(file, False)
         address = socket.inet_aton(host)
         if (old := self._files.get(address)) is not None:
@@ -58,10 +58,10 @@ class Router:
         return {"packets": self._packets, "lost": self._lost, "dropped": self._dropped, "late": late}
 
     def step(self, listener: socket.socket | None = None) -> bool:
-        """Waits until something comes in or is due, and does it; whether somebody calls at `listener`."""
+        """Wait for a packet or a due time, and handle it. Return whether a client connects to `listener`."""
         wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
         also = [] if listener is None else [listener.fileno()]
-        ready = select.select([*self._devices, *also], [], [], wait)[0]  # unlike `epoll`, it takes microseconds
+        ready = select.select([*self._devices, *also], [], [], wait)[0]  # takes microseconds, unlike `epoll`
         for file in ready:
             if file in self._devices:
                 self._read(file)
@@ -77,11 +77,11 @@ class Router:
         try:
             for _ in range(PACKETS_AT_ONCE if whence is not None else 0):
                 packet = os.read(file, READ_BYTES)
-                if packet[0] >> 4 == 4:  # IPv6 looks for routers, and there are none
+                if packet[0] >> 4 == 4:  # IPv6 looks for routers; there are none
                     self._send(whence or b"", packet[16:20], packet)
         except BlockingIOError:
             pass
-        except OSError:  # the namespace has ended with its last process
+        except OSError:  # the namespace ended with its last process
             self._detach(file)
 
     def _send(self, whence: bytes, whither: bytes, packet: bytes) -> None:
@@ -123,7 +123,7 @@ class Router:
 
 
 def obey(router: Router, listener: socket.socket) -> None:
-    """One order: the file of a profile, a device of a host, or nothing: then only what was counted is asked."""
+    """Handle one order: a profile's file, a host's device, or none, which only asks for the counters."""
     control, _ = listener.accept()
     with control:
         data, files, _, _ = socket.recv_fds(control, READ_BYTES, 1)

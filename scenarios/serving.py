@@ -21,5 +21,5 @@ def dress(peer: DemoPeer, port: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv += ["--role", os.environ[VARIABLE]]  # the last one counts
+    sys.argv += ["--role", os.environ[VARIABLE]]  # the last option counts
     sys.exit(proxy.main())

@@ -1,4 +1,4 @@
-"""`python -m scenarios.slow`: a trainer that is slower than the others, but not too slow, misses a round and comes back."""
+"""`python -m scenarios.slow`: a trainer that is slower than the others, within bounds, misses rounds and is accepted again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from scenarios.network import Network, children, holds
 from scenarios.pace import STALL_SECONDS_MAX, goes_on, in_order
 from scenarios.trials import COUNT, arguments, report
 
-RUNS_SECONDS, STOPS_SECONDS = 0.10, 0.15  # its worker
-SLOW_ROUNDS = 4  # in which it is accepted although it is slow, in most of them: T1 may be short for it by chance
+RUNS_SECONDS, STOPS_SECONDS = 0.10, 0.15  # of its worker
+SLOW_ROUNDS = 4  # rounds in which the slow trainer must be accepted in most; T1 may be too short for it by chance
 MISSED_ROUNDS = 3
-BACK_ROUNDS_MAX = 12  # it is waited for in an even round, then in multiples of four and of eight
+BACK_ROUNDS_MAX = 12  # it is awaited in an even round, then in multiples of four and of eight
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Trial:
     victim: str
     accepted: int = 0  # of the slow rounds before it missed some
     missed: int = 0  # rounds
-    rounds: int = 0  # from then on, until it was accepted again
+    rounds: int = 0  # from then until it was accepted again
     problems: list[str] = field(default_factory=list)
 
 
@@ -82,7 +82,7 @@ async def hurt(peers: Network, number: int, victim: DemoPeer) -> Trial:
 
 @asynccontextmanager
 async def slowed(workers: Callable[[], Iterable[int]]) -> AsyncIterator[None]:
-    """These processes stand still most of the time."""
+    """Stop these processes for most of the time."""
 
     async def hold_back() -> None:
         while True:
@@ -110,7 +110,7 @@ async def last_round(peers: Network) -> int:
 
 
 async def is_accepted(peers: Network, victim: DemoPeer, back: int = 1) -> bool:
-    """In the last round that was closed, or one before it."""
+    """Return whether the victim was accepted in the last closed round, or in one before it."""
     views = await peers.demo.watched.client.rounds(back)
     return views[0].verdicts.get(peer_id(victim.identity.public)) == "accept"
 

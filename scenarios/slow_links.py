@@ -1,7 +1,7 @@
-"""`python -m scenarios.slow_links --preset P`: sampled audits where uplinks are narrow and round trips long.
+"""`python -m scenarios.slow_links --preset P`: sampled audits over narrow uplinks with long round trips.
 
-Real peers train through the proxy, which gives each of them an uplink and every byte a delay. Where nobody lies, nobody may be
-suspended, however slow the links are. A trainer that withholds what its proposals commit to must still be convicted.
+Real peers train through the proxy, which gives each of them an uplink and delays every byte. Without liars no peer may be
+suspended, however slow the links are. A trainer that withholds its committed buffers must still be convicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from training.job_spec import PRESETS
 UPLINKS = (100.0, 10.0, 2.0)  # Mbit/s
 ROUND_TRIPS = (100.0, 200.0, 300.0)  # ms
 CASE_SECONDS_MAX = 1_800.0
-SETTLE_SECONDS = 30.0  # after the last round: what is awaited is reported, or lapses
+SETTLE_SECONDS = 30.0  # after the last round: awaited audits are reported or lapse
 POLL_SECONDS = 0.5
 LIAR = "withhold"
 
@@ -121,7 +121,7 @@ def _accepted(job: Job, honest: dict[bytes, str]) -> str:
 
 
 def findings(peer: DemoPeer) -> Counter[ReplayFinding]:
-    """What reports, challenges and verdicts in the decided blocks of a stopped peer say, repeated ones too."""
+    """Return the findings in reports, challenges and verdicts of a stopped peer's blocks, repeated ones included."""
     found = Counter[ReplayFinding]()
     with journal(peer) as database:
         blocks = [block for (block,) in database.execute("SELECT block FROM blocks ORDER BY height")]

@@ -1,6 +1,6 @@
-"""`python -m scenarios.soak --minutes 60`: everything that the other scenarios do to a network, mixed, for as long as one likes.
+"""`python -m scenarios.soak --minutes 60`: the faults of the other scenarios, mixed, for any time.
 
-The seed draws what happens and to whom. Each time the network must be in good order again before the next thing happens.
+The seed draws faults and victims. The network must be in good order again before the next fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POINTS = tuple(
     point
     for point in crash_points.POINTS
     if crash_points.write_of(point)
-    # Whoever was restored from a snapshot holds no older blocks, and exports nothing.
+    # A peer that was restored from a snapshot has no older blocks, and exports nothing.
     not in (*crash_points.NEWCOMERS, *crash_points.UNREACHED, *crash_points.LIARS, "file-safetensors")
 )
 

@@ -1,6 +1,6 @@
 """Floods of signed messages for `scenarios.strangers`: large ones of a stranger, and batches with a false signature of a member.
 
-Each function attacks `target` inside its block and yields a line about what it sent. `chain` is the network's id.
+Each function attacks `target` inside its block and yields a line about the messages that it sent. `chain` is the network's id.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from scenarios.attackers import Attackers
 from transport.wire.framing import Channel, Priority
 
 LARGE_BYTES, LARGE_COUNT = 200_000, 512  # 100 MB in all
-LINKS = 48  # at once, each from an address of its own: one link is read slowly
-GROWTH_MB_MAX = 40.0  # of the daemon: all strangers together may hold 32 MiB
-SECONDS_MAX = 60.0  # of one flood: a stranger is read slowly, and a key is refused for some seconds after a false signature
+LINKS = 48  # simultaneous, each from an address of its own; a single link is read slowly
+GROWTH_MB_MAX = 40.0  # of the daemon; all strangers together may hold 32 MiB
+SECONDS_MAX = 60.0  # for one flood: strangers are read slowly, and a key is refused for some seconds after a false signature
 BATCHES = 8  # each costs 511 true signatures before the false one
 AGAIN_SECONDS = 0.5  # before the next link
 
 
 def large_requests(chain: bytes, key: Identity) -> Iterator[bytes]:
-    """Requests for admission with true signatures and a content that is none."""
+    """Return requests for admission with true signatures and invalid contents."""
     for _ in range(LARGE_COUNT):
         yield encode(GossipEnvelope(sign_message(key, chain, Transaction(1, 100, ADMIT_KIND, secrets.token_bytes(LARGE_BYTES)))))
 
 
 def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -> Iterator[bytes]:
-    """Full batches of this member, which carry one false statement behind 511 true ones."""
+    """Return full batches of this member, each with one false statement after 511 true ones."""
     for number in range(BATCHES):
         people = [Identity(bytes([2, number, *place.to_bytes(30)])) for place in range(BATCH_MAX)]
         signed = signing_preimage(EnrolStatement.TAG, chain, encode(EnrolStatement("noise", member.public, False)))
@@ -53,7 +53,10 @@ def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -
 
 @asynccontextmanager
 async def large_messages(chain: bytes, target: DemoPeer) -> AsyncIterator[str]:
-    """Each link has a key of its own. The daemon may grow by `GROWTH_MB_MAX` meanwhile: see `memory_mb`."""
+    """Flood the target with large messages, over links with a key each.
+
+    The daemon may grow by `GROWTH_MB_MAX` meanwhile (see `memory_mb`).
+    """
     counts = []
 
     async def send(source: str) -> None:
@@ -68,7 +71,10 @@ async def large_messages(chain: bytes, target: DemoPeer) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def false_batches(chain: bytes, target: DemoPeer, member: DemoPeer, nonce: int) -> AsyncIterator[str]:
-    """`member` must not run: its key is used here. `nonce` is the one of its next transaction."""
+    """Flood the target with batches that have a false signature.
+
+    `member` must not run, because its key is used here. `nonce` is that of its next transaction.
+    """
     assert member.process is None or member.process.poll() is not None, "two programs with one key halt each other"
     batches = partial(batches_with_a_false_signature, nonce=nonce)
     sent = await _sent(chain, target, lambda: member.identity, batches, BATCHES)
@@ -85,7 +91,10 @@ Messages = Callable[[bytes, Identity], Iterator[bytes]]
 async def _sent(
     chain: bytes, target: DemoPeer, key: Callable[[], Identity], make: Messages, count: int, source: str = "127.0.0.1"
 ) -> int:
-    """How many messages left, over as many links as it takes: the target closes them."""
+    """Send messages, and return the number of those that were sent.
+
+    The target closes links, so there are as many links as needed.
+    """
     attackers, (host, port), sent = Attackers(chain, [target.address], 0), parse_address(target.address), 0
     with trio.move_on_after(SECONDS_MAX):
         while sent < count:

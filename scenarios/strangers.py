@@ -1,7 +1,7 @@
-"""`python -m scenarios.strangers`: strangers fill ports, places, queues and streams of a peer that votes and serves people.
+"""`python -m scenarios.strangers`: strangers exhaust ports, places, queues and streams of a peer that votes and serves people.
 
-Four peers train, each with 1,024 descriptors, and one of them serves annotators, sign-up open. During each attack heights must go
-on being decided at the attacked peer, and an honest visitor must be served.
+Four peers train, each with 1,024 descriptors. One of them serves annotators, and its sign-up is open. During each attack the
+attacked peer must still decide heights, and an honest visitor must be served.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from tests.web.client import Person, Reply, Site
 from tests.web.half_requests import connected, strangers
 
 DESCRIPTORS = 1_024  # of each peer, soft and hard
-HEIGHTS = 4  # that are decided during an attack
-SECONDS_MAX = 120.0  # for them, and for the honest visitor: a generous bound for a busy machine
+HEIGHTS = 4  # to decide during an attack
+SECONDS_MAX = 120.0  # for these heights and the honest visitor; generous for a busy machine
 HALF_REQUESTS = 5_000
-SILENT = 600  # connections to the port for peers: a stranger's are taken four a second
+SILENT = 600  # connections to the port for peers, which accepts four of strangers per second
 ENROLMENTS = 120
 STREAMS = 150
 GUESSES = 80
-ANSWER_SECONDS_MAX = 60.0  # of a command on a busy machine
+ANSWER_SECONDS_MAX = 60.0  # for a command on a busy machine
 STRANGER = "127.0.0.66"
-SERVES = 0  # the number of the peer
+SERVES = 0  # number of the peer that serves
 PASSPHRASE = "correct horse battery"
 
 
 @dataclass
 class Stage:
     peers: Network
-    port: int  # of the web
+    port: int  # of the web pages
     trial: Trial
-    owner: str = "owner"  # of an account
+    owner: str = "owner"  # name of an account
     streams: list[http.client.HTTPResponse] = field(default_factory=list)
 
     @property
@@ -72,7 +72,7 @@ Running = Callable[[Stage], contextlib.AbstractAsyncContextManager[str]]
 
 @dataclass(frozen=True)
 class Attack:
-    """`begin` goes on inside its block and yields a line about the strangers. `visit` returns what went wrong, or nothing."""
+    """An attack: `begin` runs inside its block and yields a line about the strangers. `visit` returns a problem, or ""."""
 
     name: str
     begin: Running
@@ -112,7 +112,7 @@ async def enrolments(stage: Stage) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def guesses(stage: Stage) -> AsyncIterator[str]:
-    """Wrong passphrases for the owner's account, from twenty addresses at the same time."""
+    """Try wrong passphrases for the owner's account from twenty addresses at once."""
     statuses = Counter[int]()
 
     async def guess(host: str) -> None:
@@ -139,7 +139,7 @@ async def event_streams(stage: Stage) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def large_requests(stage: Stage) -> AsyncIterator[str]:
-    """Large messages with true signatures of keys that nobody admitted. The daemon may grow by a bounded amount."""
+    """Send large messages with true signatures of unadmitted keys, and bound the growth of the daemon."""
     before = memory_mb(stage.attacked)
     async with large_messages(await chain_of(stage), stage.attacked) as sent:
         grown = memory_mb(stage.attacked) - before
@@ -149,7 +149,7 @@ async def large_requests(stage: Stage) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def false_signatures(stage: Stage) -> AsyncIterator[str]:
-    """Full batches of a member with one false signature each, while the member itself is stopped."""
+    """Send full batches of a stopped member with one false signature each."""
     member = stage.peers.peers[-1]
     await stage.peers.end(member)
     nonce = await in_thread(next_nonce, member)
@@ -168,7 +168,7 @@ def next_nonce(member: DemoPeer) -> int:
 
 @asynccontextmanager
 async def pipes(stage: Stage) -> AsyncIterator[str]:
-    """Named pipes without a writer, as a text and as tasks. Each command answers, and then the peer stops on SIGTERM."""
+    """Use named pipes without a writer as a text and as tasks. Each command must answer, and the peer must stop on SIGTERM."""
     peer = stage.attacked
     with tempfile.TemporaryDirectory() as folder:
         pipe = Path(folder) / "pipe.jsonl"
@@ -189,7 +189,7 @@ async def pipes(stage: Stage) -> AsyncIterator[str]:
 
 
 async def refusals(stage: Stage) -> int:
-    """Messages with a false signature, or an invalid content, that the attacked peer refused since its start."""
+    """Return the attacked peer's count of refused messages with a false signature or invalid contents since its start."""
     refused = (await stage.attacked.client.stats()).refused
     return sum(count for reason, count in refused.items() if reason in ("bad-signature", "bad-batch"))
 
@@ -278,7 +278,7 @@ async def attacked(attack: Attack, port: int, peers: Network, trial: Trial) -> N
 
 
 def visited(attack: Attack, stage: Stage) -> str:
-    """The first problem of an honest visitor, or nothing. A page has to answer, too."""
+    """Return the first problem of an honest visitor, or "". A page must answer, too."""
     try:
         return page(stage) or attack.visit(stage)
     except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:

@@ -1,6 +1,6 @@
-"""A program with one feature more, which counts closed rounds: `python -m scenarios.tally VERSION run …` is its `peer run …`.
+"""A program with one more feature, which counts closed rounds: `python -m scenarios.tally VERSION run …` is its `peer run …`.
 
-VERSION 1 knows the module's first version alone; VERSION 2 knows both, as a later release of the program would.
+VERSION 1 only knows the module's first version. VERSION 2 knows both, as a later release of the program would.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CountsUpdates(Module[Updates]):
 
 
 def install(version: int) -> None:
-    """Makes this process the program of that version."""
+    """Make this process the program of that version."""
     versions: tuple[Module[Any], ...] = (CountsRounds(), CountsUpdates())
     known = versions[:version]
 

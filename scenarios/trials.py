@@ -1,4 +1,4 @@
-"""What scenarios have in common: trials, one after another, in one network; a table, JSON and an exit status at the end."""
+"""Common parts of scenarios: trials in one network, one after another, with a table, JSON and an exit status."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 
 STARTED = time.time()  # a scenario is a program of its own
-WIDTH = 160  # of a table that no terminal shows
+WIDTH = 160  # of a table that is not shown on a terminal
 COLUMNS_MAX = 10  # of figures, so that the table fits
 
 
 @dataclass
 class Trial:
     what: str
-    figures: dict[str, Any] = field(default_factory=dict)  # seconds if not said otherwise; what the columns are called
+    figures: dict[str, Any] = field(default_factory=dict)  # by column; in seconds unless the name has another unit
     problems: list[str] = field(default_factory=list)
 
     def require(self, holds: bool, problem: str) -> None:
@@ -38,15 +38,15 @@ class Trial:
             self.problems.append(problem)
 
 
-Attempt = Callable[[Network, Trial], Awaitable[None]]  # from a network in good order to a network in good order
-AttemptApart = tuple[str, Attempt, Mapping[str, Any]]  # its name, and arguments of `network.running`
+Attempt = Callable[[Network, Trial], Awaitable[None]]  # begins and ends with a network in good order
+AttemptApart = tuple[str, Attempt, Mapping[str, Any]]  # name, attempt, and arguments of `network.running`
 
 
-COUNT = parse_integer_in(1)  # a type for argparse: of what is tried; nothing tried is nothing checked
+COUNT = parse_integer_in(1)  # a type for argparse: a count of trials; zero trials would check nothing
 
 
 def duration(text: str) -> float:
-    """A type for argparse."""
+    """Parse a positive duration. A type for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -57,7 +57,7 @@ def duration(text: str) -> float:
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Names each default that says something."""
+    """A help formatter that names each default with a meaning."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if isinstance(action.default, tuple):
@@ -67,7 +67,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Complains in one line that names the value and the way out."""
+    """A parser whose errors are one line with the value and the remedy."""
 
     def __init__(self, name: str, about: str | None, *, package: str = "scenarios") -> None:
         super().__init__(prog=f"python -m {package}.{name}", description=about, formatter_class=Help)
@@ -98,7 +98,7 @@ async def conduct(
     attack: str = "sign-flip",
     job: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs the attempts in one network that trains meanwhile; the exit status. A network that got stuck ends it."""
+    """Run the attempts in one network that trains meanwhile, and return the exit status. A stuck network ends the run."""
     started, trials = trio.current_time(), list[Trial]()
     running = network.running(options.peers, malicious, seed=options.seed, attack=attack, folder=options.keep, dress=dress)
     async with running as peers:
@@ -122,7 +122,7 @@ async def conduct(
 
 
 async def conduct_apart(options: argparse.Namespace, title: str, attempts: Iterable[AttemptApart]) -> int:
-    """Runs each attempt in a network of its own; the exit status."""
+    """Run each attempt in a network of its own, and return the exit status."""
     started, trials, failures = trio.current_time(), list[Trial](), list[str]()
     for what, attempt, made in attempts:
         trials.append(trial := Trial(what))
@@ -141,7 +141,7 @@ async def conduct_apart(options: argparse.Namespace, title: str, attempts: Itera
 
 
 async def tried(peers: Network, attempt: Attempt, trial: Trial) -> bool:
-    """Whether the network got stuck."""
+    """Run one attempt and return whether the network got stuck."""
     try:
         await attempt(peers, trial)
     except trio.TooSlowError:
@@ -155,7 +155,7 @@ async def tried(peers: Network, attempt: Attempt, trial: Trial) -> bool:
 
 
 def table_of(trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows; figures of many kinds of trials share one column."""
+    """Return columns and rows. If trials have too many different figures, these share one column."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.figures))
     rows = []
     for number, trial in enumerate(trials):
@@ -178,7 +178,7 @@ def report(
     failures: Sequence[str],
     result: dict[str, Any],
 ) -> int:
-    """Prints the table and what failed, writes the JSON file if one was asked for; the exit status."""
+    """Print the table and the failures, write the requested JSON file, and return the exit status."""
     table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="left" if column in ("what", "peer", "figures") else "right", overflow="fold")
@@ -194,5 +194,5 @@ def report(
 
 
 def write(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
-    """As JSON, with commit, command and machine, if a file was asked for."""
+    """Write the result as JSON, with commit, command and machine, if a file was requested."""
     provenance.write(Path(options.json) if options.json else None, STARTED, result)

@@ -1,8 +1,8 @@
-"""Real kernel TCP over links of any profile: each peer in a network namespace of its own, whose one way out is a TUN device.
+"""Kernel TCP over links of any profile: each peer is in its own network namespace, with a TUN device as its only interface.
 
 A peer started as `python -m scenarios.namespace peer.cli run …` hands its device to the router of its scenario
-(`scenarios/router.py`), which carries, delays and drops its packets. Every TCP socket of the peer uses the congestion control
-that is named.
+(`scenarios/router.py`), which carries, delays and drops its packets. Every TCP socket of the peer uses the given congestion
+control.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from scenarios.namespace import VARIABLE
 
 NETWORK = "10.78.0."
 HOSTS_MAX = 250
-ROUTER_SECONDS_MAX = 10.0  # until the router listens, or has obeyed
+ROUTER_SECONDS_MAX = 10.0  # until the router listens, or has executed an order
 
 
 def refusal(congestion: str = CONGESTION_CONTROL) -> str:
-    """Why this carrier cannot run here, in one line; empty if it can. Tried in a process of its own."""
+    """Return the reason why this carrier cannot run here, or "". The check runs in a process of its own."""
     command = [sys.executable, "-m", "scenarios.namespace", "try", NETWORK + "1", congestion]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ROUTER_SECONDS_MAX)
     return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
@@ -58,7 +58,7 @@ class Router:
         peer.environment[VARIABLE] = f"{self.socket} {self.hosts[peer.name]} {self.congestion}"
 
     def host(self, name: str, profile: AccessProfile | None = None) -> str:
-        """An address for this name, with a profile of its own or the router's, begun at a moment of its own."""
+        """Return an address for this name, with its own profile or the router's, each from another moment."""
         if name not in self.hosts:
             assert len(self.hosts) < HOSTS_MAX
             self.hosts[name] = f"{NETWORK}{len(self.hosts) + 1}"
@@ -76,10 +76,10 @@ class Router:
             control.settimeout(ROUTER_SECONDS_MAX)
             control.connect(str(self.socket))
             control.send(json.dumps(what).encode())
-            control.recv(1 << 16)  # it has done so
+            control.recv(1 << 16)  # confirmation
 
     def command(self, host: str, *module: str) -> tuple[list[str], dict[str, str]]:
-        """To run a module of ours at a host, with its environment."""
+        """Return the command that runs one of our modules at a host, and its environment."""
         variable = f"{self.socket} {host} {self.congestion}"
         return [sys.executable, "-m", "scenarios.namespace", *module], dict(os.environ) | {VARIABLE: variable}
 

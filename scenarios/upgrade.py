@@ -1,8 +1,7 @@
-"""`python -m scenarios.upgrade`: a running network moves on to another version of a module, and one peer's program lacks it.
+"""`python -m scenarios.upgrade`: a running network upgrades a module, whose new version one peer's program lacks.
 
-Four peers train. Three of them are stopped and started again, one after another, with a program that knows the module's second
-version; they vote for it. The fourth says what it lacks, signs nothing from that height on, and takes part again after its own
-update.
+Four peers train. Three of them are restarted, one after another, with a program that knows the module's second version, and vote
+for it. The fourth reports the missing version, signs nothing from that height on, and takes part again after its own update.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from scenarios import network, tally
 from scenarios.network import SMALL_JOB, Network, voted
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 
-NOTICE = 60  # heights from the vote to the upgrade: some seconds of small rounds, so that nobody is too late to vote
-HEIGHTS_AFTER = 30  # which the others go on without the peer that stays old
+NOTICE = 60  # heights from the vote to the upgrade: some seconds of small rounds, enough for all votes
+HEIGHTS_AFTER = 30  # heights that the others decide without the old peer
 SECONDS_MAX = 120.0  # for each step
 
 
@@ -39,12 +38,12 @@ async def run(options: argparse.Namespace) -> int:
 
 async def one(number: int, options: argparse.Namespace) -> Trial:
     trial = Trial(f"upgrade {number}")
-    tally.install(1)  # what the network is founded with
+    tally.install(1)  # the version at the founding of the network
     old = (options.seed + number) % 4
     with tempfile.TemporaryDirectory(prefix="folkmoot-upgrade-") as scratch:
         async with network.running(4, seed=options.seed + number, dress=partial(program, version=1)) as peers:
             await peers.train({**SMALL_JOB, "audit": "off", "byzantine_max": "0", "seed": str(options.seed)})
-            tally.install(2)  # what this process reads disks with
+            tally.install(2)  # the version with which this process reads disks
             try:
                 await upgraded(peers, peers.peers[old], trial, Path(scratch) / "export")
             except trio.TooSlowError:
@@ -80,7 +79,7 @@ async def upgraded(peers: Network, old: DemoPeer, trial: Trial, export: Path) ->
     height = (await others[0].client.status()).height + NOTICE
     for peer in others:
         await peer.client.request_upgrade(tally.NAME, 2, height)
-    # The last wish is decided where it was said, and the first peer may hear of that a moment later.
+    # The last request was decided at its own peer, and the first peer may learn of it a moment later.
     await passes(others[0], (await others[-1].client.status()).height)
     row = next(view for view in await others[0].client.modules() if view.module == tally.NAME)
     trial.require((row.active_version, row.due_version, row.due_height) == (1, 2, height), f"`features` says {row}")
@@ -105,7 +104,7 @@ async def upgraded(peers: Network, old: DemoPeer, trial: Trial, export: Path) ->
 
 
 async def comes(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Raises `trio.TooSlowError` if it does not come about."""
+    """Wait for a condition. Raises `trio.TooSlowError` after `SECONDS_MAX`."""
     if not await network.holds(condition, SECONDS_MAX):
         raise trio.TooSlowError
 

@@ -1,8 +1,8 @@
-"""`python -m scenarios.uplink`: one peer with a narrow uplink has a file that all others want: does it carry one copy for each?
+"""`python -m scenarios.uplink`: one peer with a narrow uplink has a file that all others want, and must not send a copy to each.
 
-Thirteen voters over a proxy; the first one's uplink is a tenth of the others'. It starts a job from a model of its own
-(`peer train --from FOLDER`), which every voter fetches and checks before the job may begin. The last one must have it in half the
-time that this uplink takes for a copy for each at least.
+Thirteen voters use a proxy; the first one's uplink is a tenth of the others'. With `peer train --from FOLDER` it starts a job
+from its own model, which every voter fetches and checks before the job begins. The last voter must have it in at most half of the
+time that a copy for each would take over this uplink.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scenarios.trials import Trial, arguments, duration, report, table_of
 from training.formats import checkpoint
 
 PEERS, NARROW = 13, 10
-SHARE_MAX = 0.5  # of the time that a copy for each takes over the narrow uplink, were nothing else on it
+SHARE_MAX = 0.5  # of the time that a copy for each would take over the otherwise idle narrow uplink
 DOWN_MBIT, ROUND_TRIP_MS = 100.0, 30.0
 LINKED_SECONDS_MAX = 120.0
 FETCHED_SECONDS_MAX = 900.0
@@ -60,7 +60,7 @@ CONFIG = {
 
 
 def write_model(folder: Path) -> int:
-    """Its parameters."""
+    """Write a model, and return the number of its parameters."""
     folder.mkdir()
     attention = {f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in "qkvo"}
     mlp = {"mlp.gate_proj": (HIDDEN, WIDTH), "mlp.up_proj": (HIDDEN, WIDTH), "mlp.down_proj": (WIDTH, HIDDEN)}
@@ -93,7 +93,7 @@ async def case(options: argparse.Namespace, model: Path, size: int) -> Trial:
 
 
 def dress(through: Proxy, uplink: float, peer: DemoPeer) -> None:
-    """The first one is who starts the job."""
+    """Give a peer its uplink. The first peer starts the job."""
     peer.trains = peer.number == 0
     through.dress(peer, steady_profile("", uplink if peer.number else uplink / NARROW, DOWN_MBIT, ROUND_TRIP_MS))
 
@@ -103,7 +103,7 @@ async def are_linked(peers: Network) -> bool:
 
 
 async def fetch(peers: Network, model: Path, size: int, trial: Trial) -> None:
-    """Until every voter has the model that the job starts from."""
+    """Start the job, and wait until every voter has its first model."""
     first, *others = peers.peers
     await first.client.start_job(
         TrainRequest("own", "", 1, 0, {"byzantine_max": "0", "audit": "off"}, initial_model=str(model), model_folder=str(model))
@@ -123,7 +123,7 @@ async def fetch(peers: Network, model: Path, size: int, trial: Trial) -> None:
 
 
 def has_file(folder: Path, size: int) -> bool:
-    """One of so many bytes, whole under its digest."""
+    """Return whether the folder has a complete file of this size. Incomplete files have other names."""
     return any(entry.stat().st_size == size for entry in os.scandir(folder) if entry.is_file() and "." not in entry.name)
 
 

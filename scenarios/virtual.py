@@ -1,8 +1,8 @@
-"""Peers over the in-memory network of a profile, in virtual time that goes on while they compute. Part of `scenarios.links`.
+"""Peers over the in-memory network of a profile, in virtual time that also passes while they compute. Part of `scenarios.links`.
 
-Time jumps where everybody waits, and runs while somebody computes: by the processor time that this thread spends, as if all cores
-of this machine shared the work of all peers. So nothing else that this machine does is charged, nor is a wait for the disk.
-`pace` charges what is computed so many times.
+Time jumps while all peers wait. While one computes it passes with the processor time of this thread, divided as if all cores of
+the machine shared the work of all peers. Other load and waits for the disk are therefore not charged. `pace` multiplies the time
+of computation.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.transport.helpers import MemoryBlobs, linked
 from transport.blobs.blob_store import BlobStore
 from transport.network import DataReceived, Priority
 
-PINGS, PINGS_OF_LOSS = 200, 4_000  # so many make a loss of some per cent certain within half a point
+PINGS, PINGS_OF_LOSS = 200, 4_000  # enough to measure a loss of some per cent within half a point
 PAUSE_SECONDS = 0.05
-FLOWS, FLOWS_OF_LOSS = 2, 16  # poured at once: one alone is slowed by its losses
+FLOWS, FLOWS_OF_LOSS = 2, 16  # parallel bulk flows; the losses of a single one would slow it down
 QUEUED_BYTES = 1 << 20  # for each link: more than any carries in a pause
 VIRTUAL_SECONDS_MAX = 3_600.0
 
@@ -50,7 +50,7 @@ class Place:
 
 
 def measured(profile: AccessProfile, seconds: float) -> tuple[Pings, Poured, Poured]:
-    """Between two peers of a profile: pings, what one can say to many, and what it can hear of faster ones."""
+    """Measure pings between two peers of a profile, the first one's upload to many, and its download from faster ones."""
     loses = any(moment.loss for moment in profile.moments)
     flows, pings = (FLOWS_OF_LOSS, PINGS_OF_LOSS) if loses else (FLOWS, PINGS)
     return trio.run(_measured, profile, seconds, flows, pings, clock=MockClock(autojump_threshold=0))
@@ -71,7 +71,7 @@ async def _measured(profile: AccessProfile, seconds: float, flows: int, count: i
 
 @asynccontextmanager
 async def _linked(profile: AccessProfile, of: dict[int, AccessProfile]) -> AsyncIterator[tuple[list[MemoryNetwork], Server]]:
-    """Peers by number, which says at which moment each begins; what they pour into each other is counted."""
+    """Run peers by number, which sets their start in the profile, and count the bulk bytes between them."""
     mesh, server = Mesh(seed=0), Server(trio.current_time)
     keys = [bytes([number]) * 32 for number in range(max(of) + 1)]
     for number, key in enumerate(keys):
@@ -82,7 +82,7 @@ async def _linked(profile: AccessProfile, of: dict[int, AccessProfile]) -> Async
             await nursery.start(one.run)
         await linked(*networks)
         for one in networks:
-            if one.me != keys[0]:  # it hears its own pings
+            if one.me != keys[0]:  # the first peer hears its own pings
                 nursery.start_soon(_answer, one, server)
         yield networks, server
         nursery.cancel_scope.cancel()
@@ -110,7 +110,7 @@ async def _pings(a: MemoryNetwork, b: MemoryNetwork, count: int) -> Pings:
 
 
 async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> None:
-    """Keeps some messages queued for each."""
+    """Keep some messages queued for each link."""
     end, given = trio.current_time() + seconds, Counter[bytes]()
     while trio.current_time() < end:
         for speaker, hearer in links:
@@ -125,9 +125,9 @@ async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> Non
 
 
 def rounds(profile: AccessProfile, peers: int, count: int, seconds: float, begins: float, pace: float) -> list[float]:
-    """Seconds of test rounds, one after another, from the order to the applied round at the peer that ordered it.
+    """Return the seconds of successive test rounds, from the command to the applied round at the peer that got it.
 
-    As many as `count`, and for so many seconds, from the moment of the profile on that is `begins` seconds into it.
+    At least `count` rounds run, for at least `seconds`. They begin `begins` seconds into the profile.
     """
     clock = MockClock(autojump_threshold=0)
     clock._real_clock = time.thread_time
@@ -138,7 +138,7 @@ def rounds(profile: AccessProfile, peers: int, count: int, seconds: float, begin
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """What would run in a thread runs in the event loop: virtual time must not jump over it."""
+    """Run threaded functions in the event loop, because virtual time must not jump over them."""
 
     async def inline(function: Callable[..., Any], *arguments: Any, **how: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -169,7 +169,7 @@ async def _rounds(profile: AccessProfile, peers: int, count: int, seconds: float
 
 
 def main() -> int:
-    """Prints what `link PROFILE SECONDS` or `rounds PROFILE PEERS COUNT SECONDS BEGINS PACE` finds."""
+    """Print the result of `link PROFILE SECONDS` or `rounds PROFILE PEERS COUNT SECONDS BEGINS PACE`."""
     what, name, *numbers = sys.argv[1:]
     profile = UNLIMITED if name == UNLIMITED.name else load_profile(name)
     if what == "link":

@@ -1,4 +1,4 @@
-"""Trainers beside one another, each on its own share, that never exchange anything: what a network could reach at most."""
+"""Separate trainers, each with its own share of the data: the upper bound for a network's throughput."""
 
 from __future__ import annotations
 

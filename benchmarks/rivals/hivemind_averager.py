@@ -1,8 +1,8 @@
 """`hivemind.averaging.DecentralizedAverager` (github.com/learning-at-home/hivemind, MIT): one vector, averaged in f16.
 
-What `benchmarks.round` holds a round of ours against. Finding the group is timed apart from the exchange: hivemind's optimizer
-does it while it computes. Each average is one try (`allow_retries=False`): a second one would be hidden in its time. The
-processor's time is hivemind's alone: what this module spends on meeting, filling, checking and counting bytes is taken off.
+`benchmarks.round` compares it with our rounds. The search for the group and the exchange have separate times, because hivemind's
+optimizer searches while it computes. Each average is one attempt (`allow_retries=False`), since its time would hide a second one.
+Processor time is hivemind's alone, without this module's meetings, fills, checks and byte counts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Averager(DecentralizedAverager):
-    """Notes when its own process has found a group, so that nobody has to look again and again."""
+    """An averager that notes when its own process has found a group, so that no polling is needed."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self.found = multiprocessing.Value("d", 0.0)  # of the monotonic clock; before the process starts, which inherits it
+        self.found = multiprocessing.Value("d", 0.0)  # of the monotonic clock; set before the process starts, which inherits it
         super().__init__(*arguments, **settings)
 
     async def _aggregate_with_group(self, *arguments: Any, **settings: Any) -> Any:
@@ -68,7 +68,7 @@ def measure(work: Work, rank: int) -> None:
     traffic, rounds = Traffic(os.getpid()), work.job().rounds
 
     def around() -> float:
-        """Processor seconds of everything that is not hivemind's, and of this thread's part in its averages."""
+        """Return the processor seconds of all work besides hivemind's, and of this thread's part in its averages."""
         return time.thread_time() + traffic.processor_seconds
 
     for number in range(work.warm):
@@ -89,7 +89,10 @@ def measure(work: Work, rank: int) -> None:
 
 
 def average(averager: Averager, work: Work, rank: int, number: int) -> tuple[float, float, float]:
-    """Seconds to find the group, from when everybody is there, and of the exchange; this thread's processor seconds meanwhile."""
+    """Return the seconds to find the group, the seconds of the exchange, and this thread's processor seconds.
+
+    The first time begins when all processes are present.
+    """
     with averager.get_tensors() as tensors:
         tensors[0].fill_(float(rank))
     assert meet(work, rank, f"round-{number}", START_SECONDS_MAX), "some process is gone"
@@ -103,7 +106,7 @@ def average(averager: Averager, work: Work, rank: int, number: int) -> tuple[flo
 
 
 def processor_seconds() -> float:
-    """Of this process and those it has started."""
+    """Return the processor seconds of this process and its children."""
     total = 0
     for process in family_of(os.getpid()):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

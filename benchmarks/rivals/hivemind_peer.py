@@ -1,9 +1,9 @@
 """`hivemind.Optimizer` (github.com/learning-at-home/hivemind, MIT) with small updates: one global batch per epoch, or H of them.
 
-It is built for large batches over slow links; here each epoch is one optimizer step, so matchmaking is most of the time. With
-local steps every peer steps by its own gradients, and after H of them the parameters are averaged. The rate follows the batches
-and not the epochs, as the package would have it: of those fewer come, and the rate would not have decayed at the end. Runs in an
-environment of its own, see `environment.HIVEMIND`.
+It is built for large batches over slow links. Here each epoch is one optimizer step, so matchmaking takes most of the time. With
+local steps every peer steps by its own gradients, and after H of them the parameters are averaged. The learning rate follows the
+batches. The package would follow the epochs, of which there are fewer, so the rate would not have decayed at the end. It runs in
+an environment of its own, see `environment.HIVEMIND`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.replicated.tensor_layout import layout_of
 
 STOP_SECONDS_MAX = 60.0
 AVERAGING_SECONDS_MAX = 60.0  # the package's own default
-# What its guides advise where bytes count, and progress looked up often enough for steps of a second.
+# Settings that its guides advise when bytes count, with updates of progress that suit steps of a second.
 QUICK: dict[str, Any] = {
     "state_averaging_compression": Float16Compression(),
     "tracker_opts": {"min_refresh_period": 0.1, "default_refresh_period": 0.3, "max_refresh_period": 1.0},
@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """Clips the averaged gradient, as the others do."""
+    """AdamW with clipped averaged gradients, like the others."""
 
     clip = 1.0
 
@@ -67,7 +67,7 @@ def main() -> None:
     seconds, sent = time.perf_counter() - started, traffic.sent() - before
     replica.report((done.batches - first) * replica.spec.batch, optimizer.local_epoch - epoch, seconds, sent)
     traffic.close()
-    meet(work, rank, "done", STOP_SECONDS_MAX)  # whoever leaves early makes the others wait for it
+    meet(work, rank, "done", STOP_SECONDS_MAX)  # a process that leaves early makes the others wait for it
     os._exit(0)  # its own shutdown waits for threads that wait for peers that are gone
 
 
@@ -84,7 +84,7 @@ def _optimizer(work: Work, replica: Replica, dht: Any, done: Done) -> Any:
     spec = replica.spec
     ClippedAdamW.clip = spec.gradient_clip
     patience = {"request_timeout": REQUEST_SHARE * work.matchmaking_seconds}
-    averager = partial(hivemind.optim.grad_averager.GradientAverager, **patience)  # gets no `averager_opts`
+    averager = partial(hivemind.optim.grad_averager.GradientAverager, **patience)  # does not get `averager_opts`
     return hivemind.Optimizer(
         dht=dht,
         run_id="folkmoot-benchmark",

@@ -1,4 +1,4 @@
-"""How the processes of a hivemind rival find each other."""
+"""Discovery between the processes of a hivemind rival."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import hivemind
 from benchmarks.rivals.work import POLL_SECONDS, Work
 
 START_SECONDS_MAX = 120.0
-REQUEST_SHARE = 0.6  # of the matchmaking time: requests that take longer than it can deadlock, says the package
+REQUEST_SHARE = 0.6  # share of the matchmaking time: longer requests can deadlock, by the package's documentation
 
 
 def join(work: Work, rank: int) -> hivemind.DHT:
-    """The first one's addresses are in a file, from which the others begin."""
+    """Join the DHT. The first process writes its addresses to a file, from which the others start."""
     file = Path(work.folder) / "address"
     dht = hivemind.DHT(initial_peers=_addresses(file) if rank else [], start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     if rank == 0:

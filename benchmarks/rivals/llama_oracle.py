@@ -1,7 +1,7 @@
-"""What llama.cpp (github.com/ggml-org/llama.cpp, MIT) makes of models: `FOLDER FILE`.
+"""Outputs of llama.cpp (github.com/ggml-org/llama.cpp, MIT) for our models: `FOLDER FILE`.
 
-Reads in each folder in FOLDER the file `gguf/model.gguf`, and what ours does with it in `ours.npz` and `texts.json`. What it
-finds goes to FILE. Runs under an interpreter that has `llama-cpp-python`.
+It reads in each folder in FOLDER the model `gguf/model.gguf`, and our outputs in `ours.npz` and `texts.json`. Its results go to
+FILE. It runs under an interpreter with `llama-cpp-python`.
 """
 
 from __future__ import annotations

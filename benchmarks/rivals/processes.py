@@ -1,4 +1,4 @@
-"""Starts the processes of a rival, and waits for them."""
+"""The processes of a rival: their start, their cores and their end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.work import Work
 
 CHECKOUT = Path(__file__).parents[2]
-LOOK_SECONDS = 0.1  # whether somebody has ended; nothing that is timed waits for it
+LOOK_SECONDS = 0.1  # interval between checks for ended processes; no timed work waits for it
 
 
 def reports(
     python: str, module: str, work: Work, processes: int, seconds_max: float, cores: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """What each process of `benchmarks.rivals.MODULE` reports, each on its core where some are named. `Unavailable` with its last
-    words if one fails.
+    """Return the reports of all processes of `benchmarks.rivals.MODULE`, which run on `cores` if there are any.
+
+    Raises `Unavailable` with the last output of a process that fails.
     """
     with running(python, module, work.save(), processes) as started:
         for process, core in zip(started, cores, strict=False):
@@ -45,12 +46,12 @@ def running(python: str, module: str, work: Path, processes: int) -> Iterator[li
     finally:
         for process in started:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
+                os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             process.wait()
 
 
 def pin(pid: int, core: int) -> None:
-    """This process and its children with all their threads; what they start later stays there, too."""
+    """Pin a process and its children with all their threads to a core. Their later children inherit it."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError, FileNotFoundError):  # it has ended
             os.sched_setaffinity(int(thread.name), {core})
@@ -59,7 +60,10 @@ def pin(pid: int, core: int) -> None:
 
 
 def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
-    """Until all have ended well. `Unavailable` at the first that does not: the others would wait for it."""
+    """Wait until all have succeeded.
+
+    Raises `Unavailable` at the first failure, because the others would wait for that process.
+    """
     deadline, waiting = time.monotonic() + seconds_max, dict(enumerate(processes))
     while waiting:
         for rank, process in list(waiting.items()):

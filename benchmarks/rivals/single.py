@@ -1,4 +1,4 @@
-"""One process with the whole batch: what training costs without anybody else."""
+"""One process with the whole batch: the cost of training without a network."""
 
 from __future__ import annotations
 

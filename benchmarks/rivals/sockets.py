@@ -1,8 +1,8 @@
-"""Bytes that processes have sent over TCP, as the kernel counts them: one method for every rival and for us.
+"""Bytes that processes have sent over TCP by the kernel's count: one method for every rival and for us.
 
-`sock_diag` (RFC 3549 netlink) lists all TCP sockets with their `tcp_info`; /proc says whose they are. What is counted is
-`tcpi_bytes_sent`: stream bytes without headers, with retransmissions, of which loopback has none. A socket that closes between
-two looks loses what it sent since the first of them.
+`sock_diag` (RFC 3549 netlink) lists all TCP sockets with their `tcp_info`, and /proc has their processes. The figure is
+`tcpi_bytes_sent`: stream bytes without headers, with retransmissions, which do not occur on loopback. If a socket closes between
+two samples, its bytes since the first of them are lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-LOOK_SECONDS = 1.0  # each takes a millisecond or two of what is measured
+LOOK_SECONDS = 1.0  # between samples, each of which takes one or two milliseconds of the measured time
 SOCK_DIAG_BY_FAMILY = 20
 NETLINK_SOCK_DIAG = 4
 DUMP_REQUEST = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -31,7 +31,7 @@ _REQUEST = struct.Struct("=BBBBI48x")  # family, protocol, extensions, padding, 
 
 
 def sent_by_socket() -> dict[int, int]:
-    """Bytes sent, by the inode of each TCP socket of this machine."""
+    """Return the bytes sent, by the inode of each TCP socket of this machine."""
     found: dict[int, int] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for body in _dump(family):
@@ -67,7 +67,7 @@ def _bytes_sent(body: bytes) -> Iterator[int]:
 
 
 def family_of(process: int) -> set[int]:
-    """A process and all it has started."""
+    """Return a process and all its descendants."""
     found, waiting = set(), [process]
     while waiting:
         found.add(one := waiting.pop())
@@ -78,7 +78,7 @@ def family_of(process: int) -> set[int]:
 
 
 def sockets_of(processes: Iterable[int]) -> set[int]:
-    """The inodes of their sockets."""
+    """Return the inodes of these processes' sockets."""
     inodes = set()
     for process in processes:
         for entry in Path(f"/proc/{process}/fd").glob("*"):
@@ -90,15 +90,15 @@ def sockets_of(processes: Iterable[int]) -> set[int]:
 
 
 class Traffic:
-    """What a process and its children have sent over TCP; looks every now and then, so that closed sockets count too."""
+    """A counter of the TCP bytes of a process and its children, sampled periodically so that closed sockets count too."""
 
     def __init__(self, process: int) -> None:
-        self.processor_seconds = 0.0  # that its own looks have taken so far
+        self.processor_seconds = 0.0  # of its own samples so far
         self._process = process
         self._most: dict[int, int] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._look()  # where the kernel does not say, that is raised here
+        self._look()  # raises an error if the kernel does not support it
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 

@@ -1,8 +1,8 @@
-"""What transformers (github.com/huggingface/transformers, Apache-2.0) makes of models: `make FOLDER SEED` or `open FOLDER FILE`.
+"""Outputs of transformers (github.com/huggingface/transformers, Apache-2.0) for models: `make FOLDER SEED` or `open FOLDER FILE`.
 
-`make` leaves random Llamas in FOLDER: `bytes`, tied as ours usually are, and `bpe`, with a tokenizer and what ours seldom have.
-`open` reads in each folder in FOLDER the model in `transformers`, the file `gguf/model.gguf`, and what ours does with it in
-`ours.safetensors` and `texts.json`. What it finds goes to FILE. Runs in an environment of its own, see `environment.INTEROP`.
+`make` leaves random Llamas in FOLDER: `bytes`, tied like most of ours, and `bpe`, with a tokenizer and features that ours seldom
+have. `open` reads in each folder in FOLDER the model in `transformers`, the file `gguf/model.gguf`, and our outputs in
+`ours.safetensors` and `texts.json`. Its results go to FILE. It runs in an environment of its own, see `environment.INTEROP`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What TRL (github.com/huggingface/trl, Apache-2.0) computes, as tensors in a file. Its arguments: the file, and a seed.
+"""Results of TRL (github.com/huggingface/trl, Apache-2.0) as tensors in a file. Arguments: the file, and a seed.
 
-Its own trainers run, on random models of 3,000 parameters. PPO's loop is one function, so its variables are read where it calls
-what whitens and what goes backward. Prompts are padded before, responses behind; some responses have a stop token and some not.
-The step is large, so that ratios and values leave their clip. Runs in an environment of its own, see `environment.TRL`.
+TRL's own trainers run on random models of 3,000 parameters. PPO's loop is one function, so its variables are read when it calls
+the whitening and the backward pass. Prompts are padded at the front and responses at the end. Some responses have a stop token.
+The step is large, so that ratios and values leave their clip. It runs in an environment of its own, see `environment.TRL`.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def model(kind: type, **more: Any) -> Any:
     if kind is LlamaForCausalLM:
         made.lm_head = torch.nn.Linear(config.hidden_size, VOCABULARY)
         torch.nn.init.normal_(made.lm_head.weight, std=0.5)
-        # Padding is never drawn, since TRL would end there; the stop token often.
+        # Padding is never drawn, since TRL would end there; the stop token is drawn often.
         made.lm_head.bias.data.copy_(torch.tensor([-1e4, 1.5, *[0.0] * (VOCABULARY - 2)]))
     return made
 
 
 class Watch:
-    """Reads the variables of PPO's loop while it runs."""
+    """A reader of the variables of PPO's loop while it runs."""
 
     MASKS = ("padding_mask", "padding_mask_p1")
     ROLLOUTS = ("logprobs", "ref_logprobs", "values", "scores", "rewards", "advantages", "returns", *MASKS)
@@ -83,7 +83,7 @@ class Watch:
         return found
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """The last epoch's are kept: in it most ratios have left their clip."""
+        """Keep the variables of the last epoch, in which most ratios have left their clip."""
         frame = _caller()
         if frame.f_locals["ppo_epoch_idx"] == EPOCHS - 1:
             where = f"batch{self.batches}"
@@ -141,7 +141,7 @@ def ppo(folder: str, seed: int) -> dict[str, Tensor]:
 
 
 def reward(folder: str, seed: int) -> dict[str, Tensor]:
-    """Of each pair by itself: the loss with the first response chosen, and with the second."""
+    """Return the loss of each pair with the first response chosen, and with the second."""
     generator = torch.Generator().manual_seed(seed)
     rows = {"prompt": ["a", "b"], "chosen": [" c", " d"], "rejected": [" e", " f"]}
     arguments = RewardConfig(output_dir=folder, center_rewards_coefficient=0.01, **QUIET)
@@ -157,7 +157,7 @@ def reward(folder: str, seed: int) -> dict[str, Tensor]:
 
 
 def _losses_both_ways(trainer: Any, scores: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(2,) losses, and their gradients (2, 2) on the scores of the first and the second response."""
+    """Return (2,) losses, and their gradients (2, 2) on the scores of the first and the second response."""
     losses, gradients = [], []
     for order in ([0, 1], [1, 0]):
         leaf = scores.clone().requires_grad_()
@@ -168,7 +168,7 @@ def _losses_both_ways(trainer: Any, scores: Tensor, inputs: dict[str, Tensor]) -
 
 
 def dpo(folder: str, seed: int) -> dict[str, Tensor]:
-    """As `reward`, from logits of responses that are padded."""
+    """Return the same as `reward`, from logits of padded responses."""
     generator = torch.Generator().manual_seed(seed)
     rows = {"prompt": ["a", "b"], "chosen": [" c", " d"], "rejected": [" e", " f"]}
     arguments = DPOConfig(output_dir=folder, beta=0.3, **QUIET)
@@ -201,7 +201,7 @@ def dpo(folder: str, seed: int) -> dict[str, Tensor]:
 
 
 def _stacked(found: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """(pairs, 2) losses and (pairs, 2, …) gradients."""
+    """Return (pairs, 2) losses and (pairs, 2, …) gradients."""
     losses, gradients = zip(*found, strict=True)
     return {"losses": torch.stack(losses), "gradients": torch.stack(gradients)}
 

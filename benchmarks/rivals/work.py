@@ -1,7 +1,7 @@
-"""What every rival has in common: the job, the batches, the schedule, the clock and what is reported.
+"""Common parts of all rivals: the job, the batches, the schedule, the clock and the report.
 
-A rival is a process of its own, `python -m benchmarks.rivals.NAME WORK RANK`, which may run in another environment: it imports
-only `training`, whose needs `environment` installs beside the rival's.
+A rival is a process of its own, `python -m benchmarks.rivals.NAME WORK RANK`, which may run in another environment. It only
+imports `training`, whose requirements `environment` installs with the rival's.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from training.replicated.tensor_layout import initial_parameters
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
 POLL_SECONDS = 0.02
-# How hivemind is set up: as it comes; to be frugal, with float16 on the wire, rarer averages of the whole state and quicker looks
-# at the others; so, and with averages and steps in the background, one step late; with steps of one's own between averages.
+# Setups of hivemind: `PLAIN` has its defaults. `FRUGAL` has float16 on the wire, fewer averages of the whole state and more
+# frequent progress updates. `DELAYED` also runs averages and steps in the background, one step late. `LOCAL` makes separate steps
+# between averages.
 PLAIN, FRUGAL, DELAYED, LOCAL = "plain", "frugal", "delayed", "local steps"
 SETUPS = (PLAIN, FRUGAL, DELAYED)
 
 
 @dataclass(frozen=True)
 class Work:
-    """One task of all rivals, as a file: `spec` says model, schedule, batch of one peer, and everything of AdamW."""
+    """One task of all rivals, as a file: `spec` has the model, the schedule, the batch of one peer, and all fields of AdamW."""
 
     folder: str  # where ranks meet and leave their results
     text: str
     spec: str  # hex of an encoded JobSpec
-    warm: int  # steps that are not timed
+    warm: int  # untimed steps
     peers: int
     threads: int  # of torch, in each process
     matchmaking_seconds: float = 1.0  # hivemind only
     setup: str = PLAIN  # hivemind only
     local_steps: int = 1  # hivemind only: from one average to the next
-    seconds_max: float = 600.0  # a rival that is slower stops there, with the steps it has made
+    seconds_max: float = 600.0  # a slower rival stops then, with its steps so far
 
     def save(self) -> Path:
         path = Path(self.folder) / "work.json"
@@ -60,7 +61,7 @@ class Work:
         return cls(**json.loads(Path(path).read_text()))
 
     def job(self) -> JobSpec:
-        """Its rounds are the steps of a rival."""
+        """The specification. Its rounds are the steps of a rival."""
         return JobSpec.decode(bytes.fromhex(self.spec))
 
     def result_file(self, rank: int) -> Path:
@@ -69,7 +70,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one process. Seconds and bytes are those of the timed part."""
+    """Results of one process. Seconds and bytes are those of the timed part."""
 
     samples: int  # sequences whose gradients this process computed
     updates: int
@@ -80,7 +81,7 @@ class Result:
 
 
 class Replica:
-    """One process' copy of the model, and its share of every batch."""
+    """One process's copy of the model, and its share of every batch."""
 
     def __init__(self, work: Work, rank: int) -> None:
         torch.set_num_threads(work.threads)
@@ -95,14 +96,14 @@ class Replica:
 
     @property
     def gradients(self) -> Tensor:
-        """What `TorchEngine.accumulate_gradient` gathers, as the flat vector."""
+        """The flat gradient of `TorchEngine.accumulate_gradient`."""
         return self.engine.model.gradients
 
     def optimizer(self) -> AdamW | Muon:
         return self.engine.make_optimizer()
 
     def share(self, step: int, rank: int) -> npt.NDArray[np.int64]:
-        """Where the sequences of one peer begin; together they are the global batch."""
+        """Return the starts of one peer's sequences; all shares together are the global batch."""
         return self.engine.draw_batch(JOB, step, b"%d" % rank, 0, self.spec.batch)
 
     def rate(self, step: int) -> float:
@@ -121,7 +122,7 @@ class Replica:
 
 
 def meet(work: Work, rank: int, what: str, seconds_max: float) -> bool:
-    """Waits until every rank has come here; False if some have not in time."""
+    """Wait until every rank has arrived. Return False after `seconds_max`."""
     folder = Path(work.folder)
     (folder / f"{what}-{rank}").touch()
     deadline = time.monotonic() + seconds_max

@@ -1,8 +1,8 @@
-"""What people's links are like, for every carrier that imitates them: the in-memory network, the proxy, and TUN devices. Pure.
+"""Profiles of home links for every emulation of them: the in-memory network, the proxy and TUN devices. Without I/O.
 
-Each peer has an access: an uplink and a downlink, which all its links share, a delay and a loss. A path between two peers has the
-mean of what both ends say of delay and loss. A profile is a list of moments that begins again at its end. Packets are really lost
-where there are packets; elsewhere a `TcpFlow` says what TCP makes of it: segments come late, and a window keeps the rate down.
+Each peer has an access: an uplink and a downlink that all its links share, a delay and a loss. A path between two peers has the
+mean of both delays and of both losses. A profile is a repeating list of moments. Carriers with packets lose packets. In other
+carriers a `TcpFlow` emulates TCP: lost segments arrive late, and a window limits the rate.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from random import Random
 from protocol.errors import UserError
 
 MEGABIT_BYTES = 125_000
-SEGMENT_BYTES = 1_448  # of TCP's payload in a packet of 1,500 bytes
-CONGESTION_CONTROL = "cubic"  # what flows imitate, and what kernels are told to use: what most machines have
-QUEUE_SECONDS = 0.05  # what the router before the uplink holds; more is dropped
+SEGMENT_BYTES = 1_448  # TCP payload in a packet of 1,500 bytes
+CONGESTION_CONTROL = "cubic"  # emulated by flows and set in kernels; the default of most machines
+QUEUE_SECONDS = 0.05  # queue of the router before the uplink; more is dropped
 WINDOW_SEGMENTS_FIRST = 10  # RFC 6928
-HYSTART_SECONDS = 0.004, 0.016  # more delay than an eighth of the round trip, and than this, ends slow start
-RETRANSMISSION_SECONDS_MIN = 0.2  # Linux, beside the round trip: what nothing else tells of was lost
-PROBE_TRIPS = 2  # after which the last segment is sent again, if it was not the only one in flight (RFC 8985)
-DUPLICATES = 3  # segments behind a lost one, after which it is sent again at once
-CUBIC_SHRINKS, CUBIC_SCALE = 0.7, 0.4  # of the window after a loss, and of its growth (RFC 9438)
+HYSTART_SECONDS = 0.004, 0.016  # a delay above an eighth of the round trip, within these bounds, ends slow start
+RETRANSMISSION_SECONDS_MIN = 0.2  # Linux, plus the round trip: timeout for a loss without other signs
+PROBE_TRIPS = 2  # round trips before the last segment is sent again, unless it was alone in flight (RFC 8985)
+DUPLICATES = 3  # segments after a lost one before a fast retransmission
+CUBIC_SHRINKS, CUBIC_SCALE = 0.7, 0.4  # window factor after a loss, and scale of its growth (RFC 9438)
 MOMENTS_MAX = 100_000  # of a trace file: a day of seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSegment:
-    """What one peer's access is like for a while."""
+    """One peer's access during one moment of a profile."""
 
     seconds: float = 1.0
-    up: float = math.inf  # bytes a second; 0: nothing gets through
+    up: float = math.inf  # bytes per second; 0: no connection
     down: float = math.inf
-    round_trip_seconds: float = 0.0  # with a peer whose access is the same
-    loss: float = 0.0  # probability that a packet does not arrive
+    round_trip_seconds: float = 0.0  # to a peer with the same access
+    loss: float = 0.0  # probability that a packet is lost
 
 
 @dataclass(frozen=True)
 class AccessProfile:
     name: str
     moments: tuple[ProfileSegment, ...]
-    shift_seconds: float = 0.0  # how far into the moments it starts: drop-outs of different peers are not to meet
+    shift_seconds: float = 0.0  # start offset in the moments; outages of different peers must not coincide
     _ends: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class AccessProfile:
 
     @property
     def seconds(self) -> float:
-        """Until it begins again."""
+        """Duration of one repetition."""
         return self._ends[-1]
 
     @property
@@ -72,13 +72,13 @@ class AccessProfile:
         return self.moments[self._place(now)[0]]
 
     def _place(self, now: float) -> tuple[int, float]:
-        """Which moment it is, and how many seconds of it are left."""
+        """Return the index of the current moment and its remaining seconds."""
         into = (now + self.shift_seconds) % self._ends[-1]
         place = min(bisect_right(self._ends, into), len(self.moments) - 1)
         return place, self._ends[place] - into
 
     def finish_time(self, begin: float, size: int, *, up: bool) -> float:
-        """When an uplink (else the downlink) that begins with these bytes at `begin` is done with them."""
+        """Return the time at which the uplink (else the downlink) has carried these bytes, if it begins at `begin`."""
         place, left = self._place(begin)
         while True:
             rate = self.moments[place].up if up else self.moments[place].down
@@ -90,7 +90,7 @@ class AccessProfile:
 
 
 class BottleneckQueue:
-    """One direction of an access, which all links share: bytes go through one after another."""
+    """One direction of an access. All links share it, and it carries their bytes one after another."""
 
     def __init__(self, profile: AccessProfile, *, up: bool) -> None:
         self.profile, self._up, self.free_at = profile, up, -math.inf
@@ -99,12 +99,12 @@ class BottleneckQueue:
         return self.profile.finish_time(max(now, self.free_at), size, up=self._up)
 
     def queue_bytes(self, now: float, size: int) -> float:
-        """When these bytes are through."""
+        """Queue these bytes and return the time at which they have passed."""
         self.free_at = self.finish_time(now, size)
         return self.free_at
 
     def queue_packet(self, now: float, size: int) -> float | None:
-        """As `queue_bytes`; None: the queue before it is full, and the packet is dropped."""
+        """Queue a packet like `queue_bytes`, or drop it and return None if the queue is full."""
         done = self.finish_time(now, size)
         rate = self.profile.segment_at(now).up if self._up else self.profile.segment_at(now).down
         if done - now > QUEUE_SECONDS + (size / rate if rate else 0.0):
@@ -136,23 +136,23 @@ class NetworkPath:
 
 
 class TcpFlow:
-    """One direction of a TCP connection, for carriers without packets: slow start, CUBIC (RFC 9438), late segments.
+    """One direction of a TCP connection for carriers without packets: slow start, CUBIC (RFC 9438), late segments.
 
-    Whoever sends asks `next_send_at` before each `send`.
+    A sender calls `next_send_at` before each `send`.
     """
 
     def __init__(self, way: NetworkPath, random: Random) -> None:
         self.way, self._random = way, random
         self.segments = self.lost = 0
-        self.window = float(WINDOW_SEGMENTS_FIRST)  # segments, as all of these
+        self.window = float(WINDOW_SEGMENTS_FIRST)  # in segments, like the next fields
         self._threshold = math.inf  # below it the window doubles with each round trip
-        self._origin = self._begun = self.window  # before and after it shrank the last time
+        self._origin = self._begun = self.window  # before and after the last reduction
         self._since = self._lost_at = self._round_ends = self._sent_at = self._arrival = -math.inf
-        self._flying = deque[tuple[float, float]]()  # when it will be acknowledged, segments
+        self._flying = deque[tuple[float, float]]()  # (time of the acknowledgement, segments)
         self._in_flight = 0.0
 
     def next_send_at(self, now: float) -> float:
-        """`now`, if the window has room; else when to ask again."""
+        """Return `now` if the window has room, or else the time of the next attempt."""
         while self._flying and self._flying[0][0] <= now:
             at, count = self._flying.popleft()
             self._in_flight -= count
@@ -160,9 +160,12 @@ class TcpFlow:
         return now if self._in_flight < self.window else self._flying[0][0]
 
     def send(self, now: float, size: int, *, more: bool = False) -> float:
-        """When bytes that join the uplink's queue arrive, in order, at the hearer's downlink. `more`: others follow them."""
+        """Return the time at which bytes that join the uplink's queue arrive, in order, at the hearer's downlink.
+
+        `more` means that other bytes follow them.
+        """
         uplink, round_trip, segments = self.way.speaker.up, self.way.round_trip(now), -(-size // SEGMENT_BYTES)
-        if not self._flying:  # a window that is not used is halved with each timeout
+        if not self._flying:  # an unused window is halved with each timeout
             timeouts = min(64.0, (now - self._sent_at) / (round_trip + RETRANSMISSION_SECONDS_MIN))
             self.window = max(min(self.window, WINDOW_SEGMENTS_FIRST), self.window / 2 ** int(timeouts))
         waits = uplink.free_at - now
@@ -174,25 +177,25 @@ class TcpFlow:
         self._note(now, round_trip, waits, lost=bool(lost))
         self.segments, self.lost, self._sent_at = self.segments + segments, self.lost + lost, now
         self._arrival = max(self._arrival, at + delay)
-        self._flying.append((at + round_trip, size / SEGMENT_BYTES))  # selectively: nothing waits for what is lost
+        self._flying.append((at + round_trip, size / SEGMENT_BYTES))  # selective: later segments do not wait for lost ones
         self._in_flight += size / SEGMENT_BYTES
         return self._arrival
 
     def _recovery(self, round_trip: float, segments: int, lost: int, *, more: bool) -> float:
-        """Until what was lost is sent again. Those behind it tell of it; where none are, a probe does, or time."""
+        """Return the delay of a retransmission. Segments behind the loss reveal it; without any, a probe or the timeout does."""
         if more or segments > DUPLICATES:
             return round_trip
         late = round_trip + RETRANSMISSION_SECONDS_MIN
         if segments + self._in_flight <= 1:
             return late
-        return min(late, (PROBE_TRIPS if lost == 1 else PROBE_TRIPS + 1) * round_trip)  # of several, the probe repairs one
+        return min(late, (PROBE_TRIPS if lost == 1 else PROBE_TRIPS + 1) * round_trip)  # the probe repairs one of several losses
 
     def _note(self, now: float, round_trip: float, waits: float, *, lost: bool) -> None:
-        """What a send has to say to the window."""
+        """Update the window after a send."""
         if lost and now - self._lost_at > round_trip:  # several losses in one round trip count once
             self._lost_at = now
             self._begin(now, max(2.0, CUBIC_SHRINKS * self.window))
-        if now >= self._round_ends:  # HyStart: a queue that a round finds there shows that the window is large enough
+        if now >= self._round_ends:  # HyStart: a queue at the start of a round shows that the window is large enough
             self._round_ends = now + round_trip
             if self.window < self._threshold and waits > min(HYSTART_SECONDS[1], max(HYSTART_SECONDS[0], round_trip / 8)):
                 self._begin(now, self.window)
@@ -208,11 +211,11 @@ class TcpFlow:
         elapsed = now - self._since
         flat_after = ((self._origin - self._begun) / CUBIC_SCALE) ** (1 / 3)
         trips = elapsed / max(self.way.round_trip(now), 1e-3)
-        friendly = self._begun + 3 * (1 - CUBIC_SHRINKS) / (1 + CUBIC_SHRINKS) * trips  # as Reno would
+        friendly = self._begun + 3 * (1 - CUBIC_SHRINKS) / (1 + CUBIC_SHRINKS) * trips  # the growth of Reno
         self.window = max(self.window, CUBIC_SCALE * (elapsed - flat_after) ** 3 + self._origin, friendly)
 
 
-# Those that there are ---------------------------------------------------------------------------------------------------
+# Profiles ----------------------------------------------------------------------------------------------------------------
 
 
 def steady_profile(name: str, up_mbit: float, down_mbit: float, round_trip_ms: float, loss: float = 0.0) -> AccessProfile:
@@ -224,13 +227,13 @@ def _moment(seconds: float, up_mbit: float, down_mbit: float, round_trip_ms: flo
 
 
 def _flaky() -> AccessProfile:
-    """Two minutes of a bad mobile link: the round trip swings between 50 and 300 ms, 0 to 5 % is lost, and it drops out."""
+    """Return two minutes of a bad mobile link: round trips of 50 to 300 ms, losses of 0 to 5 %, and outages."""
     random, moments, round_trip = Random(29), list[ProfileSegment](), 150.0
     for number in range(60):
         round_trip = min(300.0, max(50.0, round_trip + random.uniform(-80.0, 80.0)))
         up = random.uniform(2.0, 10.0)
         if number % 15 == 14:
-            moments.append(_moment(1.0, 0.0, 0.0, round_trip, 0.0))  # a drop-out
+            moments.append(_moment(1.0, 0.0, 0.0, round_trip, 0.0))  # an outage
         moments.append(_moment(2.0, up, 2 * up, round_trip, random.uniform(0.0, 0.05)))
     return AccessProfile("flaky", tuple(moments))
 
@@ -244,17 +247,20 @@ PROFILES = {
         _flaky(),
     )
 }
-UNLIMITED = AccessProfile("free", (ProfileSegment(),))  # bytes pass as they come
-SHIFT_SECONDS = 11.0  # between the profiles of two peers, so that their drop-outs do not meet
+UNLIMITED = AccessProfile("free", (ProfileSegment(),))  # bytes pass without delay
+SHIFT_SECONDS = 11.0  # between the profiles of two peers, so that their outages do not coincide
 
 
 def load_profile(name: str) -> AccessProfile:
-    """One of `PROFILES`, or that of a trace file. Raises `UserError`."""
+    """Return one of `PROFILES`, or the profile of a trace file. Raises `UserError` if `name` is neither."""
     return PROFILES[name] if name in PROFILES else read_trace(Path(name))
 
 
 def read_trace(file: Path) -> AccessProfile:
-    """Each line is a moment: seconds, up and down in Mbit/s, round trip in ms, loss in %; `#` begins a comment."""
+    """Read a trace. Each line is a moment: seconds, up and down in Mbit/s, round trip in ms, loss in %; `#` begins a comment.
+
+    Raises `UserError` if the file is not a valid trace.
+    """
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,9 +1,9 @@
-"""The in-memory twin of the swarm: links with latency, bandwidth, loss and partitions, from a seed.
+"""An in-memory network with latency, bandwidth, loss and partitions from a seed.
 
-Frames, priorities, queues, pings and payload exchange are the swarm's own code; only TCP and encryption are left out. Time is
-Trio's clock, so under `trio.testing.MockClock(autojump_threshold=0)` a slow network takes no time, and the same seed gives
-the same run. A link is as its `LinkConditions` say, or, where both ends have an access (`scenarios/emulation/link_profiles.py`),
-as TCP over both.
+Frames, priorities, queues, pings and payload exchange are the swarm's own code; only TCP and encryption are missing. Time is
+Trio's clock, so under `trio.testing.MockClock(autojump_threshold=0)` a slow network costs no real time, and a seed always gives
+the same run. `LinkConditions` describe a link. If both ends have an access (`scenarios/emulation/link_profiles.py`), the link is
+TCP over both instead.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from transport.wire.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, 
 from transport.wire.link_measurements import TcpInfo
 
 REDIAL_SECONDS = 1.0  # after a link ended or was refused
-SHAPED_FRAME_BYTES = 3 * SEGMENT_BYTES  # a frame where links are shaped: those of one peer take turns at its uplink
-FRAMES_IN_FLIGHT_MAX = 64  # 4 MiB, about what TCP holds; a sender waits when the receiver does not take what has arrived
+SHAPED_FRAME_BYTES = 3 * SEGMENT_BYTES  # frame of a shaped link; the links of one peer share its uplink frame by frame
+FRAMES_IN_FLIGHT_MAX = 64  # 4 MiB, about the buffers of TCP; a sender waits while the receiver does not read
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConditions:
-    """What one link is like, in both directions."""
+    """Conditions of one link, for both directions."""
 
     latency_seconds: float = 0.001  # one way
-    jitter_seconds: float = 0.0  # added, uniformly; order is kept
+    jitter_seconds: float = 0.0  # uniform, added to the latency; order is kept
     bytes_per_second: float = math.inf
-    loss: float = 0.0  # probability that an application message never arrives; TCP would delay it
-    lost_pings: float = 0.0  # the same of pings and their answers
+    loss: float = 0.0  # probability that an application message is lost; TCP would delay it
+    lost_pings: float = 0.0  # probability that a ping or its answer is lost
 
 
 class Mesh:
-    """The world of an in-memory network: who is there, and what the links between them are like."""
+    """An in-memory network: its peers and the conditions of their links."""
 
     def __init__(self, seed: int, conditions: LinkConditions = LinkConditions()) -> None:
         self.random = random.Random(seed)
@@ -67,15 +67,18 @@ class Mesh:
         *,
         pace: KeepaliveConfig = KeepaliveConfig(),
     ) -> MemoryNetwork:
-        """A member of this mesh; it is reachable while its `run` runs, and may be run again after it ended."""
+        """Return a member of this mesh. It is reachable while its `run` runs, and can run again later."""
         return MemoryNetwork(self, me, blobs, policy, pace)
 
     def set_conditions(self, one: bytes, other: bytes, conditions: LinkConditions) -> None:
-        """For links made from now on."""
+        """Set the conditions of later links between two peers."""
         self._conditions[frozenset((one, other))] = conditions
 
     def set_profile(self, peer: bytes, profile: AccessProfile) -> None:
-        """For links made from now on with others that have one; it begins at a moment of its own."""
+        """Give a peer an access for later links with others that have one.
+
+        Each access starts at another moment of its profile.
+        """
         self._accesses[peer] = AccessLink(profile.shifted(SHIFT_SECONDS * len(self._accesses)))
 
     def path_between(self, one: bytes, other: bytes) -> NetworkPath | None:
@@ -83,13 +86,13 @@ class Mesh:
         return None if speaker is None or hearer is None else NetworkPath(speaker, hearer)
 
     def partition(self, *groups: Iterable[bytes]) -> None:
-        """Cut every link between different groups, at once, for both sides. Whoever is in no group is alone."""
+        """Cut every link between different groups, at once and for both sides. A peer outside all groups is alone."""
         self._groups = tuple(frozenset(group) for group in groups)
         for network in self.running.values():
             network.detach_matching(lambda peer, me=network.me: not self.reachable(me, peer))  # type: ignore[misc]
 
     def blackhole(self, *peers: bytes) -> None:
-        """What these say over the links that there are arrives no more, and nobody notices that at once."""
+        """Drop the later messages of these peers on existing links, without any sign of it."""
         for peer in peers:
             self.running[peer].blackhole()
 
@@ -125,7 +128,7 @@ class MemoryLink(PeerLink):
     ) -> None:
         super().__init__(peer, f"{short_id(peer)}.memory:1", dialed, Outbox(), Inbox())
         self.conditions, self._random = conditions, random
-        self.is_mute = False  # nothing that is said from now on arrives
+        self.is_mute = False  # later messages do not arrive
         self.to_peer: trio.MemorySendChannel[tuple[float, bytes]]
         self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](frames_max)
         self._arrival = 0.0
@@ -145,7 +148,7 @@ class MemoryLink(PeerLink):
         return super().queue_bytes(channel, data, priority)
 
     def tcp_info(self) -> TcpInfo:
-        return TcpInfo(self._carried, int(bool(self.outbox)), 0, 0)  # what waits, waits for the link alone
+        return TcpInfo(self._carried, int(bool(self.outbox)), 0, 0)  # waiting bytes wait only for the link
 
     async def transmit(self) -> None:
         while True:
@@ -158,7 +161,7 @@ class MemoryLink(PeerLink):
             await self.to_peer.send((self._arrival, frame))
 
     async def receive(self) -> bytes:
-        """The next frame. Raises `trio.EndOfChannel` when the other end is closed, `trio.TooSlowError` when it is silent."""
+        """Return the next frame. Raises `trio.EndOfChannel` if the other end has closed, `trio.TooSlowError` if it is silent."""
         with trio.fail_after(self.keepalive.idle_seconds):
             arrival, frame = await self._arriving.receive()
             await trio.sleep_until(arrival)
@@ -166,7 +169,7 @@ class MemoryLink(PeerLink):
 
 
 class ShapedLink(MemoryLink):
-    """As TCP would be from `way.speaker` to `way.hearer`."""
+    """A link that behaves like TCP from `way.speaker` to `way.hearer`."""
 
     def __init__(self, peer: bytes, dialed: bool, way: NetworkPath, random: random.Random) -> None:
         super().__init__(
@@ -191,7 +194,7 @@ class ShapedLink(MemoryLink):
 
     async def receive(self) -> bytes:
         frame = await super().receive()
-        await trio.sleep_until(self.flow.way.speaker.down.queue_bytes(trio.current_time(), len(frame)))  # this end hears
+        await trio.sleep_until(self.flow.way.speaker.down.queue_bytes(trio.current_time(), len(frame)))  # this end's downlink
         return frame
 
 
@@ -232,7 +235,7 @@ class MemoryNetwork(ConnectionManager):
             link.is_mute = True
 
     async def _dial_forever(self, nursery: trio.Nursery) -> None:
-        """The smaller key of each pair makes the link, so that there is one."""
+        """Dial peers with larger keys, so that each pair has one link."""
         while True:
             for other in tuple(self._mesh.running.values()):
                 if self.me < other.me and other.me not in self._dialing and self._mesh.reachable(self.me, other.me):
@@ -242,7 +245,7 @@ class MemoryNetwork(ConnectionManager):
 
     async def _dial(self, other: MemoryNetwork) -> None:
         conditions, way = self._mesh.conditions_between(self.me, other.me), self._mesh.path_between(self.me, other.me)
-        # The three messages of the handshake; of TCP, too, where there is a profile.
+        # Three messages of the handshake, and those of TCP if there is a profile.
         await trio.sleep(3 * conditions.latency_seconds if way is None else 2.5 * way.round_trip(trio.current_time()))
         if self._mesh.reachable(self.me, other.me) and self._admits(other.me) and other._admits(self.me):
             link, other_link = self._make_end(other, conditions, dialed=True), other._make_end(self, conditions, dialed=False)
@@ -295,7 +298,7 @@ class MemoryNetwork(ConnectionManager):
         except RemoteProtocolError as error:
             self.ban_peer(link.peer, error)
         with contextlib.suppress(trio.EndOfChannel, trio.TooSlowError):
-            while True:  # until the peer has read why
+            while True:  # until the peer has read the reason
                 await link.receive()
 
 
