@@ -34,8 +34,8 @@ WRONG_PERMILLE = 250
 VOCABULARY, CONTEXT = 8_192, 80  # with fewer tokens most words are several tokens, and a mean over tokens predicts fewer pairs
 MODEL = {"context": CONTEXT, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192}
 BASE = {"batch": 16, "micro_batch": 16, "inner_rate": 6e-3, "rounds": 40}
-# All tokens count, moments continue, layers stay, and at this rate words of a finished base still move (docs/experiments.md). In this
-# number of rounds each trainer meets three quarters of the pairs.
+# All tokens count, moments continue, layers stay, and at this rate words of a finished base still move (docs/experiments.md).
+# In this number of rounds each trainer meets three quarters of the pairs.
 OF_REWARD = {"score": "mean", "batch": 16, "micro_batch": 16, "local_steps": 8, "inner_state": "keep"}
 REWARD = OF_REWARD | {"inner_rate": 2e-2, "beta1": 0.9, "beta2": 0.98, "rounds": 168}
 # One pass over many responses: Adam restarts in each round, and with small batches its steps are mostly noise, which costs nats.
