@@ -16,7 +16,7 @@ from tests.waiting import run_process
 # `peer` with the arguments behind it; at its end it prints its modules.
 PEER = "import atexit, sys; from peer.__main__ import main; atexit.register(lambda: print(*sys.modules)); sys.exit(main())"
 # Of an interpreter alone 68, of trio, PyNaCl and what these need 170.
-VOTER_MODULES_MAX = 560
+VOTER_MODULES_MAX = 520
 VERSION_MODULES_MAX = 120
 # A voter without a job and without a person at its prompt needs none of them.
 UNUSED = {
