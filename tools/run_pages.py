@@ -93,6 +93,7 @@ class Machine:
     home: Path
     port: int = field(default_factory=find_free_port)
     web_port: int = field(default_factory=find_free_port)
+    metrics_port: int = field(default_factory=find_free_port)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -108,7 +109,9 @@ class Machine:
         }
 
     def adapt(self, code: str) -> str:
-        code = code.replace("0.0.0.0:7700", f"127.0.0.1:{self.port}").replace("127.0.0.1:7780", f"127.0.0.1:{self.web_port}")
+        ports = {"0.0.0.0:7700": self.port, "127.0.0.1:7780": self.web_port, "127.0.0.1:7790": self.metrics_port}
+        for address, port in ports.items():
+            code = code.replace(address, f"127.0.0.1:{port}")
         return re.sub(r"--(rounds|ppo-iterations) \d+", rf"--\1 {FEW_ROUNDS}", code)
 
     def execute(self, code: str) -> str:
