@@ -24,6 +24,7 @@ ROOT: Final = Path(__file__).parents[1]
 PLAIN: Final = (
     *("consensus", "curation", "demo", "features", "ledger", "peer", "protocol", "rlhf", "rounds", "storage", "training"),
     *("transport", "web", "tools", "README.md", "docs/tutorials", "docs/how-to", "docs/reference"),
+    *("docs/protocol", "docs/model"),
 )
 PER_HUNDRED_MAX: Final = 1.5  # trio, hypothesis and h11 have 0.5 to 1.5
 WORDS_MIN, WORDS_MAX = 4, 32  # fewer are a label, not a sentence
