@@ -172,6 +172,8 @@ RECORDS: tuple[type, ...] = (
     curation.AnnotatorSkill,
     curation.PeerAnnotators,
     curation.ExpiryEntry,
+    curation.ProjectCloseProgress,
+    curation.AgreementCounts,
     PpoSettings,
     InstructTerms,
     DpoTerms,
