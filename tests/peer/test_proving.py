@@ -1,4 +1,4 @@
-"""`peer prove` and `peer verify`: what a person is told."""
+"""`peer prove` and `peer verify`, with their messages to a person."""
 
 from __future__ import annotations
 
