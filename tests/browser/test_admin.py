@@ -1,4 +1,4 @@
-"""An operator at the pages `/admin` and `/review` of a real peer, in a real browser."""
+"""An operator's work at the pages `/admin` and `/review` of a real peer, in a real browser."""
 
 from __future__ import annotations
 

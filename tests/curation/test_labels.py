@@ -27,7 +27,7 @@ from curation.estimation.online_dawid_skene import (
 from curation.tasks.answers import Answer, QuestionKind
 from tests.curation.whole_estimates import run_dawid_skene
 
-# Running --------------------------------------------------------------------------------------------------------------
+# The running estimate -------------------------------------------------------------------------------------------------
 
 
 def test_two_strangers_who_agree_are_enough_and_one_is_not() -> None:
@@ -101,11 +101,11 @@ def test_an_answer_costs_little() -> None:
     assert min(times) < 0.004
 
 
-# Whole ----------------------------------------------------------------------------------------------------------------
+# The whole estimate ---------------------------------------------------------------------------------------------------
 
 
 def crowd(classes: int, tasks: int, right: list[float], votes: int, seed: int = 0) -> tuple[Ints, Ints]:
-    """(votes, truth)"""
+    """Return votes and truth of a simulated crowd."""
     draw = np.random.default_rng(seed)
     truth = draw.integers(0, classes, tasks)
     rows = []

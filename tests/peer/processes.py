@@ -96,7 +96,7 @@ class Daemon:
 
 
 def wait(process: subprocess.Popen[Any]) -> int:
-    """Return the exit status."""
+    """Wait for the end of the process and return its exit status."""
     with in_time():
         return process.wait(patience_seconds())
 

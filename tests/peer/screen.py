@@ -20,7 +20,7 @@ from tests.peer.processes import environment
 from tests.waiting import PATIENCE_SECONDS, PatienceEnded, patience_seconds
 
 # Makes standard input the controlling terminal of the new session, then becomes the program. Where the tests ignore
-# SIGHUP (`nohup`), it does not.
+# SIGHUP (`nohup`), the program does not.
 WRAPPER = """
 import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -144,7 +144,7 @@ async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path
 
         async def until_told(*causes: str) -> None:
             with patience():
-                while tuple(alert.cause for alert in await api.alerts()) != causes:  # noqa: ASYNC110 - links tell nobody
+                while tuple(alert.cause for alert in await api.alerts()) != causes:  # noqa: ASYNC110 - no event announces links
                     await trio.sleep(0.01)
 
         await until_told()

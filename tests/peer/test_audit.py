@@ -63,7 +63,7 @@ def blame(folder: Path) -> str:
     return text.removeprefix(f"{folder}/").partition(": ")[0]
 
 
-# What holds -----------------------------------------------------------------------------------------------------------
+# Exports that hold ----------------------------------------------------------------------------------------------------
 
 
 def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, whole: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_export_is_named(tmp_path: Path) -> None:
         audit_export(tmp_path)
 
 
-# One byte -------------------------------------------------------------------------------------------------------------
+# One changed byte -----------------------------------------------------------------------------------------------------
 
 
 def positions(size: int, count: int, seed: str) -> list[int]:
@@ -220,7 +220,7 @@ def test_every_byte_of_the_manifest_counts(whole: Path, copy: Path) -> None:
         (copy / MANIFEST).write_bytes(original)
 
 
-# Whole files ----------------------------------------------------------------------------------------------------------
+# Missing, foreign and exchanged files ---------------------------------------------------------------------------------
 
 
 def test_each_file_that_is_missing_is_named(whole: Path, copy: Path) -> None:
@@ -259,7 +259,7 @@ def test_two_files_that_changed_places_are_named(whole: Path, copy: Path) -> Non
             shutil.copyfile(whole / name, copy / name)
 
 
-# Forgeries: somebody who also writes the manifest anew ----------------------------------------------------------------
+# Forgeries with a matching manifest -----------------------------------------------------------------------------------
 
 
 def forge_manifest(folder: Path) -> None:

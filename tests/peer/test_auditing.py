@@ -1,4 +1,4 @@
-"""Sampled audits between whole peers in one process; the workers' arithmetic is numpy's."""
+"""Sampled audits between whole peers in one process. The workers compute with numpy."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ TEXT = b"Nobody is above the others. " * 40
 
 
 class Sums:
-    """A worker whose updates follow from round, trainer and step. It always re-executes the first round, before the ballot."""
+    """A worker whose updates depend on round, trainer and step alone. It re-executes the first round, before the ballot."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -146,7 +146,7 @@ SPEC = JobSpec(
     auditors=6,  # half of them in early rounds
     audit_window=40,  # rounds are very short here
     held_out_permille=0,
-    uplink_mbit_min=1_000,  # audits have no time beside their rounds
+    uplink_mbit_min=1_000,  # leaves audits no time beside their rounds
 )
 
 
@@ -357,7 +357,7 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
         job = await made.train(spec)
         for seat in made.seats:
             await seat.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
-        # the log forgets within some rounds
+        # The log forgets causes within some rounds.
         causes = [seat.driver.state.audits.jobs[job].suspension_causes for seat in made.seats]
         ((trainer, entry),) = causes[0].items()
         assert trainer == entry.trainer == made.seats[3].public and {entry.finding} == found
@@ -665,7 +665,7 @@ async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_pat
 async def test_an_auditor_that_was_away_reports_when_it_is_back(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         away = made.seats[2]
-        made.workers[away.public].failures = 10_000  # it reports nothing before
+        made.workers[away.public].failures = 10_000  # it reports nothing earlier
         job = await trained_with_reports_of(made, away)
         await away.stop()
         before = standing(made, 2).reports
@@ -934,5 +934,5 @@ async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> Non
     assert await audit_scheduler.result_before(late, fetched(9)) == "here"
     assert await audit_scheduler.result_before(late, fetched(11)) is None
     for error in (MissingBlobError("gone"), OSError("a shortage")):
-        with pytest.raises(type(error)):  # no group
+        with pytest.raises(type(error)):  # itself, not an exception group
             await audit_scheduler.result_before(late, fetched(1, error))

@@ -390,7 +390,7 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
         nursery.start_soon(seat.start_job)
         await poll(lambda: len(pool) == 2)
         given_up.cancel()
-        pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible
+        pool._forget(next(iter(pool._waiting.values())))  # as if a block made it impossible
         await others_come(founders)
         await founders.seats[1].author.submit("member/register", RegisterRoles((TRAINER,)))
     await poll(lambda: seat.author.nonce == 2)

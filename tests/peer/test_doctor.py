@@ -75,7 +75,7 @@ def test_each_cause_of_an_alert_has_advice() -> None:
 async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_clock_synchronized", lambda: True)
     monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
-    found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # as this machine is
+    found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # they vary by machine
     assert {finding.check for finding in found} == {"version", "data", "key", "peer", "port", "peers", "clock", "memory"}
     assert gravest_level(found) == FindingLevel.OK and not any(finding.advice for finding in found)
 

@@ -265,7 +265,7 @@ def book(proposals: int = 1, opened: float = 0.0, times_up: float = 20.0) -> Any
     )
 
 
-# One word ------------------------------------------------------------------------------------------------------------
+# The peer's state in one word ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_the_only_voter_is_never_behind() -> None:
     assert heights_behind(node(voters=1), frozenset()) == 0
 
 
-# Waiting although others are linked ----------------------------------------------------------------------------------
+# A peer that waits although it has links -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One peer's decisions, without disk, network or clock."""
+"""The decisions of one peer, without disk, network or clock."""
 
 from __future__ import annotations
 
@@ -449,7 +449,7 @@ def test_what_the_next_leader_is_told_is_bounded_in_bytes(pack: Pack, monkeypatc
 
 
 def test_who_has_not_applied_the_last_block_tells_no_leader_anything(pack: Pack) -> None:
-    """It waits for nothing, and does not know what others wait for."""
+    """It waits for no transaction, and does not know those that others wait for."""
     start_job(pack)  # a running job, so that no block is due for its own sake
     pack[2].say(pack.world.tx(PEOPLE[2], "member/register", RegisterRoles(())))
     assert until_applied(pack, pack[1])

@@ -41,7 +41,7 @@ async def run(seat: Seat, job: bytes, rounds: int) -> None:
         nursery.start_soon(PayloadPruner(seat.driver).run)
         await seat.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= rounds)
         with patience():
-            while held(seat, job, 0):  # noqa: ASYNC110 - nothing tells of it
+            while held(seat, job, 0):  # noqa: ASYNC110 - no event announces it
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
 
@@ -99,7 +99,7 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
             job = await author.start_job(rounds=rounds)
             await seat.until(certified(job))
             with patience():
-                while seat.blobs.round_references():  # noqa: ASYNC110 - nothing tells of it
+                while seat.blobs.round_references():  # noqa: ASYNC110 - no event announces it
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         accepted = [digest for number in range(rounds) for digest in held(seat, job, number)]

@@ -104,7 +104,7 @@ async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(foun
     assert (await carl.client.status()).peer == new
     for daemon in founders:
         await poll(lambda daemon=daemon: _replaced(daemon, old, new))  # type: ignore[misc]
-    await poll(lambda: _forgot_the_old_key(carl))  # a moment after it knows
+    await poll(lambda: _forgot_the_old_key(carl))  # a moment after it knows the change
     assert [daemon.log.count(f"{new[:8]} is now the key of {old[:8]}") for daemon in (anna, ben)] == [1, 1]
     ben.terminate()  # now every quorum needs the new key
     await decides(anna)

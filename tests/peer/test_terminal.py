@@ -155,7 +155,7 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
     import_torch_for_ever(tmp_path, monkeypatch)
     with terminal(*demo(tmp_path, 500), "--no-web") as shown:
         shown.until("4 peers are running")
-        pids = [shown.process.pid, *descendants(shown.process.pid, 4 + 3)]  # four peers, of which three train
+        pids = [shown.process.pid, *descendants(shown.process.pid, 4 + 3)]  # four peers and three workers
         shown.close()
         wait_for_ends(pids)
 

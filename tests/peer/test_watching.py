@@ -134,7 +134,7 @@ def test_a_re_executor_that_is_asked_last_has_a_row_with_the_reason() -> None:
 def test_a_chart_goes_from_an_eighth_of_a_line_to_all_lines() -> None:
     assert bar_chart([0, 1, 2, 3], 10, 2) == ["  ▃█", "▁▆██"]
     assert bar_chart([5.0, 5.0], 10, 1) == ["▁▁"]
-    assert bar_chart(list(range(9)), 3, 1) == ["▁▅█"]  # the newest is always there
+    assert bar_chart(list(range(9)), 3, 1) == ["▁▅█"]  # the newest value is always shown
     assert bar_chart([], 10, 2) == ["", ""]
 
 
@@ -173,10 +173,10 @@ def watched(losses: Iterable[float]) -> LossHistory:
         ([1.6, 1.4] * 4 + [1.8], None),  # the usual difference between rounds
         ([1.6, 1.4] * 4 + [2.4], 8),
         ([1.0, 2.0] * 4 + [1.0, 2.1], 9),  # liars cause the differences
-        ([1.5] * 9 + [1.6, 1.7], 10),  # in two steps
+        ([1.5] * 9 + [1.6, 1.7], 10),  # the rise takes two steps
         ([1.5] * 9 + [2.0, 9.0, 3.0], 9),
-        ([1.5] * 9 + [9.0, 1.5], None),  # it is over
-        ([1.5] * 9 + [9.0] * LOOKBACK_ROUNDS, None),  # it has been so high for long
+        ([1.5] * 9 + [9.0, 1.5], None),  # the rise is over
+        ([1.5] * 9 + [9.0] * LOOKBACK_ROUNDS, None),  # the loss has been this high for long
         ([1.5] * 9 + [math.inf], 9),
         ([1.5] * 9 + [math.inf] * 3, 9),
     ],

@@ -53,7 +53,7 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
             reply = await said(site.ask, "POST", f"/api/v1/projects/{view.project}/tasks?format=csv", b"none", token)
             assert reply.code == "misfit"
             with patience():
-                while any(type(thing) is HttpProblem for thing in gc.get_objects()):  # noqa: ASYNC110 - nothing tells
+                while any(type(thing) is HttpProblem for thing in gc.get_objects()):  # noqa: ASYNC110 - no event announces it
                     await trio.sleep(0.05)
         finally:
             gc.enable()

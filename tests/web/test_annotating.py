@@ -1,4 +1,4 @@
-"""Annotators at a real peer: a client that shares no code with it, over real sockets."""
+"""Annotators at a real peer, with a client that shares no code with it, over real sockets."""
 
 from __future__ import annotations
 
