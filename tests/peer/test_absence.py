@@ -192,7 +192,7 @@ def test_what_a_person_has_said_stays(voters: Voters) -> None:
 
 @pytest.mark.virtual
 def test_all_wish_about_the_same_one_of_several(tmp_path: Path) -> None:
-    eight = PEOPLE[:8]  # q is 6, so two may be silent, and a second claim would lower f
+    eight = PEOPLE[:8]  # q is 6, so two may be silent, and a second retirement would lower f
     voters = Voters(tmp_path, eight)
     voters.links = [eight[2:]]
     voters.live(0.1, eight[4:])

@@ -469,8 +469,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
             return one
 
         monkeypatch.setattr(sortition, "draw_auditors", draw_one)
-        # All reveals are served in the first round, of which nothing is drawn. A trainer accepted there is awaited in the next
-        # one.
+        # The first round, of which nothing is drawn, has all reveals. Trainers accepted there are awaited in the next.
         refuse_reveals(monkeypatch, liar, lambda peer: bool(drawn) and peer not in drawn)
         for seat in honest:
             refuse_reveals(monkeypatch, seat, lambda peer: bool(drawn) and not finished.is_set())
@@ -589,7 +588,7 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
             await deadlines._wait_for_round(job, rounds + 1, window)
         assert waiting.cancelled_caught
         monkeypatch.setattr(audit_scheduler, "POST_JOB_AUDIT_HEIGHTS", 0)
-        with patience():  # longer than the audits themselves
+        with patience():  # the audits themselves would be over by now
             await deadlines._wait_for_round(job, rounds + 1, window)
 
 

@@ -161,7 +161,7 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
                 "rule": AggregationRule.MEAN,
             }.items()
         ),
-        # No job with these settings has sampled audits.
+        # Sampled audits exclude these settings.
         (peer_of(), {"inner_state": InnerStatePolicy.KEEP}, False),
         (peer_of(), {"memory": FeedbackMemory.ESTIMATES, "outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, False),
         # A replay would take too long over the slowest permitted link.

@@ -368,7 +368,7 @@ def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, NodeInput]]:
 
 
 def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant: f liars and an honest voter that give up one honest leader's view keep the next honest leader's view.
+    """Invariant: f liars and one honest voter that waits end one honest leader's view, but not that of the next honest leader.
 
     The author has its maximum of waiting transactions. One more reaches the first two leaders right before they apply a block,
     and the others right after it, when the block has made room. So the third honest peer, which leads last, waits alone. The
@@ -684,7 +684,7 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
 
 
 def left_and_forgot(pack: Pack, leaver: Shell, job: bytes) -> OwnRoundStatement:
-    """Let person 3 cast its ballot of the open round, cease to vote, and forget the ballot."""
+    """Let person 3 resign as a voter, cast its ballot of the open round, and forget the ballot."""
     leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
     (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]

@@ -40,7 +40,7 @@ from tests.peer.network import SCRATCH, Network, Seat, certified, network, one_r
 from tests.waiting import patience
 from training.job_spec import FeedbackMemory
 
-LAG, BETWEEN = 4, 2  # heights, replace LAG_HEIGHTS and SNAPSHOT_HEIGHTS, since a round's duration varies
+LAG, BETWEEN = 4, 2  # heights, instead of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: the duration of a round varies
 ROUNDS = 10
 
 
@@ -228,7 +228,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
 
 
 async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_of_its_invitation(tmp_path: Path) -> None:
-    """The same founders have signed two histories. A decided but unapplied block of the false one is no anchor."""
+    """The same founders have signed two histories. An unapplied block of the false one is no anchor."""
 
     async def begin(made: Network, newcomer: Seat) -> None:
         async def applies_nothing_before_it_is_restored() -> None:

@@ -103,7 +103,7 @@ async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path)
 async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving() as (_, site):
         assert (await signed(site, "up")).status == 201
-        for free in (2, -3):  # the second attempt costs half a minute, so the next one comes earlier on any machine
+        for free in (2, -3):  # the second attempt costs half a minute, so the next one is too early on any machine
             monkeypatch.setattr(session_api, "WRONG_PASSPHRASES_FREE", free)
             assert (await signed(site, "in", passphrase=f"wrong horse {free}")).code == "unauthorized"
         assert (await signed(site, "in", passphrase="wrong horse")).code == "too-many"
