@@ -1,4 +1,4 @@
-"""What axe-core finds on a page that everybody should be able to use: on a desktop and on a phone, light and dark."""
+"""Accessibility problems that axe-core finds on a page: on a desktop and on a phone, light and dark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN: Final = """
 
 
 async def look(page: Browser, size: str, scheme: str) -> None:
-    """As on a screen of this size, by somebody who prefers this scheme."""
+    """Emulate a screen of this size and a person that prefers this color scheme."""
     width, height, is_phone = SIZES[size]
     screen = {"width": width, "height": height, "deviceScaleFactor": 2 if is_phone else 1, "mobile": is_phone}
     features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
@@ -28,7 +28,7 @@ async def look(page: Browser, size: str, scheme: str) -> None:
 
 
 async def found(page: Browser) -> list[str]:
-    """What stands against the page as it is now, and what is wider than a screen."""
+    """Return the problems of the page's current state, and the elements that are wider than the screen."""
     if not await page.script("return !!window.axe"):
         await page.do(page.driver.execute_cdp_cmd, "Runtime.evaluate", {"expression": SOURCE})
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""A real Chromium, which a test moves as a person does: by keys, and by what is on the page."""
+"""A real Chromium that a test drives as a person does: by keys, and by elements of the page."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
 )
-ELSEWHERE = "peer.test"  # a name of this machine that the browser takes for another one: over plain HTTP it has no WebCrypto
-# The page's clock goes ten times as fast: an answer is held for a second. Pages that come later go on with the same clock.
+ELSEWHERE = "peer.test"  # another host to the browser, without WebCrypto over plain HTTP; this machine in fact
+# The page's clock runs ten times as fast, so an answer is held for one second. Later pages continue with the same clock.
 HURRY = """
   const [now, later] = [Date.now, setTimeout], began = BEGAN;
   Date.now = () => began + 10 * (now() - began);
@@ -53,7 +53,7 @@ class Browser:
         return await trio.to_thread.run_sync(call, *arguments)
 
     async def tab(self) -> None:
-        """Another one, which is used from now on."""
+        """Open another tab, and use it from now on."""
         await self.do(self.profile.tab)
 
     async def open(self, address: str) -> None:
@@ -75,7 +75,7 @@ class Browser:
         await self.do(lambda: ActionChains(self.driver).key_down(held).send_keys(key).key_up(held).perform())
 
     async def until(self, expression: str, *arguments: Any) -> Any:
-        """What an expression of the page comes to, once it is true there: the page is asked at each frame."""
+        """Wait until an expression is true on the page, and return its value. The page evaluates it at each frame."""
         text = f"""
           const done = arguments[arguments.length - 1];
           const look = () => {{ const found = ({expression}); if (found) done(found); else requestAnimationFrame(look); }};
@@ -87,11 +87,11 @@ class Browser:
             raise PatienceEnded(expression) from error
 
     async def count(self, state: str, at_least: int) -> None:
-        """Until so many answers are in this state."""
+        """Wait until at least this number of answers are in this state."""
         await self.until(f"document.querySelectorAll('[data-answer][data-state={state}]').length >= {at_least}")
 
     async def task(self, other_than: str = "") -> str:
-        """The assignment that is shown, once it is another one."""
+        """Wait until the page shows an assignment other than `other_than`, and return it."""
         found: str = await self.until(
             f"[...document.querySelectorAll('[data-task][data-state=ready]')].map((task) => task.dataset.assignment)"
             f".find((assignment) => assignment !== '{other_than}')"
@@ -99,7 +99,7 @@ class Browser:
         return found
 
     async def join(self, address: str, name: str, code: str = "") -> str:
-        """By keys alone, with a key whose backup is for later. The first task's assignment."""
+        """Join by keys alone, postpone the key's backup, and return the first task's assignment."""
         await self.enrol(address, name, code)
         return await self.task()
 
@@ -111,7 +111,7 @@ class Browser:
         await self.press(Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
 
     async def phone(self) -> None:
-        """From now on it is one: its screen, and fingers."""
+        """Emulate a phone's screen and touch input from now on."""
         await self.do(
             self.driver.execute_cdp_cmd,
             "Emulation.setDeviceMetricsOverride",
@@ -120,13 +120,13 @@ class Browser:
         await self.do(self.driver.execute_cdp_cmd, "Emulation.setTouchEmulationEnabled", {"enabled": True})
 
     async def touch(self, selector: str, onto: str = "") -> None:
-        """Taps what is there; or draws it onto something else, in some steps."""
+        """Tap an element, or drag it onto another one in some steps."""
         await self.script("document.querySelector(arguments[0]).scrollIntoView({ block: 'center' })", selector)
         (x, y), (_, end) = [await self.script(MIDDLE, other) for other in (selector, onto or selector)]
         began = time.time()
         await self._finger("touchStart", began, x, y)
         for step in range(1, 5 if onto else 1):
-            await self._finger("touchMove", began + step, x, y + (end - y) * step / 4)  # slowly: what is flung takes no tap
+            await self._finger("touchMove", began + step, x, y + (end - y) * step / 4)  # slow, since a flung element takes no tap
         await self._finger("touchEnd", began + (5 if onto else 0))
 
     async def _finger(self, kind: str, when: float, *place: float) -> None:
@@ -136,13 +136,13 @@ class Browser:
         )
 
     async def errors(self) -> list[str]:
-        """What the console has said since it was last asked."""
+        """Return the errors that the console has logged since the last call."""
         return [entry["message"] for entry in await self.do(self.driver.get_log, "browser") if entry["level"] == "SEVERE"]
 
 
 @asynccontextmanager
 async def browser(*, in_a_hurry: bool = False) -> AsyncIterator[Browser]:
-    """With a profile of its own, and empty."""
+    """Open a browser with an empty profile of its own."""
     profile = await trio.to_thread.run_sync(_begun, in_a_hurry)
     try:
         yield Browser(profile)
@@ -152,7 +152,7 @@ async def browser(*, in_a_hurry: bool = False) -> AsyncIterator[Browser]:
 
 
 class Program:
-    """A browser that tests take in turn: to start one takes as long as a short test."""
+    """A browser program that tests use in turn, since a start takes as long as a short test."""
 
     idle: ClassVar[list[Program]] = []
 
@@ -165,7 +165,7 @@ class Program:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = Chrome(options, ChromeService(str(DRIVER)))
         atexit.register(profile.cleanup)
-        atexit.register(self.driver.quit)  # before that
+        atexit.register(self.driver.quit)  # runs before the cleanup, since handlers run last in, first out
         self.driver.set_script_timeout(patience_seconds())
         self.first, self._calls = self.driver.current_window_handle, itertools.count(1)
         place = self.driver.capabilities["goog:chromeOptions"]["debuggerAddress"]
@@ -174,7 +174,7 @@ class Program:
         self._tools = websocket.create_connection(tools, timeout=patience_seconds(), suppress_origin=True)
 
     def ask(self, method: str, **how: Any) -> Any:
-        """Of the whole program, for which the driver has no word."""
+        """Send a command to the whole program that the driver does not support."""
         number = next(self._calls)
         self._tools.send(json.dumps({"id": number, "method": method, "params": how}))
         while (said := json.loads(self._tools.recv())).get("id") != number:
@@ -183,12 +183,12 @@ class Program:
 
 
 class Profile:
-    """One that nobody has used, and nobody will."""
+    """A fresh profile for one test."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.name = program, program.ask("Target.createBrowserContext")["browserContextId"]
         self.tab()
-        program.driver.get_log("browser")  # of the profile before
+        program.driver.get_log("browser")  # drops the log of the profile before
 
     def tab(self) -> None:
         made = self.program.ask("Target.createTarget", url="about:blank", browserContextId=self.name)

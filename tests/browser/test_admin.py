@@ -1,4 +1,4 @@
-"""An operator at the pages `/admin` and `/review` of a real peer, in a real browser."""
+"""An operator's work at the pages `/admin` and `/review` of a real peer, in a real browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
 
 pytestmark = [NEEDED, pytest.mark.real("browser")]
-# Buttons and links that are seen.
+# Visible buttons and links.
 BUTTON = (
     "[...document.querySelectorAll('button, main a')].findLast((one) => one.checkVisibility() && one.textContent.trim() === '{}')"
 )
@@ -29,7 +29,7 @@ async def press_button(page: Browser, *texts: str, times: int = 1) -> None:
 
 
 async def told(page: Browser, text: str) -> None:
-    """Wait for this message. Names in it stand between isolates, which nobody sees."""
+    """Wait for this message. Names in it stand between isolates, which are invisible."""
     await page.until(r"document.querySelector('.told').textContent.replace(/[\u2068\u2069]/g, '').includes(arguments[0])", text)
 
 
@@ -128,7 +128,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         assert link.startswith(f"{address(site)}/join#")
         assert (await said(Person("bob").enrol, site, link.partition("#")[2])).status == 201
         names = "[...document.querySelectorAll('#people [data-row] b')].map((name) => name.textContent)"
-        for name in ("bob", "ann"):  # the list before has ann alone: a button that is pressed while it is read again does nothing
+        for name in ("bob", "ann"):  # the list before has ann alone, and a button that is pressed during its refresh does nothing
             await types_into(page, "search", name)
             await page.press(Keys.ENTER)
             await page.until(f"String({names}) === arguments[0]", name)
@@ -174,7 +174,7 @@ async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Pat
                 tasks=[{"text": f"text {number}", "items": items} for number in range(3)],
             )
         )["project"]
-        for number in range(4):  # whom nobody can help: after four skips the author decides
+        for number in range(4):  # after four skips the author decides
             (person,) = await enrolled(site, f"person {number}")
             (lease,) = [task for task in await assigned(site, person, 8) if task["text"] == "text 1"]
             assert (await said(person.skip, site, lease["assignment"], "unclear")).status == 200
@@ -194,7 +194,7 @@ async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Pat
         assert await page.errors() == []
 
 
-# Calls of the page's that list tasks: `isLost` fails them, `isHeld` holds them until `release`. `looks` counts those before them.
+# The page's calls that list tasks. `isLost` fails them, `isHeld` holds them until `release`. `looks` counts earlier ones.
 LISTS = """
   const asks = fetch;
   Object.assign(window, { looks: 0, isAsked: false, isLost: false, isHeld: false });

@@ -1,4 +1,4 @@
-"""People at the page `/annotate` of a real peer, in a real browser."""
+"""Work of annotators at the page `/annotate` of a real peer, in a real browser."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def test_an_invited_person_labels_by_keys_alone_until_all_is_settled(tmp_p
             chosen[text] = number % 2
             await page.press(str(number % 2 + 1))
             if number == 3:
-                await page.until(f"document.querySelector('[data-answer=\"{shown}\"]')")  # stored; on a slow machine it is sent
-                await page.do(page.driver.refresh)  # the browser has the key, and what is not sent
+                await page.until(f"document.querySelector('[data-answer=\"{shown}\"]')")  # stored; sent already on a slow machine
+                await page.do(page.driver.refresh)  # the browser has the key and the unsent answers
             if number < 5:
                 shown = await page.task(shown)
         await page.count("settled", 6)
@@ -93,7 +93,7 @@ async def test_no_answer_is_lost_or_doubled_while_the_peer_is_away(tmp_path: Pat
             shown = await page.join(address(site), "ann")
             await page.press("1")
             shown = await page.task(shown)
-            await page.until("document.querySelector('[data-answer]')")  # held, or sent already on a slow machine
+            await page.until("document.querySelector('[data-answer]')")  # held, or already sent on a slow machine
         await page.until("document.querySelector('.away')")
         await page.press("2")
         shown = await page.task(shown)

@@ -1,4 +1,4 @@
-"""People join with keys of their browsers, label at two peers of which one is killed, and stand on the page `/leaderboard`."""
+"""People join with keys of their browsers, label at two peers of which one is killed, and appear on the page `/leaderboard`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def points(site: Site) -> list[tuple[str, int]]:
 
 
 async def saved(page: Browser, folder: Path) -> Path:
-    """The backup, as the browser saves it; the page asks for a passphrase already."""
+    """Save the backup as the browser does, and return its file. The page already asks for a passphrase."""
     folder.mkdir()
     await page.do(page.profile.downloads, folder)
     await page.press(PASSPHRASE, Keys.TAB, PASSPHRASE, Keys.ENTER)
@@ -57,7 +57,7 @@ async def restored(page: Browser, file: Path, passphrase: str) -> None:
 
 
 def seed_of(backup: dict[str, Any]) -> bytes:
-    """Of a backup, by docs/protocol/curation.md alone. Raises an error if the passphrase does not open it."""
+    """Decrypt the seed of a backup as docs/protocol/curation.md describes. Raises an error if the passphrase is wrong."""
     kdf = backup["kdf"]
     assert (kdf["name"], kdf["hash"], backup["cipher"]) == ("PBKDF2", "SHA-256", "AES-256-GCM") and kdf["iterations"] >= 600_000
     key = hashlib.pbkdf2_hmac("sha256", PASSPHRASE.encode(), bytes.fromhex(kdf["salt"]), kdf["iterations"])
@@ -124,7 +124,7 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
 
 
 async def test_the_page_of_a_single_voter_says_that_it_decides_alone(tmp_path: Path) -> None:
-    """One voter decides alone: no network of many people."""
+    """A network of one voter does not claim many people."""
     async with Room(tmp_path).serving() as (_, site), browser() as page:
         await page.open(f"{address(site)}/join")
         await page.until("document.querySelector('[data-live=who]')")
@@ -133,7 +133,7 @@ async def test_the_page_of_a_single_voter_says_that_it_decides_alone(tmp_path: P
 
 
 async def test_two_tabs_make_one_key(tmp_path: Path) -> None:
-    """The second one would take the place of the first, which has no backup."""
+    """A second key would replace the first one, which has no backup."""
     async with Room(tmp_path).serving() as (_, site), browser() as page:
         await page.open(f"{address(site)}/join")
         await page.until("document.activeElement.name === 'name'")
@@ -175,7 +175,7 @@ async def test_over_plain_http_the_peer_signs_for_somebody_who_comes_back_after_
         async with room.serving(web_host_names=(ELSEWHERE,), web_listen=f"{site.host}:{site.port}") as (_, site):
             await page.until("location.pathname === '/join' && document.activeElement.value === 'ann'")
             await page.press(Keys.TAB, PASSPHRASE, Keys.ENTER)
-            await page.count("settled", 2)  # what waited was sent
+            await page.count("settled", 2)  # the waiting answers were sent
             await page.open(f"{there}/join")
             await page.until("document.querySelector('[data-state=known]')")
             await page.script("document.querySelector('details').open = true; document.querySelector('details button').click()")
@@ -224,7 +224,7 @@ async def test_two_people_at_one_browser_see_and_send_their_own_answers_alone(tm
         await page.count("held", 1)
         other = page.driver.current_window_handle
         await page.do(page.driver.switch_to.window, one)
-        await page.until("location.pathname === '/join'")  # this tab does not go on as ann
+        await page.until("location.pathname === '/join'")  # this tab does not continue as ann
         await page.do(page.driver.close)
         await page.do(page.driver.switch_to.window, other)
         await leaves()
@@ -238,13 +238,13 @@ TASKS = 30
 
 
 async def answer(page: Browser) -> None:
-    """By key; the text says which one."""
+    """Press the key that the text names."""
     (text,) = await page.texts("[data-task] .text")
     await page.press(text[0])
 
 
 async def label(page: Browser, shown: str, count: int) -> None:
-    """So many tasks, of which the first is shown."""
+    """Answer `count` tasks. The page already shows the first one."""
     for number in range(count):
         await answer(page)
         if number < count - 1:
@@ -277,7 +277,7 @@ async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and
             await anns.until("document.querySelector('.away')")
             shown = await anns.script("return document.querySelector('[data-task]')?.dataset.assignment ?? ''")
             if shown:
-                await answer(anns)  # it has this one, and needs no peer for it
+                await answer(anns)  # the browser has this task, and needs no peer for it
             await made.start(first.seat)
             await served(first.seat, nursery, **invited, web_listen=f"{first.site.host}:{first.site.port}")
             await label(anns, await anns.task(shown), TASKS - 10 - bool(shown))

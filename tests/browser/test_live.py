@@ -1,4 +1,4 @@
-"""The page `/live` of real peers, in a real browser: what they decide is seen at once, and can be verified."""
+"""The page `/live` of real peers in a real browser: it shows their decisions at once and verifies them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.waiting import patience
 from tests.web.room import Room, said
 
 pytestmark = [NEEDED, pytest.mark.real("browser")]
-SEEN_SECONDS_MAX = 20.0  # the page has it at once; here four processes of tests and a browser share two cores, or less
-# When the page shows a text first, by the clock of this machine.
+SEEN_SECONDS_MAX = 20.0  # the page updates at once; here four processes of tests and a browser share two cores or less
+# Records when the page first shows a text, by this machine's clock.
 SEEN = """
   window.seen = {};
   const look = () => document.querySelectorAll('[data-live]').forEach(({ dataset, textContent }) => {
@@ -29,7 +29,7 @@ SEEN = """
   });
   new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
 """
-# The page gets this in the place of what the peer says of a block.
+# Replaces the peer's answer about a block.
 INSTEAD = """
   const [block] = arguments;
   window.fetch = async () => new Response(block, { headers: { "Content-Type": "application/json" } });
@@ -37,7 +37,7 @@ INSTEAD = """
 
 
 async def shown(page: Browser, name: str) -> str:
-    """A live figure or list, once it says anything."""
+    """Wait until a live figure or list has a text, and return it."""
     found: str = await page.until(f"document.querySelector('[data-live={name}]')?.textContent")
     return found
 
@@ -67,8 +67,8 @@ async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_pa
         assert seen - applied < 1_000 * SEEN_SECONDS_MAX
         assert f"{liar.name} expelled" in await shown(page, "alerts")
 
-        # Who votes what, and why; what all of them decided; and that it can be verified.
-        # One of the two proposals is honest, and may have its accepts before a quorum has seen both.
+        # The page shows votes with their reasons, the common decision, and a way to verify it.
+        # One of the two proposals is honest. Its accepts may arrive before a quorum has seen both.
         rounds = await page.until("document.querySelector('#rounds li') && document.querySelector('#rounds').textContent")
         assert ("✗ equivocation" in rounds) == ("two different proposals for one round" in rounds)
         await page.until("document.querySelectorAll('#round tbody tr').length >= 2")
@@ -163,7 +163,7 @@ async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_to
             await page.until(f"document.querySelector('[data-live=height]').textContent >= {higher}")
 
 
-# The page gets this in the place of the peer's stream: no honest peer holds another root than the voters.
+# Replaces the peer's stream, since no honest peer has another root than the voters.
 TOLD = """
   window.EventSource = class extends EventTarget {
     constructor() {

@@ -1,4 +1,4 @@
-"""Pages on a phone: pairs and rankings by fingers and by keys; and what axe finds, on pages and in planted faults."""
+"""Pages on a phone: pairs and rankings by touch and by keys, and axe on all pages and on planted faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.browser.test_annotate import address, exported
 from tests.web.room import Room
 from tests.web.test_routes import founded, operator
 
-TOUCHED_MIN = 44  # pixels that a finger hits
+TOUCHED_MIN = 44  # pixels, the least size of a touch target
 TOO_SMALL = """
   return [...document.querySelectorAll('button, input, summary, .site nav a, .handle')].filter((element) => {
     const { width, height } = element.getBoundingClientRect();

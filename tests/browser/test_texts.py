@@ -1,4 +1,4 @@
-"""Texts of people on all pages: in their own direction, as their project shows them, and without effect on the page."""
+"""Texts of people on all pages: in their own direction, as their project displays them, and without effect on the page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.web.test_routes import founded, operator
 
 pytestmark = [NEEDED, pytest.mark.real("a browser")]
 STRINGS = (Path(__file__).parents[1] / "web" / "xss.txt").read_text().splitlines()
-MARK = "שלום"  # of each text of people here
-# Text nodes with the mark whose direction is not their own.
+MARK = "שלום"  # in each text of a person here
+# Text nodes with the mark that have another text direction than their own.
 ASTRAY = """
   const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
@@ -43,7 +43,7 @@ RELEASED = """
 """
 
 
-# What `RowWithProof` makes of a text.
+# Renders a text as `RowWithProof` does.
 SHOWN = """
   return Promise.all([import('/static/shown.js'), import('/static/page.js')]).then(([{ Shown }, { html, render }]) => {
     const place = document.createElement('div');
@@ -52,7 +52,7 @@ SHOWN = """
   });
 """
 CONTROLS = "\x85\u2028\u202e\u2066\u2069"
-MARKDOWN = {  # by a text, its nodes
+MARKDOWN = {  # the nodes of each text
     "a *b* __c__": '<p dir="auto">a <em>b</em> <strong>c</strong></p>',
     "a\r\nb": '<p dir="auto">a\nb</p>',
     "# a\n# b": '<p class="heading" dir="auto">a</p><p class="heading" dir="auto">b</p>',
@@ -191,7 +191,7 @@ async def test_texts_guidelines_and_reasons_hide_nothing_and_have_the_display_of
         made = await founded(site, token, name="pair", kind="pair", tasks=[pair], **more)
         (bob,) = await enrolled(site, "bob")
         (lease,) = await assigned(site, bob)
-        skip = SkipAssignment(bytes.fromhex(lease["assignment"]), f"d{HIDDEN}")  # the page of annotators sends no such reason
+        skip = SkipAssignment(bytes.fromhex(lease["assignment"]), f"d{HIDDEN}")  # the annotation page sends no such reason
         await TransactionSubmitter(daemon.driver).submit("curation/statements", StatementBatch(skips=(skip,)))
         shown = await page.join(address(site), "ann")
         await page.until("document.querySelector('.guidelines')")
@@ -236,7 +236,7 @@ async def test_sixteen_options_and_both_sides_of_a_pair_have_keys(tmp_path: Path
 
 
 async def choose(page: Browser, name: str) -> None:
-    """Choose the project on the page; its task is shown then."""
+    """Choose the project on the page. The page then shows its task."""
     await page.script(
         "const list = document.querySelector('#choice select');"
         "list.value = [...list.options].find(({ text }) => text.includes(arguments[0])).value;"
@@ -255,7 +255,7 @@ async def test_people_choose_among_projects(tmp_path: Path) -> None:
         token = await operator(daemon)
         await founded(site, token, name="first", tasks=[{"text": f"first {number}"} for number in range(9)])
         await page.join(address(site), "ann")
-        await page.script("let ticks = 0; Date.now = () => ++ticks")  # so that an answer is held until the next one
+        await page.script("let ticks = 0; Date.now = () => ++ticks")  # an answer is held until the next one
         project = await founded(site, token, name="second", tasks=[{"text": f"second {number}"} for number in range(5)])
         await page.until("document.querySelectorAll('#choice option').length === 3")
         assert await page.script("return document.querySelector('#choice select').value") == "", "all"
@@ -264,7 +264,7 @@ async def test_people_choose_among_projects(tmp_path: Path) -> None:
         ]
         given_back = await page.task()
         await choose(page, "second")
-        await page.until(RELEASED, f"/{given_back}/release")  # at once: without that call it would be so 45 s later
+        await page.until(RELEASED, f"/{given_back}/release")  # at once; without that call 45 s later
         row = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(given_back))
         assert row is not None and row.state is AssignmentState.RELEASED
         for name in ("second", "first"):

@@ -1,4 +1,4 @@
-"""A ledger with curation, without a network: annotators, serving peers, and batches that are decided because the test says so."""
+"""A ledger with curation, without a network: annotators, serving peers, and batches that the test decides."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Room(World):
         return self.state.module_state(CurationState)
 
     def later(self, ms: int, batches: int = 0) -> None:
-        """The next block acts so much later; after it the time of the state is that one, by which the block after it acts."""
+        """Advance the time of the next block by `ms`. The state has this time only after that block."""
         self.now += ms
         for _ in range(batches):
             self.batch()
@@ -135,19 +135,19 @@ class Room(World):
         return held(self.curation.assignments.get_record(key))
 
     def leased(self, *people: FastSigner, count: int = 1) -> list[tuple[bytes, ...]]:
-        """The leases that they have then, each enrolled if it was not."""
+        """Request leases for these people, enrol them first if necessary, and return the leases that each then has."""
         new = [who for who in people if self.curation.annotators.get_record(who.public) is None]
         self.batch(enrolments=[self.enrolment(who) for who in new], leases=[self.wish(who, count) for who in people])
         return [self.person(who).leases for who in people]
 
     def answered(self, answers: Sequence[tuple[FastSigner, bytes, Answer]]) -> None:
-        """Committed in one batch, opened in the next."""
+        """Commit the answers in one batch, and open them in the next."""
         self.batch(commits=[self.commit(*answer) for answer in answers])
         self.batch(openings=[self.opening(*answer) for answer in answers])
 
     def worked(self, people: Sequence[FastSigner], says: Callable[[int, int], Answer]) -> None:
-        """Until nobody gets a task any more. `says`: the answer of which person to the task of which number."""
-        draw, order = Random(0), list(enumerate(people))  # otherwise the same two meet each time
+        """Lease and answer until nobody gets a task. `says(person, task)` maps two numbers to the answer."""
+        draw, order = Random(0), list(enumerate(people))  # shuffled, or the same two people would meet each time
         while any(leases := self.leased(*(who for _, who in order), count=4)):
             self.answered(
                 [
@@ -159,13 +159,13 @@ class Room(World):
             draw.shuffle(order)
 
     def worked_once(self, who: FastSigner, most: int, says: Callable[[int], Answer]) -> None:
-        """One person answers so many tasks, or all that there are for it."""
+        """Let one person answer up to `most` tasks."""
         while most > 0 and (mine := self.leased(who, count=min(most, LEASES_MAX))[0]):
             self.answered([(who, lease, says(self.assignment(lease).number)) for lease in mine])
             most -= len(mine)
 
     def closed(self, project: bytes) -> int:
-        """The project is closed, and batches go on with it until it is done: how many."""
+        """Close the project, run batches until the close is done, and return the number of batches."""
         self.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
         self.later(OPENING_MS, batches=1)
         batches = 0
@@ -183,7 +183,7 @@ class Room(World):
 
 
 def gold_leaves(tasks: int, gold: Mapping[int, Answer]) -> list[bytes]:
-    """Of one page. Leaves of other tasks look alike: nobody has what they would be the hash of."""
+    """Return the leaves of one page. Leaves of tasks without gold look alike, and are the hash of no known bytes."""
     return [gold_leaf(GOLD_SALT, gold[number]) if number in gold else bytes([number]) * 32 for number in range(tasks)]
 
 

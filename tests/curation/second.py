@@ -1,4 +1,4 @@
-"""The close of a project, written again from docs/protocol/curation.md: without arrays, and without the code that it checks."""
+"""The close of a project, written again from docs/protocol/curation.md, without arrays and without the code under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project's close: the labels of the whole estimate, weights and points; in slices, and whatever a peer remembers."""
+"""A project's close: the labels of the whole estimate, weights and points. It runs in slices, whatever a peer has cached."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def truth_of(asked: ProjectSpec, number: int) -> Answer:
 
 
 def says(asked: ProjectSpec, seed: int = 0) -> Callable[[int, int], Answer]:
-    """The first two guess, the others are right nine times in ten."""
+    """Return answers: the first two people guess, the others are right nine times in ten."""
 
     def said(person: int, number: int) -> Answer:
         draw = Random(f"{seed} {person} {number}")
@@ -96,7 +96,7 @@ def room() -> Room:
 
 
 def test_labels_are_those_of_the_whole_estimate_and_accepted_answers_follow(room: Room) -> None:
-    """Three of eight say the contrary, which the first labels do not know yet."""
+    """Three of eight people contradict the others. The first labels do not account for it yet."""
     project = room.project(MOODS, 200)
     honest = says(MOODS)
     room.worked(CROWD, lambda person, number: (number % 2 ^ (person < 3),) if person < 4 else honest(person, number))
@@ -137,7 +137,7 @@ def test_a_project_has_the_agreement_of_its_settled_tasks(kind: str) -> None:
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("kind", ["label", "many", "ranking"])
 def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also at a peer that starts again between any two of them."""
+    """The result is the same also at a peer that restarts between any two slices."""
 
     def closed(most: int) -> tuple[CurationState, int]:
         room, project = worked_through(KINDS[kind])
@@ -191,7 +191,7 @@ def test_what_its_author_said_stays(room: Room) -> None:
 def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(
     most: int, monkeypatch: pytest.MonkeyPatch, room: Room
 ) -> None:
-    """28 points among four answers and two: 18⅔ and 9⅓. The seventh task has its author's label, and no answer."""
+    """Ann's four answers and Bob's two share 28 points: 18⅔ and 9⅓. The seventh task has its author's label and no answer."""
     monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
     project = room.project(replace(ONE, price=4), tasks=7)
     for who, count in ((ANN, 4), (BOB, 2)):
@@ -238,14 +238,14 @@ def test_one_after_another(room: Room) -> None:
 
 
 def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes(room: Room) -> None:
-    """Else one member would keep all others, and the voters, from closing a project."""
+    """Otherwise one member could keep all others, and the voters, from closing a project."""
     for _ in range(PROJECTS_UNFINISHED_MAX):
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS, tasks=0), ProjectPhase.CLOSED))
     assert "20 projects of this member are open or being closed" in room.refused(
         AUTHOR, "curation/create-project", CreateProject(MOODS)
     )
     room.later(OPENING_MS)
-    room.batch()  # later batches see its time
+    room.batch()  # later batches see this block's time
     room.batch()
     assert len(room.curation.closing) == PROJECTS_UNFINISHED_MAX - 1
     assert not room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
@@ -284,7 +284,7 @@ def test_a_serving_peer_knows_when_a_close_begins(room: Room) -> None:
 @pytest.mark.parametrize("kind", ["label", "many", "rating", "ranking"])
 @pytest.mark.parametrize("knows", [True, False], ids=["gold", "no gold"])
 def test_a_majority_of_liars_cannot_outvote_gold(kind: str, knows: bool) -> None:
-    """Five of eight say the same wrong answers. Every fifth task is gold, and nobody but the author knew which."""
+    """Five of eight people give the same wrong answers. Every fifth task is gold, and only the author knew which."""
     asked = KINDS[kind]
     liars, tasks = 5, 240
     golds = {number: truth_of(asked, number) for number in range(0, tasks, 5)}
@@ -316,7 +316,7 @@ def test_a_majority_of_liars_cannot_outvote_gold(kind: str, knows: bool) -> None
 
 
 def test_where_one_vote_is_asked_for_gold_alone_gives_weights(room: Room) -> None:
-    """Bob is wrong in each gold task. Votes are labels all the same, but for gold."""
+    """Bob is wrong in each gold task. With one vote per task, the votes are the labels, except for gold."""
     golds: dict[int, Answer] = {number: (number // 2 % 2,) for number in range(0, 120, 2)}
     project = room.project(replace(ONE, price=PRICE), tasks=120, gold=golds)
     room.worked_once(BOB, 40, lambda number: (1 - number // 2 % 2,))

@@ -1,4 +1,4 @@
-"""Files of exports, from the lines of settled tasks."""
+"""Export files, made from the records of settled tasks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_preferences_say_who_was_preferred_and_how_clearly() -> None:
         line(2, [3], "q", ("u", "v"), (3, 3)),
         line(3, [0], None),
         line(4, [0], "q", ("a", "b")),  # reviewed
-        line(5, [0], "q", ("c", "d"), (0, 1, 1)),  # the label weighed them
+        line(5, [0], "q", ("c", "d"), (0, 1, 1)),  # the label is weighted by annotator
         line(6, [0], "q", ("e", "f"), (0, 3)),
     ]
     found = [json.loads(row) for row in written("preferences", asked(QuestionKind.PAIR), *lines).splitlines()]
@@ -164,7 +164,7 @@ def test_answers_of_pairs_have_names() -> None:
 
 
 def test_the_command_line_names_all_formats() -> None:
-    """It does so by itself: help is to answer without what writes them."""
+    """The command line has its own list, since its help must not import the writers."""
     assert tuple(FORMATS) == commands.FORMATS
 
 
@@ -205,7 +205,7 @@ def problem(said: Any, *options: str, **more: Any) -> str:
         (1, ("1", "2", "3"), 0),
         (3, ("1", "2", "3"), 2),
         ("3", ("1", "2", "3"), 2),
-        (1, ("2", "1"), 1),  # options that are positions of one another
+        (1, ("2", "1"), 1),  # the options are also positions of one another
         (0, ("1", "0"), 1),
         (-1, ("-1", "0", "1"), 0),
         (1, ("-1", "0", "1"), 2),
@@ -214,7 +214,7 @@ def problem(said: Any, *options: str, **more: Any) -> str:
         (1e0, ("1", "2"), 0),
         ("1.0", ("1", "2"), 0),  # the same in CSV
         (1.5, ("1", "1.5"), 1),
-        (1, ("1.0", "1"), 1),  # the text goes before the value
+        (1, ("1.0", "1"), 1),  # text takes precedence over value
         (1.0, ("1", "1.0"), 1),
         (2020, ("2019", "2020"), 1),
         (5, ("0", "05"), 1),
@@ -225,9 +225,9 @@ def problem(said: Any, *options: str, **more: Any) -> str:
         (True, ("true", "True"), 0),
         ("sad ", ("glad", "sad"), 1),
         ("sad ", ("sad", "sad "), 1),
-        (1, ("glad", "sad"), 1),  # no option is a number: a position
+        (1, ("glad", "sad"), 1),  # no option is a number, so this is a position
         ("1", ("glad", "sad"), 1),
-        (1, ("false", "true"), 1),  # both readings agree
+        (1, ("false", "true"), 1),  # both interpretations agree
     ],
 )
 def test_a_value_whose_text_is_an_option_is_that_option(said: Any, options: tuple[str, ...], place: int) -> None:

@@ -1,4 +1,4 @@
-"""Files of tasks of other programs, and our own exports again."""
+"""Task files of other programs, and our own exports as input."""
 
 from __future__ import annotations
 

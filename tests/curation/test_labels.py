@@ -1,4 +1,4 @@
-"""The running estimate of a label, and the whole one; its logarithms and powers in integers beside those of floats."""
+"""The running estimate of a label and the whole estimate, with integer logarithms and powers beside those of floats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from curation.estimation.online_dawid_skene import (
 from curation.tasks.answers import Answer, QuestionKind
 from tests.curation.whole_estimates import run_dawid_skene
 
-# Running --------------------------------------------------------------------------------------------------------------
+# The running estimate -------------------------------------------------------------------------------------------------
 
 
 def test_two_strangers_who_agree_are_enough_and_one_is_not() -> None:
@@ -88,8 +88,8 @@ def test_a_ranking_is_that_of_ranked_pairs() -> None:
 
 
 def test_an_answer_costs_little() -> None:
-    """The dearest label: seven votes on sixteen options. A batch has 0.4 ms an answer for everything; ten times as much here, for
-    a busy machine.
+    """The most expensive label has seven votes on sixteen options. A batch has 0.4 ms for all work of an answer.
+    The test allows ten times as much, for a busy machine.
     """
     counts = tuple(range(256))
     votes = [(counts, (vote,)) for vote in range(7)]
@@ -101,11 +101,11 @@ def test_an_answer_costs_little() -> None:
     assert min(times) < 0.004
 
 
-# Whole ----------------------------------------------------------------------------------------------------------------
+# The whole estimate ---------------------------------------------------------------------------------------------------
 
 
 def crowd(classes: int, tasks: int, right: list[float], votes: int, seed: int = 0) -> tuple[Ints, Ints]:
-    """(votes, truth)"""
+    """Return votes and truth of a simulated crowd."""
     draw = np.random.default_rng(seed)
     truth = draw.integers(0, classes, tasks)
     rows = []
@@ -140,7 +140,7 @@ def test_the_same_bits_whatever_the_order(classes: int, draw: object) -> None:
 
 
 def test_the_integers_are_near_what_floats_find() -> None:
-    """The same algorithm in double precision, written once more from the paper."""
+    """The reference is the same algorithm in double precision, written separately from the paper."""
     classes, tasks, people = 3, 120, 9
     votes, _ = crowd(classes, tasks, [0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.6, 0.4, 0.3], 5)
     whole = DawidSkene(classes, tasks, people, votes)
@@ -163,7 +163,7 @@ def test_the_integers_are_near_what_floats_find() -> None:
 
 
 def test_without_ones_vote_it_is_as_if_it_had_not_been_cast() -> None:
-    """Two tasks that mirror each other: both classes are as frequent, and each table has equal rows."""
+    """The two tasks mirror each other, so both classes are equally frequent and each table has equal rows."""
     votes = np.array([(0, 0, 1), (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, 1, 1), (1, 2, 1)], dtype=np.int64)
     agree, contradict = 26 / 33, 25 / 33  # (8 + 2/3) / (8 + 2 + 1), (8 + 1/3) / (8 + 2 + 1)
     two = agree**2 / (agree**2 + (1 - agree) ** 2)
@@ -174,7 +174,7 @@ def test_without_ones_vote_it_is_as_if_it_had_not_been_cast() -> None:
 
 
 def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, Ints, Ints]:
-    """(votes, truth, gold rows). Of 40 annotators `count` always say the next class; on gold the right one, if `knows`."""
+    """Return votes, truth and gold rows. `count` of 40 annotators give the next class; on gold the right one, if `knows`."""
     votes, truth = crowd(classes, 500, [0.875] * 40, 5, seed=1)
     lie = votes[:, 1] < count
     if knows:
@@ -188,7 +188,7 @@ def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, I
 @pytest.mark.parametrize("gold", [0, 25, 50, 100])
 @pytest.mark.parametrize("count", [12, 16, 18])
 def test_whoever_is_right_on_gold_alone_gains_nothing(count: int, gold: int, classes: int) -> None:
-    """Eighteen of 40 outvote 22 honest ones, since they are never wrong: 22 agree with the right labels, 18 with the others."""
+    """Consistent liars outvote 22 honest annotators of 40, but more people agree with the right labels than with others."""
     votes, truth, known = liars(count, gold, True, classes)
     assert (likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior()) == truth)[gold:].mean() > 0.93
 
@@ -238,6 +238,6 @@ def test_chances_are_those_of_the_weights() -> None:
 
 
 def test_the_bits_are_these() -> None:
-    """Whatever machine and version of numpy: another number here is another state root."""
+    """The result is the same on every machine and numpy version, since another number would be another state root."""
     assert log2(np.array([3, 10**6, 2**61 + 12345], dtype=np.int64)).tolist() == BITS[0]
     assert negative_power_of_two(np.array([1, LOG_ONE // 3, 5 * LOG_ONE + 77], dtype=np.int64)).tolist() == BITS[1]

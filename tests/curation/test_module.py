@@ -1,4 +1,4 @@
-"""What curation decides: who gets which task, when an answer counts, and what becomes of all else."""
+"""Decisions of curation: assignment of tasks, conditions under which an answer counts, and treatment of all other input."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_author_reviews_what_seven_votes_do_not_settle(room: Room) -> None:
 
 
 def test_a_proven_annotator_weighs_more(room: Room) -> None:
-    """Ann was right twelve times: against a stranger, her word is enough."""
+    """Ann was right twelve times, so her answer alone outweighs a stranger's."""
     project = room.project(SEVERAL, tasks=14)
     for _ in range(12):
         leases = room.leased(ANN, BOB)
@@ -183,7 +183,7 @@ def test_nobody_gets_a_task_twice_and_begun_ones_come_first(room: Room) -> None:
 def test_no_task_is_of_a_project_that_the_wish_leaves_out(room: Room) -> None:
     lost, here = room.project(ONE, tasks=40), room.project(ONE, tasks=40)
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
-    room.leased(BOB, count=8)  # of both, and begun tasks come first
+    room.leased(BOB, count=8)  # from both projects, begun tasks first
     room.batch(leases=[replace(room.wish(ANN, 8), excluded_projects=(lost,))])
     assert {room.assignment(key).project for key in room.person(ANN).leases} == {here}
     room.batch(leases=[replace(room.wish(CAT), excluded_projects=tuple(sorted((lost, here))))])
@@ -194,7 +194,7 @@ def test_all_tasks_are_of_the_project_that_the_wish_names(room: Room) -> None:
     other, chosen = room.project(SEVERAL, tasks=40), room.project(SEVERAL, tasks=3)
     closed = room.project(ONE, tasks=3)
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(closed, ProjectPhase.CLOSED))
-    room.leased(BOB, count=4)  # begun tasks of both come first
+    room.leased(BOB, count=4)  # begun tasks of both projects come first
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
     room.batch(
         leases=[replace(room.wish(ANN, 8), project=chosen), replace(room.wish(CAT), project=chosen, excluded_projects=(chosen,))]
@@ -313,7 +313,7 @@ def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.Mo
 
 
 def test_serving_peers_are_counted_once_a_block(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The count looks at all members. A block may hold a thousand batches with enrolments."""
+    """The count reads all members, and a block may hold a thousand batches with enrolments."""
     counts: list[int] = []
 
     def counted(members: MembersState) -> tuple[bytes, ...]:
@@ -345,7 +345,7 @@ def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeyp
     room.batch(enrolments=[room.enrolment(who) for who in people])
     assert room.curation.annotators_count == 3 and people[0].public not in room.curation.annotators
     room.later(ENROLMENT_MS)
-    room.batch()  # whose block has the time
+    room.batch()  # the later time counts after this block
     room.batch(enrolments=[room.enrolment(who) for who in people])
     assert [who.public in room.curation.annotators for who in (*strangers, *people)] == 3 * [False] + 3 * [True] + [False]
     assert room.curation.annotators_count == 3 and room.curation.shares.get_record(PEER.public) == PeerAnnotators(3)
@@ -425,7 +425,7 @@ def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
 
 
 def test_one_wish_of_an_annotator_acts_in_a_batch(room: Room) -> None:
-    """A wish that finds nothing looks at all projects: 512 of them in a batch would be dear."""
+    """A lease request that finds no task looks at all projects. 512 such requests in a batch would be expensive."""
     room.project(SEVERAL, tasks=3)
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
     room.batch(leases=[room.wish(ANN), room.wish(ANN, 2), room.wish(BOB)])
@@ -476,7 +476,7 @@ def test_a_paused_project_gives_out_no_tasks_and_a_closed_one_takes_no_answers(r
     assert room.assignment(bob).state is AssignmentState.LEASED
 
 
-# Invariants, whatever is said -----------------------------------------------------------------------------------------
+# Invariants under arbitrary statements --------------------------------------------------------------------------------
 
 CROWD = annotators(6)
 steps = st.lists(
@@ -546,7 +546,7 @@ def check(room: Room, project: bytes) -> None:
 
 
 def crowded(room: Room) -> tuple[list[FastSigner], list[bytes]]:
-    """The last two places of a task that as many had as may; everybody before let the lease expire."""
+    """Return the people of a task that has reached its limit of assignments. All but the last two let their leases expire."""
     people = annotators(limits.ASSIGNED_MAX)
     for who in people[:-2]:
         room.leased(who)
@@ -593,7 +593,7 @@ def test_a_task_that_waits_for_its_author_takes_no_votes(room: Room) -> None:
 
 
 def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
-    """Two voters of four are too few, however often they say it; three are enough."""
+    """Two voters of four are too few, even if they repeat their vote. Three are enough."""
     project = room.project(ONE, tasks=1)
     outsider = PEOPLE[5]
     room.decide(room.admission(outsider))
@@ -611,7 +611,7 @@ def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
 
 
 def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
-    """Two of three are enough then."""
+    """After it left, two of three voters are enough."""
     project = room.project(ONE, tasks=1)
     room.say(OTHER, "curation/vote-to-stop", VoteToStopProject(project))
     room.decide(room.tx(OTHER, "member/resign", ResignAsVoter()))
@@ -627,7 +627,7 @@ def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
 
 
 def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its places stay taken, and what it leased it may skip."""
+    """The places of its annotators stay taken, and it may skip its earlier leases."""
     monkeypatch.setattr("curation.ledger.curation_module.ANNOTATORS_MAX", 4)
     room.project(ONE, tasks=3)
     new = PEOPLE[5]
@@ -666,7 +666,7 @@ def row_of(room: Room, project: bytes, number: int) -> TaskRow:
 
 
 def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
-    """A fresh one, and one that Ann has: she gives it back. The page is another one then, and its root stays."""
+    """One redacted task is fresh. The other one is Ann's, whose lease expires. The page's bytes change, its root stays."""
     project = room.project(SEVERAL, tasks=3)
     ((ann,),) = room.leased(ANN)
     begun = room.assignment(ann).number
@@ -687,7 +687,7 @@ def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
 
 
 def test_a_draw_looks_at_few_redacted_tasks_and_the_next_one_goes_on(room: Room) -> None:
-    """Else an author that takes out many texts makes each wish of everybody as dear as all of them."""
+    """Otherwise an author that redacts many texts would make each lease request cost as much as all of them."""
     project = room.project(SEVERAL, tasks=DRAW_CANDIDATES_MAX + 2)
     for number in range(DRAW_CANDIDATES_MAX + 1):
         room.say(AUTHOR, "curation/redact", redaction(room, project, number, bytes([number]) * 32))
@@ -749,7 +749,7 @@ def test_a_task_that_waits_for_its_author_waits_no_more_when_it_is_redacted(room
 
 
 def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
-    """f is 1. Other bytes are another wish, and a wish about a page that changed meanwhile is none."""
+    """f is 1. A request with other bytes is a different one. A request for a page that changed meanwhile does not count."""
     project = room.project(ONE, tasks=3)
     outsider = PEOPLE[5]
     room.decide(room.admission(outsider))
@@ -765,7 +765,7 @@ def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
 
 
 def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room) -> None:
-    """A project that names another one's page, or a job's data, as its own deletes neither."""
+    """A project that names another project's page, or a job's data, as its own page deletes neither."""
     page = TaskPageBlob(tuple(PageEntry(bytes([number]) * 16, AnnotationTask(f"text {number}")) for number in range(2)))
     data, made = codec.encode(page), redact_entry(page, 1)
     old, new = hashlib.sha256(data).digest(), hashlib.sha256(made).digest()
@@ -867,7 +867,7 @@ def test_a_released_task_comes_back_to_its_annotator_for_a_whole_lease(room: Roo
     ((ann,),) = room.leased(ANN)
     room.later(LEASE_MS // 2)
     room.batch(releases=[ReleaseAssignment(ann)])
-    for _ in range(ASSIGNED_MAX + 1):  # it counts once among those that had the task
+    for _ in range(ASSIGNED_MAX + 1):  # the person counts once among those that had the task
         assert room.leased(ANN) == [(ann,)]
         room.batch(releases=[ReleaseAssignment(ann)])
     assert room.leased(ANN) == [(ann,)] and room.task(ann).annotators == (ANN.public,)

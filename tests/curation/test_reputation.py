@@ -1,4 +1,4 @@
-"""What an annotator's answers are worth; Krippendorff's α and Cohen's κ on published examples; ranked pairs and Bradley–Terry."""
+"""Weights of annotators; Krippendorff's α and Cohen's κ on published examples; ranked pairs and Bradley–Terry."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_only_what_was_committed_blind_counts() -> None:
 
 
 def test_ones_own_vote_does_not_speak_for_oneself() -> None:
-    """Nobody else answered these tasks: what the annotator said of them changes nothing, though one class is the commoner one."""
+    """Nobody else answered these tasks, so the annotator's answers change nothing, though one class is more frequent."""
     assert (
         final_confusions(
             run_dawid_skene(2, 50, 1, np.array([(task, 0, int(task % 5 > 0)) for task in range(50)], dtype=np.int64)),
@@ -152,7 +152,7 @@ def test_the_largest_remainders_get_what_is_left_and_of_equal_ones_the_lowest_ke
     assert divide_points(7, {b"a": 0, b"b": 0}) == {b"a": 0, b"b": 0}, "nobody's answers are worth anything"
 
 
-# Krippendorff (2011), section D: four observers, twelve units; 0 is missing.
+# From Krippendorff (2011), section D: four observers, twelve units; 0 is missing.
 OBSERVERS = (
     (1, 2, 3, 3, 2, 1, 4, 1, 2, 0, 0, 0),
     (1, 2, 3, 3, 2, 2, 4, 1, 2, 5, 0, 3),
@@ -179,7 +179,7 @@ units = st.lists(st.lists(st.integers(0, 4), max_size=7), max_size=12)
 
 @given(units)
 def test_alpha_is_what_its_definition_says(data: list[list[int]]) -> None:
-    """Disagreement within units over that of all pairs of values: Krippendorff (2011), equation 1, without coincidences."""
+    """α compares the disagreement within units with that of all pairs: Krippendorff (2011), equation 1, without coincidences."""
     pairable = [unit for unit in data if len(unit) > 1]
     values = [value for unit in pairable for value in unit]
     within = sum((Fraction((a - b) ** 2, len(unit) - 1) for unit in pairable for a in unit for b in unit), Fraction(0))
@@ -223,7 +223,7 @@ def test_what_is_a_unit() -> None:
     assert agreement_units(QuestionKind.RANKING, 0, False, []) == []
 
 
-# Tideman's method on four cities that choose a capital: the textbook's example of a Condorcet winner that few have first.
+# Tideman's textbook example: four cities choose a capital. The Condorcet winner has few first ranks.
 MEMPHIS, NASHVILLE, CHATTANOOGA, KNOXVILLE = range(4)
 CITIES = (
     [(MEMPHIS, NASHVILLE, CHATTANOOGA, KNOXVILLE)] * 42
@@ -292,7 +292,7 @@ def test_who_never_lost_is_finite_and_both_bad_is_no_game() -> None:
 
 
 def test_after_its_turns_nothing_changes_any_more() -> None:
-    """Each expects as many wins as it had, the two against an opponent of strength 1 included: Hunter (2004), equation 3."""
+    """Each item expects as many wins as it had, including two against an opponent of strength 1: Hunter (2004), equation 3."""
     games = [(a, b, FIRST if (7 * a + 3 * b) % 5 else SECOND) for a, b in combinations(range(50), 2) if (a + b) % 3]
     found = {item: strength / STRENGTH_ONE for item, strength in bradley_terry(games).items()}
     for item, own in found.items():

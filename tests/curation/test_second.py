@@ -1,4 +1,4 @@
-"""Whoever writes a client from docs/protocol/curation.md finds the same labels, weights and points."""
+"""A client written from docs/protocol/curation.md computes the same labels, weights and points."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.curation.whole_estimates import run_dawid_skene
 
 
 def asked_of(asked: ProjectSpec, answer: Answer) -> list[list[int]]:
-    """For each question, the class of each of its tasks that one answer is of."""
+    """Return, for each question, the classes of its tasks in one answer."""
     match asked.kind:
         case QuestionKind.RANKING:
             return [[int(answer.index(item) < answer.index((item + 1) % asked.items)) for item in range(asked.items)]]
@@ -83,7 +83,7 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_second_client_reviews_labels_alike(classes: int) -> None:
-    """Eighteen of forty lie always, and outvote the others: the labels of turn 20 are those that they contradict."""
+    """Eighteen of forty lie on all tasks but gold. The labels after the last iteration are those that they contradict."""
     votes, truth, gold = liars(18, 30, True, classes)
     second = Question(classes, [Vote(*row) for row in votes.tolist()], dict(gold.tolist()))
     labels = run_dawid_skene(classes, 500, 40, votes, gold).posterior()

@@ -1,4 +1,4 @@
-"""A false signature makes a batch invalid, and the signatures of a block are bounded and verified once."""
+"""A false signature makes a batch invalid. The signatures of a block are bounded and verified once."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def _enrolments(room: Room, count: int, peer: FastSigner = PEER, name: str = "an
 
 @pytest.mark.parametrize("kind", ["enrolments", "leases", "commits"])
 def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_statement(room: Room, kind: str) -> None:
-    """Not only of a statement that could act: of one that would be passed over, too."""
+    """This holds for statements that could act and for statements that would be skipped."""
     true: dict[str, Callable[[], Any]] = {
         "enrolments": lambda: room.enrolment(BOB),
-        "leases": lambda: room.wish(BOB),  # nobody enrolled this annotator
-        "commits": lambda: room.commit(BOB, bytes(32), (0,)),  # nor is there such an assignment
+        "leases": lambda: room.wish(BOB),  # this annotator is not enrolled
+        "commits": lambda: room.commit(BOB, bytes(32), (0,)),  # the assignment does not exist
     }
     statement = true[kind]()
     many = _enrolments(room, BATCH_MAX - 1)
@@ -62,7 +62,7 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
 
 
 def _full(room: Room, batches: int, last: int) -> list[Signed]:
-    """So many batches of 512 enrolments, and one of `last`."""
+    """Return `batches` batches of 512 enrolments each, and one batch of `last` enrolments."""
     return [
         room.tx(
             PEER, "curation/statements", StatementBatch(enrolments=tuple(_enrolments(room, count, name=f"n{ahead}"))), ahead + 1
@@ -85,7 +85,7 @@ def test_voters_refuse_a_block_with_more_signatures_and_a_leader_makes_none(room
 
 
 class Fresh(FastVerifier):
-    """Counts the signatures that it verifies."""
+    """A verifier without a cache that counts the signatures that it verifies."""
 
     count = 0
 
@@ -128,7 +128,7 @@ def _batch(pack: Pack, *enrolments: Any, nonce: int = 2) -> Signed:
 
 
 def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
-    """Whether the sender keeps its link."""
+    """Return True if the sender keeps its link."""
     turn = shell.turn(DataReceived(sender.public, codec.encode(GossipEnvelope(signed))))
     return all(fault.peer != sender.public for fault in turn.faults)
 
@@ -168,7 +168,7 @@ def test_a_statement_of_one_peer_is_false_in_another_peers_batch(room: Room) -> 
 
 
 def test_only_the_first_batch_of_a_block_looks_at_what_expires(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a thousand empty batches would be a thousand times the work of one."""
+    """Otherwise a thousand empty batches would cost a thousand times as much as one."""
     monkeypatch.setattr("curation.ledger.curation_module.EXPIRED_PER_BATCH_MAX", 1)
     room.project(SEVERAL, tasks=3)
     leases = [lease for (lease,) in room.leased(ANN, BOB)]
@@ -183,7 +183,7 @@ def test_only_the_first_batch_of_a_block_looks_at_what_expires(room: Room, monke
 def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.project(SEVERAL, tasks=3)
     people = annotators(4)
-    room.leased(*people, count=3)  # so each has all the tasks that are begun
+    room.leased(*people, count=3)  # each person has all begun tasks
     monkeypatch.setattr("curation.ledger.curation_module.DRAW_LOOKS_MAX", 0)
     monkeypatch.setattr("curation.ledger.curation_module.LOOKS_FOR_DRAW", 1)
     looked: list[bytes] = []
@@ -201,7 +201,7 @@ def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monk
 
 
 def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
-    """Else it would wait for ever, and its peer with it."""
+    """Otherwise the batch would wait for ever, and its peer with it."""
     wishes = StatementBatch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
     for batch in (wishes, StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)):
         signed = room.tx(PEER, "curation/statements", batch)
@@ -210,18 +210,18 @@ def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
 
 
 def test_small_batches_of_a_block_look_at_no_more_tasks_than_its_cost_allows(room: Room) -> None:
-    """Each batch may look at `DRAW_LOOKS_MAX` tasks, however few draws it asks for. A thousand such batches took 6 s."""
+    """Each batch may look at `DRAW_LOOKS_MAX` tasks, even if it asks for few draws. A thousand such batches took 6 s."""
     signed = room.tx(PEER, "curation/statements", StatementBatch(leases=(room.wish(ANN),)))
     cost = room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost
     batches = min(COST_PER_BLOCK_MAX // cost, TRANSACTIONS_PER_BLOCK_MAX)
     assert batches * (DRAW_LOOKS_MAX + LOOKS_FOR_DRAW) <= COST_PER_BLOCK_MAX * LOOKS_FOR_COST
 
 
-# Blocks that this peer has not seen --------------------------------------------------------------------------------------
+# Blocks that are new to this peer ----------------------------------------------------------------------------------------
 
 
 def _left_after_verification(world: World, body: BlockBody) -> int:
-    """Signatures that are verified while a block is judged, although a thread has verified its body."""
+    """Return the number of signatures that the judgement of a block verifies after `preverify_signatures`."""
     fresh = Fresh()
     rules = LedgerRules(world.genesis, CachingVerifier(fresh), (*core_modules(PlainJobs()), CurationModule()))
     rules.preverify_signatures(body)
@@ -231,7 +231,7 @@ def _left_after_verification(world: World, body: BlockBody) -> int:
 
 
 def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room) -> None:
-    """No peer holds such a batch before, since its author is no member yet."""
+    """No peer holds such a batch earlier, since its author is not a member yet."""
     new = PEOPLE[5]
     batches = [
         room.tx(
@@ -255,7 +255,7 @@ def test_closings_and_evidence_are_verified_ahead() -> None:
 
 
 def test_closings_and_evidence_are_verified_ahead_of_a_false_transaction() -> None:
-    """A check of a body opens its closings and evidence first, whatever the transactions are."""
+    """The verification of a body opens its closings and evidence first, independent of its transactions."""
     world = World()
     closing, evidence = world.closing(world.start()), world.double(PEOPLE[3])
     false = replace(world.tx(PEOPLE[1], "member/register", RegisterRoles(("annotator",))), signature=NOISE)

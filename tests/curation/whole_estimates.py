@@ -1,4 +1,4 @@
-"""Whole estimates, with all of their iterations at once."""
+"""Whole estimates, after all of their iterations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from curation.estimation.fixed_point import Ints
 
 
 def run_dawid_skene(classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> DawidSkene:
-    """After all its turns."""
+    """Return the estimate after its last iteration."""
     whole = DawidSkene(classes, tasks, annotators, votes, gold)
     for _ in range(dawid_skene.ITERATIONS):
         whole.run_iteration()
@@ -16,7 +16,7 @@ def run_dawid_skene(classes: int, tasks: int, annotators: int, votes: Ints, gold
 
 
 def final_confusions(whole: DawidSkene, blind: Ints) -> Ints:
-    """`Reputation.confusion_counts` after all turns."""
+    """Return `Reputation.confusion_counts` after the last iteration."""
     found = reputation.Reputation(whole, blind)
     for _ in range(reputation.ITERATIONS):
         found.run_iteration()

@@ -1,4 +1,4 @@
-"""Ledger without consensus, on disk: a small chain with real keys, blocks, certificates, payloads and models; no torch."""
+"""A ledger without consensus, on disk: a small chain with real keys, blocks, certificates, payloads and models; no torch."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def genesis_of(
     network: str = "test",
     modules: tuple[ModuleVersion, ...] = (),
 ) -> Genesis:
-    """Without `modules`: those of a network of tests."""
+    """Return a genesis. Its modules default to those of a test network."""
     return Genesis(
         network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, modules or MODULES
     )
 
 
 class Chain:
-    """Four voters, all of them trainers; every block is decided by all of them."""
+    """A chain of four voters, all of them trainers. All four decide every block."""
 
     def __init__(self, folder: Path) -> None:
         self.people = identities(4)
@@ -70,7 +70,7 @@ class Chain:
     # Agreement
 
     def decide(self, body: bytes | None = None) -> DecidedBlock:
-        """The next block with what the ledger proposes, decided by everybody, stored and applied."""
+        """Decide the next block with the ledger's own proposal (or `body`), signed by all voters; store and apply it."""
         state = self.ledger.state
         height = state.height + 1
         content = self.ledger.make_body(height, 0) if body is None else body
@@ -107,7 +107,7 @@ class Chain:
         return job_id(self.people[0].public, self.say(self.people[0], "job/start", StartJob(spec.encode())))
 
     def say(self, author: Identity, kind: str, content: object) -> Transaction:
-        """A decided transaction."""
+        """Decide a transaction in the next block and return it."""
         transaction = Transaction(
             self.ledger.state.members.members[author.public].nonce + 1, self.ledger.state.height + 50, kind, wire.encode(content)
         )
@@ -116,7 +116,7 @@ class Chain:
         return transaction
 
     def proposal(self, key: bytes, trainer: Identity) -> Signed:
-        """A real payload of a known update, kept as a blob."""
+        """Return a signed proposal with a real payload of a known update, kept as a blob."""
         job = self.ledger.state.jobs.jobs[key]
         model = self.host.open_model(key, job.round)
         m = ScratchObjective().deterministic_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
@@ -130,7 +130,9 @@ class Chain:
         )
 
     def play(self, key: bytes, rejected: int = 0, reason: Verdict = Verdict.REPLAY) -> None:
-        """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last are refused."""
+        """Play one round: everybody proposes, vouches and votes, and the round is closed. The last `rejected` trainers are
+        refused.
+        """
         job, book = self.ledger.state.jobs.jobs[key], self.ledger.rounds[key]
         by_key = {person.public: person for person in self.people}
         judgements = []
@@ -152,7 +154,9 @@ class Chain:
 
 
 def lived(folder: Path) -> Chain:
-    """A language job of two rounds with one trainer rejected in the first, a scratch job, and the closing block."""
+    """Return a chain with a language job of two rounds (one trainer is rejected in the first), a scratch job, and the closing
+    block.
+    """
     chain = Chain(folder)
     language = chain.start(LANGUAGE)
     chain.play(language, rejected=1)
@@ -163,7 +167,7 @@ def lived(folder: Path) -> Chain:
 
 
 def unfinished(folder: Path) -> Chain:
-    """Its last block closes a round whose effect no block has certified yet."""
+    """Return a chain whose last block closes a round. No block has certified the round's effect yet."""
     chain = Chain(folder)
     language = chain.start(replace(LANGUAGE, rounds=9))
     for _ in range(2):

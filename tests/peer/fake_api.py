@@ -1,4 +1,4 @@
-"""A peer that exists only in memory, for everything that is built on `PeerApi`."""
+"""A peer that exists only in memory, for tests of everything built on `PeerApi`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PEERS = (
         OTHER, "[bold]ben", ("voter",), True, False, False, False, LinkView(OTHER, "h:1", True, 1.0, 2.5, 10, 20), (ME,), ""
     ),
 )
-STARTED = "1" * 64  # by `start_job`
+STARTED = "1" * 64  # the id that `start_job` returns
 JOBS = (
     JobView(
         "e" * 64,
@@ -235,7 +235,7 @@ class FakeApi:
     async def sample_text(
         self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None
     ) -> AsyncGenerator[TextPieceView, None]:
-        """Waits for ever at the prompt `wait`, fails as a bug would at `bug`, and may show nothing of what follows a `secret`."""
+        """Sample a text. The prompt `wait` never ends, `bug` fails as a bug would, and text behind `secret` may be withheld."""
         self.asked.append((prompt, how, job, turns))
         if prompt == "wait":
             yield TextPieceView("once")

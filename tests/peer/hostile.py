@@ -1,4 +1,4 @@
-"""A peer that says whatever a test wants, over a real connection, with a real session that may be bent."""
+"""A peer that sends arbitrary messages over a real connection, in a real session that the test may corrupt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transport.wire.noise_session import KeyPair, NoiseSession
 
 
 class Masquerade:
-    """Claims one key and signs with another."""
+    """An identity that claims one key and signs with another."""
 
     def __init__(self, claimed: bytes) -> None:
         self.public = claimed
@@ -29,10 +29,10 @@ class Masquerade:
 class Hostile:
     def __init__(self, stream: trio.SocketStream, session: NoiseSession) -> None:
         self.stream, self.session = stream, session
-        self.heard: list[Any] = []  # what the daemon said, as far as it was read
+        self.heard: list[Any] = []  # the messages that the daemon sent, as far as they were read
 
     async def write(self, data: bytes) -> None:
-        """Bytes as they are. The other side may have closed already: that is what the test looks at next."""
+        """Write raw bytes. The other side may have closed already, which the test checks next."""
         try:
             await self.stream.send_all(data)
         except trio.BrokenResourceError:
@@ -44,7 +44,7 @@ class Hostile:
             await self.write(frame)
 
     def sealed(self, plaintext: bytes) -> bytes:
-        """A frame around any plaintext."""
+        """Return a frame around any plaintext."""
         assert self.session._ciphers is not None
         ciphertext = self.session._ciphers[0].encrypt(plaintext)
         return len(ciphertext).to_bytes(2, "big") + ciphertext
@@ -62,7 +62,7 @@ class Hostile:
         return data
 
     async def greeted(self) -> Status:
-        """The daemon's first status: from now on it takes us for a peer."""
+        """Return the daemon's first status. From then on the daemon treats this connection as a peer."""
         await self.say(codec.encode(Ping(1)), Channel.LINK)
         with patience():
             while not any(isinstance(message, Status) for message in self.heard):
@@ -70,7 +70,7 @@ class Hostile:
         return next(message for message in self.heard if isinstance(message, Status))
 
     async def closed(self) -> None:
-        """Returns when the daemon has ended the connection."""
+        """Wait until the daemon has ended the connection."""
         with patience():
             try:
                 while True:
@@ -88,7 +88,7 @@ class Hostile:
 
 @asynccontextmanager
 async def connection(address: str, chain_id: bytes, identity: Signer | None = None) -> AsyncIterator[Hostile]:
-    """A connection on which nothing was said yet."""
+    """Open a connection without sending a message."""
     session = NoiseSession(
         identity or Identity.generate(),
         chain_id,
@@ -105,7 +105,7 @@ async def connection(address: str, chain_id: bytes, identity: Signer | None = No
 
 @asynccontextmanager
 async def link(address: str, chain_id: bytes, identity: Signer | None = None) -> AsyncIterator[Hostile]:
-    """A link that the daemon believes in."""
+    """Open a link that the daemon accepts."""
     async with connection(address, chain_id, identity) as hostile:
         await hostile.shake_hands()
         await hostile.greeted()

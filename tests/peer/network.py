@@ -1,4 +1,4 @@
-"""Daemons in one process: real drivers, ledgers and stores over in-memory links; only TCP and torch are left out."""
+"""Daemons in one process: real drivers, ledgers and stores over in-memory links. Only TCP and torch are left out."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
 
-SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a silent link ends later
+SECONDS_MAX = 35.0  # for anything that takes well under one second when it works; a silent link ends later
 
 
 async def poll(condition: Callable[[], bool]) -> None:
-    """For what nothing tells of."""
+    """Poll a condition that no event announces."""
     with patience(SECONDS_MAX):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
 class Seat:
-    """One peer. Its disk outlives its process: it may be started again after it was stopped."""
+    """One peer. Its disk outlives its process, so it may be stopped and started again."""
 
     def __init__(self, mesh: Mesh, genesis: Genesis, identity: Identity, folder: Path) -> None:
         self.mesh, self.genesis, self.identity, self.folder = mesh, genesis, identity, folder
-        self.anchor: TrustedBlock | None = None  # of its invitation
+        self.anchor: TrustedBlock | None = None  # from its invitation
         self.failure: StorageError | None = None
         self._scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -107,18 +107,18 @@ class Seat:
             self.ended.set()
 
     async def stop(self) -> None:
-        """As a crash would: nothing is said, nothing is written."""
+        """Stop the peer as a crash would: it sends and writes nothing more."""
         self._scope.cancel()
         await self.ended.wait()
 
     async def until(self, condition: Callable[[Driver], bool]) -> None:
-        """Returns when `condition` holds after a block was applied. On a busy machine blocks come late, but they come."""
+        """Wait until `condition` holds after a block was applied. Blocks may be late on a busy machine."""
         while not condition(self.driver):
             with self._in_time():
                 await self.driver.block_applied.wait()
 
     async def event(self, kind: str, text: str) -> str:
-        """The first event of this kind that says this."""
+        """Return the first event of this kind that contains this text."""
         seen = 0
         with self._in_time():
             while True:
@@ -129,7 +129,7 @@ class Seat:
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
-        """`trio.TooSlowError` says where this peer stood, and of what it died if it did."""
+        """Bound a wait. A `trio.TooSlowError` gets notes about this peer's height, jobs, newest events and failure."""
         try:
             with patience(SECONDS_MAX):
                 yield
@@ -140,7 +140,7 @@ class Seat:
             raise
 
     async def start_job(self, spec: JobSpec = SCRATCH, **changes: Any) -> bytes:
-        """Puts a job on the log; its id once that is decided."""
+        """Start a job by a transaction, and return its id when that is decided."""
         with patience(SECONDS_MAX):
             content = StartJob(replace(spec, **changes).encode())
             return job_id(self.public, await self.author.submit("job/start", content))
@@ -206,7 +206,7 @@ async def network(
     modules: tuple[ModuleVersion, ...] = (),
 ) -> AsyncIterator[Network]:
     made = Network(folder, founders, observers, roles, modules)
-    with mock.patch("os.fsync"):  # no power fails here, and what was written outlives a peer whether the disk has it or not
+    with mock.patch("os.fsync"):  # no power failure happens here, and written data survives a stopped peer without a sync
         async with trio.open_nursery() as made._nursery:
             if start:
                 for seat in made.seats:
@@ -216,7 +216,7 @@ async def network(
 
 
 def certified(job: bytes) -> Callable[[Driver], bool]:
-    """The job is over and the empty block that certifies its last root is applied."""
+    """The job is over, and the empty block that certifies its last root is applied."""
     return lambda driver: has_finished(job)(driver) and driver.node.ledger.certified_root == driver.state.state_root
 
 
@@ -225,24 +225,24 @@ def has_finished(job: bytes) -> Callable[[Driver], bool]:
 
 
 def has_trained(job: bytes) -> Callable[[Driver], bool]:
-    """All its rounds are taken; audits may go on."""
+    """All its rounds are closed. Audits may continue."""
     return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].is_trained
 
 
 def settled(job: bytes) -> Callable[[Driver], bool]:
-    """The job and its audits are over, and that is certified."""
+    """The job and its audits are over, and their result is certified."""
     return lambda driver: certified(job)(driver) and job not in driver.state.audits.jobs
 
 
 def assert_same(seats: Sequence[Seat]) -> None:
-    """They computed one root of the last height that all have reached: some may have applied a block more already."""
+    """Assert that all computed one root at the last height that all have reached. Some may be a block ahead."""
     height = min(seat.driver.state.height for seat in seats)
     roots = {seat.store.state_root(height) for seat in seats}
     assert len(roots) == 1 and None not in roots
 
 
 async def one_root(seats: Sequence[Seat], job: bytes) -> bytes:
-    """The state root that all of them reach after the job, each by its own computation."""
+    """Return the state root after the job, which each peer computes for itself. All must agree."""
     for seat in seats:
         await seat.until(certified(job))
     assert_same(seats)

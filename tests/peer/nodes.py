@@ -1,4 +1,4 @@
-"""Nodes on virtual time, moved by a test: messages are bytes in one queue, disks are lists, time is a number."""
+"""Nodes on virtual time, driven by a test: messages are bytes in one queue, disks are lists, time is a number."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from transport.network import DataReceived, PeerConnected, PeerDisconnected
 
 M = TypeVar("M")
 NOW = 1_700_000_000.0
-MESSAGES_MAX = 20_000  # in one settling: a test that needs more goes round in circles
+MESSAGES_MAX = 20_000  # per settling; a test that needs more loops for ever
 
 
 class Journal(MemoryJournal):
-    """Also keeps what the peer said in rounds."""
+    """A journal in memory that also keeps the peer's statements of rounds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Journal(MemoryJournal):
 
 
 class Shell:
-    """What the daemon does around its node. The journal outlives `start`."""
+    """The daemon's work around its node. The journal outlives `start`."""
 
     def __init__(self, pack: Pack, signer: Signer) -> None:
         self.pack, self.signer, self.journal = pack, signer, Journal()
@@ -113,7 +113,7 @@ class Shell:
                 self.pack.queue.append((peer, DataReceived(self.me, data)))
 
     def say(self, *signed: Signed) -> None:
-        """As `peer.runtime.transaction_submitter` puts a transaction on the log."""
+        """Submit transactions as `peer.runtime.transaction_submitter` does."""
 
         def put() -> RoundEffects:
             for transaction in signed:
@@ -123,7 +123,7 @@ class Shell:
         self.turn(StepAction(put))
 
     def said(self, kind: type[M]) -> list[M]:
-        """The messages of this kind that were sent since this was asked last."""
+        """Return the messages of this kind that were sent since the last call."""
         sent, self.sent = self.sent, []
         plain = [message for _, message in sent]
         relayed = [
@@ -135,7 +135,7 @@ class Shell:
 
 
 class Pack:
-    """The first `voters` of `PEOPLE` found the network; `count` of them run from the start, linked with each other."""
+    """A network that the first `voters` of `PEOPLE` found. `count` of them run from the start, linked with each other."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Pack:
         verifier: Verifier | None = None,
     ) -> None:
         self.modules, self.verifier = modules, verifier or FastVerifier()
-        self.world = World(voters, trainers, modules=modules())  # makes transactions, as long as nothing but founding is assumed
+        self.world = World(voters, trainers, modules=modules())  # makes transactions that assume nothing but founding
         self.genesis = self.world.genesis
         self.now = NOW
         self.queue: deque[tuple[bytes, NodeInput]] = deque()
@@ -193,7 +193,7 @@ class Pack:
         return shell
 
     def settle(self) -> None:
-        """Until nobody has anything to say or to do at this moment."""
+        """Deliver messages until the queue is empty."""
         for _ in range(MESSAGES_MAX):
             if not self.queue:
                 return
@@ -202,7 +202,7 @@ class Pack:
         raise AssertionError("it goes round in circles")
 
     def pass_time(self, seconds: float) -> None:
-        """Everybody's timers that come due on the way run at their time."""
+        """Advance the time, and run all timers that come due on the way at their time."""
         end = self.now + seconds
         self.settle()
         while True:
@@ -216,7 +216,7 @@ class Pack:
             self.settle()
 
     def until(self, condition: Callable[[Shell], bool], seconds: float = 60.0) -> None:
-        """Moves the time until the condition holds for all."""
+        """Advance the time until the condition holds for all."""
         end = self.now + seconds
         while not all(condition(shell) for shell in self):
             assert self.now < end, "it did not happen"

@@ -1,4 +1,4 @@
-"""Daemons in processes: real peers on loopback, each ended by its process id whatever happens."""
+"""Daemons in processes: real peers on loopback, each ended by its process id in every case."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from protocol.api import StatusView
 from protocol.errors import UserError
 from tests.waiting import PatienceEnded, in_time, patience, patience_seconds, run_process
 
-LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
+LOG_SHOWN = 4_000  # characters at the log's end, shown where a test fails after a daemon has ended
 DEMO_SECONDS_MAX = 300.0
-LATE = {"absent", "unjudged"}  # reasons for which proposals of honest trainers of a busy machine are not taken
+LATE = {"absent", "unjudged"}  # verdicts on proposals of honest trainers on a busy machine
 
 
 def environment() -> dict[str, str]:
-    """This process's, without settings of a peer that runs on the same machine. Another may have the default ports."""
+    """Return this process's environment without settings of peers on this machine. Another peer may use the default ports."""
     ports = {"PEER_LISTEN": "127.0.0.1:0", "PEER_WEB_LISTEN": "127.0.0.1:0"}
     return {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | ports
 
 
 class Daemon:
-    """`peer COMMAND …` that goes on running; its log is beside its data directory."""
+    """A long-running `peer COMMAND …`. Its log is beside its data directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -46,7 +46,7 @@ class Daemon:
 
     def start(self, *arguments: str, module: str = "peer.cli", descriptors_max: int | None = None) -> Daemon:
         command = [sys.executable, "-m", module, *arguments, "--data-dir", str(self.directory), "--no-console"]
-        if descriptors_max is not None:  # both limits: the daemon cannot raise its soft one
+        if descriptors_max is not None:  # both limits, so that the daemon cannot raise its soft one
             command = ["sh", "-c", f'ulimit -n {descriptors_max} && exec "$0" "$@"', *command]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Daemon:
         return self.log_file.read_text(errors="replace")
 
     async def answers(self) -> StatusView:
-        """Its status, as soon as it answers."""
+        """Wait until the daemon answers, and return its status."""
         assert self.process is not None
         with patience():
             while True:
@@ -74,7 +74,7 @@ class Daemon:
                 await trio.sleep(0.02)
 
     async def until(self, **expected: object) -> StatusView:
-        """Its status, as soon as these fields of it have these values."""
+        """Wait until these fields of its status have these values, and return the status."""
         status = await self.client.status()
         with trio.move_on_after(patience_seconds()):
             while any(getattr(status, name) != value for name, value in expected.items()):
@@ -84,7 +84,7 @@ class Daemon:
         raise PatienceEnded(f"{expected} never came: {status}\n{self.log}")
 
     def terminate(self) -> int:
-        """Its exit status after SIGTERM."""
+        """Send SIGTERM, and return the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return wait(self.process)
@@ -96,13 +96,13 @@ class Daemon:
 
 
 def wait(process: subprocess.Popen[Any]) -> int:
-    """Return the exit status."""
+    """Wait for the end of the process and return its exit status."""
     with in_time():
         return process.wait(patience_seconds())
 
 
 async def poll(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Until it holds: other processes cannot wake this one."""
+    """Poll until the condition holds, since other processes cannot wake this one."""
     with patience():
         while not await condition():  # noqa: ASYNC110
             await trio.sleep(0.05)
@@ -124,7 +124,7 @@ def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
 
 
 def peer(*arguments: str) -> tuple[int, str, str]:
-    """Status, output and complaints of one `peer` command."""
+    """Run one `peer` command and return its exit status, output and error output."""
     done = run_process(
         [sys.executable, "-m", "peer.cli", *arguments],
         capture_output=True,
@@ -136,7 +136,7 @@ def peer(*arguments: str) -> tuple[int, str, str]:
 
 
 def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Status, report and all output of `peer demo`, whose files are in `folder / "run"`."""
+    """Run `peer demo` and return its exit status, report and whole output. Its files are in `folder / "run"`."""
     command = [sys.executable, "-m", "peer.cli", "demo", "--no-web", *arguments]
     command += ["--report", str(folder / "run"), "--json", str(folder / "r.json")]
     done = run_process(command, DEMO_SECONDS_MAX, capture_output=True, text=True, env=environment(), stdin=subprocess.DEVNULL)
@@ -145,17 +145,17 @@ def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
-    """The same in this process, for commands that end by themselves: most of what they take is the start of an interpreter."""
+    """Run one `peer` command in this process, which saves the start of an interpreter. The command must end by itself."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]), ThreadPoolExecutor(1) as thread:
-        status = thread.submit(main, arguments).result(patience_seconds())  # not in that of a test, where Trio may run
+        status = thread.submit(main, arguments).result(patience_seconds())  # in another thread than the test, where Trio may run
     for stream in streams:
         stream.seek(0)
     return status, streams[0].read(), streams[1].read()
 
 
 def wait_for_ends(pids: Sequence[int]) -> None:
-    """Return when these processes are gone. Kill those that stay, and raise `PatienceEnded`."""
+    """Wait until these processes are gone. Kill those that stay, and raise `PatienceEnded`."""
     deadline = time.monotonic() + patience_seconds()
     while left := [pid for pid in pids if _is_running(pid)]:
         if time.monotonic() > deadline:
@@ -166,7 +166,7 @@ def wait_for_ends(pids: Sequence[int]) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether the process is there, and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
     except (FileNotFoundError, ProcessLookupError):
@@ -174,18 +174,18 @@ def _is_running(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Python processes that any thread of this one started: not `ldconfig`, which an import of trio starts for a moment."""
-    own = _command_line(pid)  # what a child is called until it has become what it is to run
+    """Return the Python child processes of all threads of `pid`. `ldconfig`, which an import of trio starts, is not counted."""
+    own = _command_line(pid)  # a child has its parent's command line until its exec
     started: list[int] = []
-    with contextlib.suppress(FileNotFoundError):  # it is gone
+    with contextlib.suppress(FileNotFoundError):  # the process is gone
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread is
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread is gone
                 started += [int(word) for word in (thread / "children").read_text().split()]
     return [child for child in started if b"python" in (line := _command_line(child)).split(b"\0")[0] and line != own]
 
 
 def _command_line(pid: int) -> bytes:
-    """Empty where the process is gone."""
+    """Return an empty command line if the process is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
@@ -195,7 +195,7 @@ UNTIL_THE_DAEMON_IS_GONE = "import select\n\npoll = select.poll()\npoll.register
 
 
 def import_torch_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start after this are there and come to nothing: for what is about their processes alone."""
+    """Let later workers hang at their import of torch, for tests of the worker processes alone."""
     (folder / "torch.py").write_text(UNTIL_THE_DAEMON_IS_GONE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
 

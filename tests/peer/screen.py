@@ -1,4 +1,4 @@
-"""Programs in a pseudo-terminal of their own, and what a person sees there: the screen is kept by a terminal emulator."""
+"""Programs in their own pseudo-terminal. A terminal emulator keeps the screen that a person would see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.peer.processes import environment
 from tests.waiting import PATIENCE_SECONDS, PatienceEnded, patience_seconds
 
 # Makes standard input the controlling terminal of the new session, then becomes the program. Where the tests ignore
-# SIGHUP (`nohup`), it does not.
+# SIGHUP (`nohup`), the program does not.
 WRAPPER = """
 import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -30,7 +30,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class _Emulated(pyte.HistoryScreen):
-    """Answers what a program asks its terminal, such as where the cursor is."""
+    """A screen that answers a program's queries to its terminal, such as the cursor's position."""
 
     answer: Callable[[str], None] = staticmethod(lambda data: None)
 
@@ -39,7 +39,7 @@ class _Emulated(pyte.HistoryScreen):
 
 
 class Terminal:
-    """`command` in a terminal of this size, as the leader of its session, as a shell's foreground program would be."""
+    """`command` in a terminal of this size, the leader of its session, like a shell's foreground program."""
 
     def __init__(self, command: Sequence[str], columns: int, rows: int) -> None:
         self._screen = _Emulated(columns, rows, history=10_000, ratio=1.0)
@@ -63,18 +63,18 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen now."""
+        """The lines on the screen now."""
         return [line.rstrip() for line in self._screen.display]
 
     @property
     def everything(self) -> list[str]:
-        """What is on the screen now, after what was scrolled off it."""
+        """The lines that were scrolled off the screen, and the lines on it."""
         columns = range(self._screen.columns)
         above = ["".join(line[column].data for column in columns).rstrip() for line in self._screen.history.top]
         return above + self.lines
 
     def until(self, pattern: str, seconds: float = PATIENCE_SECONDS, *, times: int = 1) -> str:
-        """All that was shown, as soon as this is there so many times."""
+        """Wait until `pattern` occurs `times` times, and return the whole text shown."""
         deadline = time.monotonic() + patience_seconds(seconds)
         while len(re.findall(pattern, shown := "\n".join(self.everything).rstrip())) < times:
             if time.monotonic() >= deadline:
@@ -83,18 +83,18 @@ class Terminal:
         return shown
 
     def read(self, seconds: float) -> bool:
-        """Takes what the program writes within this time. False: nothing came, or nothing comes any more."""
+        """Read the program's output for this time. Return False if none came, or if the program has ended."""
         if not select.select([self._master], [], [], seconds)[0]:
             return False
         try:
             data = os.read(self._master, 65_536)
-        except OSError:  # the last program that had it open is gone
+        except OSError:  # the last program that had the terminal open is gone
             return False
         self._stream.feed(data)
         return bool(data)
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Its exit status. What it writes meanwhile is shown: a full terminal would hold it up."""
+        """Wait for the exit status. Read all output meanwhile, since a full terminal would block the program."""
         deadline = time.monotonic() + patience_seconds(seconds)
         while self.process.poll() is None:
             if time.monotonic() >= deadline:
@@ -105,7 +105,7 @@ class Terminal:
         return self.process.returncode
 
     def close(self) -> None:
-        """As a person closes the window: the kernel sends SIGHUP, and nothing can be written any more."""
+        """Close the window. The kernel sends SIGHUP, and writes fail from then on."""
         if self._master >= 0:
             os.close(self._master)
             self._master = -1
@@ -113,7 +113,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*command: str, columns: int = 80, rows: int = 24) -> Iterator[Terminal]:
-    """`peer COMMAND …` in a terminal, which is closed at the end; what does not end by that is killed."""
+    """Run `peer COMMAND …` in a terminal that is closed at the end. A process that survives this is killed."""
     made = Terminal([sys.executable, "-m", "peer.cli", *command], columns, rows)
     try:
         yield made

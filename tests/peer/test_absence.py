@@ -1,4 +1,4 @@
-"""Silence of days and the wishes that follow from it, and a person who retires a peer that is gone."""
+"""Peers that are silent for days, the absence claims that follow, and a person who retires a lost peer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.peer.network import network as daemons
 from tests.sim.keys import FastSigner
 
 DAYS = 1
-LOOK_SECONDS = 600  # the days go by in fewer looks
+LOOK_SECONDS = 600  # the days pass in fewer observations
 FIVE = PEOPLE[:5]
 GONE = PEOPLE[4]
 
 
 class Voters:
-    """`links`: which groups of people hear each other."""
+    """Voters on a shared clock. `links` holds the groups of people that are connected."""
 
     def __init__(self, folder: Path, people: Iterable[FastSigner] = FIVE) -> None:
         self.people, self.folder = list(people), folder
@@ -76,7 +76,7 @@ class Voters:
         self.world.decide(self.world.tx(person, "member/retire", RetireMember(subject.public, lower, FAR_MS)))
 
     def live(self, days: float, running: Iterable[FastSigner] | None = None) -> None:
-        """These look for so long, and wish at once what they should."""
+        """Let these peers observe for some days and act at once."""
         chosen = self.people if running is None else list(running)
         for _ in range(round(days * DAY_SECONDS / LOOK_SECONDS)):
             for person in chosen:
@@ -119,7 +119,7 @@ def test_whoever_was_heard_once_begins_anew(voters: Voters) -> None:
     for heard in (lambda: voters.links.append([FIVE[0], GONE]), lambda: voters.signed.add(GONE.public)):
         voters.links, voters.signed = [without(GONE)], set()
         voters.live(DAYS - 0.1, without(GONE))
-        heard()  # over a link, or under a decision that others have passed on
+        heard()  # over a link, or under a decision that others have relayed
         voters.live(2 * LOOK_SECONDS / DAY_SECONDS, without(GONE))
         assert voters.seconds(FIVE[0], GONE) == 0
         voters.links, voters.signed = [without(GONE)], set()
@@ -131,7 +131,7 @@ def test_whoever_was_heard_once_begins_anew(voters: Voters) -> None:
 
 @pytest.mark.virtual
 def test_a_peer_that_hears_no_quorum_counts_nothing(voters: Voters) -> None:
-    """Anna hears one other, and that for longer than the days; then all hear all again."""
+    """Anna is connected to one other for longer than the limit. Then all are connected again."""
     anna, bert = FIVE[:2]
     voters.links = [[anna, bert], without(anna, bert)]
     voters.live(DAYS + 1)
@@ -146,7 +146,7 @@ def test_a_peer_that_hears_no_quorum_counts_nothing(voters: Voters) -> None:
 def test_a_restart_forgets_no_silence_and_adds_none(voters: Voters) -> None:
     voters.links = [without(GONE)]
     voters.live(0.6 * DAYS, without(GONE))
-    voters.restart()  # and was off for as long as you like: nothing tells it
+    voters.restart()  # it may have been off for any time, which nothing records
     voters.live(0.3 * DAYS, without(GONE))
     assert voters.wishes() == {}
     voters.live(0.15 * DAYS, without(GONE))
@@ -192,7 +192,7 @@ def test_what_a_person_has_said_stays(voters: Voters) -> None:
 
 @pytest.mark.virtual
 def test_all_wish_about_the_same_one_of_several(tmp_path: Path) -> None:
-    eight = PEOPLE[:8]  # q is 6: two may be silent, and the second one would lower f
+    eight = PEOPLE[:8]  # q is 6, so two may be silent, and a second retirement would lower f
     voters = Voters(tmp_path, eight)
     voters.links = [eight[2:]]
     voters.live(0.1, eight[4:])
@@ -209,7 +209,7 @@ async def test_an_end_of_silence_is_on_disk_at_once_and_silence_within_the_hour(
     async def at_once(save: Callable[[], None]) -> None:
         save()
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # or the clock would run on meanwhile
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # the clock would run on during a thread
     peer, file = voters.peers[FIVE[0]], voters.folder / short_id(FIVE[0].public)
     voters.links = [without(GONE)]
     async with trio.open_nursery() as nursery:
@@ -239,9 +239,9 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
             )
             for seat in seats
         ]
-        await poll(lambda: all(len(seat.network.live_peers()) == 4 for seat in seats))  # no block tells of it
+        await poll(lambda: all(len(seat.network.live_peers()) == 4 for seat in seats))  # no block announces it
         await gone.stop()
-        for _ in range(4):  # the first hears of it under a decision, the second begins
+        for _ in range(4):  # the first learns of it under a decision, the second begins
             wanted = [peer.observe_members() for peer in peers]
         assert wanted == [gone.public] * 4
         for peer in peers:

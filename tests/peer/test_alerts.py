@@ -1,4 +1,4 @@
-"""What operators and trainers are told: each cause once, as long as it holds, with what helps."""
+"""Alerts for operators and trainers: one for each cause, for as long as it holds, with advice."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path
 
         async def until_told(*causes: str) -> None:
             with patience():
-                while tuple(alert.cause for alert in await api.alerts()) != causes:  # noqa: ASYNC110 - links tell nobody
+                while tuple(alert.cause for alert in await api.alerts()) != causes:  # noqa: ASYNC110 - no event announces links
                     await trio.sleep(0.01)
 
         await until_told()
@@ -163,7 +163,7 @@ NAMES = [short_id(person.public) for person in PEOPLE]
 
 
 class Telling(World):
-    """Notes the news of every block."""
+    """A world that records the alerts of every block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ ELSEWHERE = RoundResult({IN_TIME: bytes(32)}, {}, frozenset(), frozenset(), *NO_
 
 
 def after(*proposed: bool, seconds: float = 20.0) -> StragglerDetector:
-    """After so many rounds that were closed without its update, whether or not it had said it by then."""
+    """Record rounds that were closed without its update. Each flag tells whether it had proposed by then."""
     late = StragglerDetector()
     for said in proposed:
         late.record_round(ABSENT, LATE, said, seconds)

@@ -1,4 +1,4 @@
-"""Blocks for those that ask: in turn, and as fast as their links' budgets allow. Virtual time."""
+"""Replies with blocks: in turn, and at the rate that the budgets of links allow. Virtual time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> FakeNetwork:
 
 
 async def answered(network: FakeNetwork, *requests: SendBlock) -> list[tuple[bytes, int, float]]:
-    """To whom, of which height, and when."""
+    """Return the receiver, height and time of each reply."""
     answering = BlockServer(cast(Any, Blocks()), cast(Any, network))
     for request in requests:
         answering.enqueue_request(request)

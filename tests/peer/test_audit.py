@@ -1,4 +1,4 @@
-"""An export proves a run to anybody: whole it is reproduced, and one changed byte anywhere is found and named."""
+"""An export proves a run to anybody: the audit reproduces a whole export, and finds and names any changed byte."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def blame(folder: Path) -> str:
-    """The file that the audit names, relative to the export."""
+    """Return the file that the audit names, relative to the export."""
     with pytest.raises(UserError) as error:
         audit_export(folder)
     text = str(error.value)
@@ -63,7 +63,7 @@ def blame(folder: Path) -> str:
     return text.removeprefix(f"{folder}/").partition(": ")[0]
 
 
-# What holds -----------------------------------------------------------------------------------------------------------
+# Exports that hold ----------------------------------------------------------------------------------------------------
 
 
 def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, whole: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_export_is_named(tmp_path: Path) -> None:
         audit_export(tmp_path)
 
 
-# One byte -------------------------------------------------------------------------------------------------------------
+# One changed byte -----------------------------------------------------------------------------------------------------
 
 
 def positions(size: int, count: int, seed: str) -> list[int]:
@@ -197,7 +197,7 @@ def test_one_flipped_byte_anywhere_in_any_file_is_found_and_the_file_named(whole
 
 
 def test_each_signature_counts_also_those_beyond_the_quorum_and_of_the_parent(whole: Path, copy: Path) -> None:
-    """Four have signed where three are enough: none of the four, nor of the parent's four, may be another."""
+    """Four have signed where three are enough. Each of the four signatures must be right, and each of the parent's four."""
     name = block_path(2)
     original = (whole / name).read_bytes()
     decision = codec.decode(Decision, original)
@@ -212,7 +212,7 @@ def test_each_signature_counts_also_those_beyond_the_quorum_and_of_the_parent(wh
 
 
 def test_every_byte_of_the_manifest_counts(whole: Path, copy: Path) -> None:
-    """Its hashes say whom to blame, so it must not make an innocent file suspect."""
+    """The manifest's hashes identify the damaged file, so a change of a hash must not incriminate an intact file."""
     original = (whole / MANIFEST).read_bytes()
     for at in range(0, len(original), 197):
         flip(copy / MANIFEST, at)
@@ -220,7 +220,7 @@ def test_every_byte_of_the_manifest_counts(whole: Path, copy: Path) -> None:
         (copy / MANIFEST).write_bytes(original)
 
 
-# Whole files ----------------------------------------------------------------------------------------------------------
+# Missing, foreign and exchanged files ---------------------------------------------------------------------------------
 
 
 def test_each_file_that_is_missing_is_named(whole: Path, copy: Path) -> None:
@@ -259,7 +259,7 @@ def test_two_files_that_changed_places_are_named(whole: Path, copy: Path) -> Non
             shutil.copyfile(whole / name, copy / name)
 
 
-# Forgeries: somebody who also writes the manifest anew ----------------------------------------------------------------
+# Forgeries with a matching manifest -----------------------------------------------------------------------------------
 
 
 def forge_manifest(folder: Path) -> None:
@@ -288,7 +288,7 @@ def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:
 
 
 def other_parent(block: Block, change: str) -> Block:
-    """What no honest voter prepares: the parent's certificate is missing, has a foreign signature or is of another block."""
+    """Return a block that no honest voter prepares: the parent's certificate is missing, foreign-signed or of another block."""
     certificate = block.parent_certificate
     assert certificate is not None
     first = min(certificate.signatures)
@@ -312,7 +312,7 @@ def other_parent(block: Block, change: str) -> Block:
     ],
 )
 def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole: Path, change: str, complaint: str) -> None:
-    """All four voters sign a second block 2, which does not follow from what was decided before it."""
+    """All four voters sign a second block 2 that does not follow from the earlier decisions."""
     original = codec.decode(Decision, (whole / block_path(2)).read_bytes())
     block = encode_block(other_parent(decode_block(original.block), change))
     voters = VoterSet(chain.ledger.state.members.voters)
@@ -328,14 +328,14 @@ def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole
 def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peer goes on in its own thread: a block is decided, and the model of the state that was read first is gone."""
+    """The peer runs in its own thread. A block is decided, and the model of the state that was read first is deleted."""
     chain = unfinished(tmp_path / "chain")
 
     (job,) = chain.ledger.state.jobs.jobs
 
     def too_late(folder: Path, host: JobModelStore, state: LedgerState, rounds: dict[bytes, int]) -> Models:
         monkeypatch.undo()
-        (folder / "forgotten.safetensors").touch()  # of a job that the newer state does not know
+        (folder / "forgotten.safetensors").touch()  # belongs to a job that is not in the newer state
         shutil.rmtree(host.round_directory(job, rounds[job]))
         chain.play(job)
         return write_models(folder, host, state, rounds)

@@ -1,4 +1,4 @@
-"""Audits that people ask for, and what a trainer still owes its auditors before it proposes again."""
+"""Audits on request of a person, and a trainer's unfinished uploads to auditors before its next proposal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AskedPeer(SimpleNamespace):
 
 
 class Asked:
-    """The peer of a person on a court's ledger. `each_wait` happens whenever it waits for a block."""
+    """A person's peer on a court's ledger. Each wait for a block calls `each_wait`."""
 
     def __init__(self, court: Court, person: int = 1) -> None:
         self.court, self.me = court, PEOPLE[person]
@@ -69,7 +69,7 @@ class Asked:
         self.each_wait()
 
     async def submit(self, kind: str, content: AuditVolunteering, seconds_max: float) -> None:
-        await trio.lowlevel.checkpoint()  # others may ask meanwhile
+        await trio.lowlevel.checkpoint()  # others may request audits meanwhile
         signed = self.court.tx(self.me, kind, content)
         if refusal := self.court.problem(signed):
             raise UserError(refusal)
@@ -83,20 +83,20 @@ class Asked:
 
 @pytest.fixture(autouse=True)
 def known_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The court's jobs have specifications of their own."""
+    """Decode every specification as that of the court's jobs."""
     monkeypatch.setattr(JobSpec, "decode", lambda data: SPEC)
 
 
 @pytest.fixture
 def court() -> Court:
-    """Four rounds are closed, of which three are in the window; nothing was drawn."""
+    """Return a court with four closed rounds, three of them in the window. Nothing was drawn."""
     made = Court(rate=0.0, suspension_rounds=50)
     made.round(AUDITS.window + 1)
     return made
 
 
 def saying(court: Court, trainer: bytes, finding: ReplayFinding) -> Callable[[], None]:
-    """Who is drawn finds this about that trainer, and that the others did well."""
+    """Return a report of the drawn auditors: this finding about that trainer, and no fault of the others."""
 
     def said() -> None:
         for person, due in court.due():
@@ -177,7 +177,7 @@ async def test_a_round_that_is_undone_meanwhile_is_an_error(court: Court, ask: A
 
 @pytest.mark.parametrize("number", [None, 6])
 async def test_who_has_not_reported_yet_waits_before_it_volunteers_again(court: Court, number: int | None, ask: Asked) -> None:
-    """It has reported on the trainer whom the person asks for, and not on the others of that round."""
+    """It has reported on the requested trainer, but not on the others of that round."""
     await ask(A)
     court.round()
     court.decide(volunteered(court, ask.me, 5))
@@ -281,7 +281,7 @@ FIRST, BOTH = {"first": AUDIT}, {"first": AUDIT, "second": AUDIT}
 
 
 def noted(uplink: AuditBacklog, seconds: int, rates: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
-    """So many seconds in which auditors get what they ask for at these rates."""
+    """Record some seconds in which auditors receive data at these rates."""
     sent = dict(uplink._sent[-1])
     for _ in range(seconds):
         sent = {key: sent.get(key, 0) + rates.get(key, 0) for key in {*sent, *rates}}
@@ -331,16 +331,16 @@ def test_a_liar_that_asks_for_nothing_or_slowly_holds_up_nobody(rate: int, owes:
 
 
 def test_an_auditor_whose_audits_have_just_begun_is_waited_for_and_a_silent_one_once(uplink: AuditBacklog) -> None:
-    """Or a trainer on a slow link would propose again before anybody has asked for anything."""
+    """Otherwise a trainer on a slow link could propose again before any auditor has requested data."""
     noted(uplink, 1, {}, {B: FIRST})
     assert uplink.backlog_seconds(LEAST) == pytest.approx(AUDIT / LEAST)
     noted(uplink, GRACE_SECONDS, {}, {B: FIRST})
     assert uplink.backlog_seconds(LEAST) == 0
     noted(uplink, 1, {}, {B: BOTH})
-    noted(uplink, 1, {}, {B: {"second": AUDIT}})  # the first one lapsed
+    noted(uplink, 1, {}, {B: {"second": AUDIT}})  # the first audit lapsed
     assert uplink.backlog_seconds(LEAST) == 0
     noted(uplink, 1, {B: AUDIT}, {B: {"second": AUDIT}})
-    noted(uplink, 1, {}, {B: {"third": AUDIT}})  # it has reported
+    noted(uplink, 1, {}, {B: {"third": AUDIT}})  # the auditor has reported
     noted(uplink, RATE_SECONDS, {C: 600}, {})
     noted(uplink, 1, {}, {B: {"fourth": AUDIT}})
     assert uplink.backlog_seconds(LEAST) > 0

@@ -1,4 +1,4 @@
-"""Sampled audits between whole peers in one process; the workers' arithmetic is numpy's."""
+"""Sampled audits between whole peers in one process. The workers compute with numpy."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ TEXT = b"Nobody is above the others. " * 40
 
 
 class Sums:
-    """A worker whose updates follow from round, trainer and step. It always re-executes the first round, before the ballot."""
+    """A worker whose updates depend on round, trainer and step alone. It re-executes the first round, before the ballot."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.spec: JobSpec | None = None
-        self.failures = 0  # audits to come that it cannot do
+        self.failures = 0  # the number of coming audits that fail
         self.may_replay = trio.Event()
         self.may_replay.set()
 
     @property
     def audits(self) -> list[worker_protocol.AuditRequest]:
-        """Those after the first round."""
+        """The audits after the first round."""
         return [request for request in self.asked if isinstance(request, worker_protocol.AuditRequest) and request.round]
 
     async def ask(self, request: Any) -> Any:
@@ -122,7 +122,7 @@ class Sums:
         moved = [np.random.default_rng([round, trainer[0], step]).standard_normal(len(parameters)) for step in steps]
         if on_state is not None:
             before = inner or InnerState.fresh(self.spec)
-            moments = before.moments + np.float32(1 + trainer[0] / 256)  # each trainer has other ones
+            moments = before.moments + np.float32(1 + trainer[0] / 256)  # different moments for each trainer
             on_state(parameters, InnerState(before.steps + len(steps), moments))
         return -sum(moved).astype(np.float32), [loss_of(round, trainer, step) for step in steps]
 
@@ -131,11 +131,11 @@ def loss_of(number: int, trainer: bytes, step: int) -> float:
     return 3.0 - number / 1_000 + trainer[0] / 1_000 + step / 7
 
 
-ENDLESS = 400  # rounds: who is suspended is told only while the job goes on, and a busy machine is late to look
+ENDLESS = 400  # rounds; a suspension is visible only while the job runs, and a busy machine looks late
 SPEC = JobSpec(
     name="sums",
     model=MODEL,
-    rounds=3,  # of the first one nothing is drawn: it is re-executed before the ballot
+    rounds=3,  # nothing is drawn in the first round, which is re-executed before the ballot
     local_steps=5,
     batch=1,
     micro_batch=1,
@@ -144,33 +144,33 @@ SPEC = JobSpec(
     byzantine_max=1,
     audit=AuditMode.SAMPLED,
     auditors=6,  # half of them in early rounds
-    audit_window=40,  # rounds here are over in no time
+    audit_window=40,  # rounds are very short here
     held_out_permille=0,
-    uplink_mbit_min=1_000,  # audits have no time beside their rounds
+    uplink_mbit_min=1_000,  # leaves audits no time beside their rounds
 )
 
 
 @pytest.fixture(autouse=True)
 def links_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows are as long as their rounds take."""
+    """Windows last as long as their rounds."""
     monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)
 
 
 @pytest.fixture
 def links_that_take_their_time(links_that_answer_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows are half a minute long at least: after the last round of a job they end by time alone."""
+    """Windows last at least half a minute, so after a job's last round they end by time alone."""
     monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", AUDIT_RESPONSE_MS)
 
 
 class LateLiar(Liar):
-    """It is honest in the first round, so that the others wait for it in the next one."""
+    """A trainer that is honest in the first round, so that the others wait for it in the next one."""
 
     async def propose(self, round: OpenRoundContext) -> None:
         await (super() if round.number else super(Liar, self)).propose(round)
 
 
 class Trainers(Network):
-    """Four founders, all of them with a worker; the last one may lie."""
+    """Four founders with workers. The last one may lie."""
 
     workers: dict[bytes, Sums]
 
@@ -198,8 +198,8 @@ async def trainers(folder: Path, attack: str = "") -> AsyncIterator[Trainers]:
 
 
 async def trained_with_reports_of(made: Trainers, auditor: Seat) -> bytes:
-    """A job whose rounds are all taken, on which reports of this auditor are awaited. It draws nothing in rounds that are closed
-    without its ballot, so there may be a job before this one.
+    """Return a trained job with open audit duties of this auditor. An auditor draws nothing in rounds that are closed without its
+    ballot, so another job may precede.
     """
     while True:
         job = await made.train(SPEC)
@@ -250,7 +250,7 @@ async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tm
 async def test_what_is_larger_than_a_part_is_audited_like_all_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
-    """Inner states and buffers of several parts."""
+    """Inner states and buffers of several parts are audited too."""
     monkeypatch.setattr(network_module, "SECONDS_MAX", 300.0)
     took, came = MultipartStore.store_part, list[bytes]()
     monkeypatch.setattr(MultipartStore, "store_part", lambda folder, part, *file: (came.append(part), took(folder, part, *file)))
@@ -292,17 +292,17 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
                 kept(folder, opening)
 
         monkeypatch.setattr(voter, "save_opening", keep)
-        monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
+        monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)  # otherwise it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
             await seat.until(lambda driver: standing(made, 3).rewards_lost > 2)
         assert not made.seats[0].driver.state.audits.suspensions_in(job)
-        # Without half a minute an honest opening comes too late now and then where the machine is busy.
+        # Without half a minute an honest opening may be late on a busy machine.
         assert max(standing(made, number).rewards_lost for number in range(3)) < standing(made, 3).rewards_lost
 
 
 async def test_an_audit_that_waits_for_the_worker_keeps_no_other_from_fetching(tmp_path: Path) -> None:
-    """It would be held against the trainer, which has shown all that was asked for."""
+    """Otherwise the delay would be held against the trainer, which has served all requests."""
     async with trainers(tmp_path) as made:
         seat = made.seats[0]
         worker = made.workers[seat.public]
@@ -357,7 +357,7 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
         job = await made.train(spec)
         for seat in made.seats:
             await seat.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
-        # the log forgets within some rounds
+        # The log forgets causes within some rounds.
         causes = [seat.driver.state.audits.jobs[job].suspension_causes for seat in made.seats]
         ((trainer, entry),) = causes[0].items()
         assert trainer == entry.trainer == made.seats[3].public and {entry.finding} == found
@@ -374,7 +374,7 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
     ("window", "patience"), [(2, [2, 3, 4]), (3, [2, 3, 4, 5]), (4, [3, 3, 4, 5, 6]), (5, [4, 4, 4, 5, 6, 7])]
 )
 def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
-    """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
+    """An auditor drawn late, or after a restart, may begin in each round of the window, and after the last one."""
     due = AuditDuty(b"", 7, b"", None, False, 7)  # type: ignore[arg-type]
     assert [audit_scheduler.withheld_deadline_round(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
 
@@ -409,7 +409,7 @@ async def test_an_audit_that_is_due_late_finds_what_is_false(tmp_path: Path, mon
 
 
 async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is one that was drawn for the rounds that a ballot had missed: honest states would have two seconds to come."""
+    """So is an audit drawn for rounds without the auditor's ballot, since honest states would have two seconds to arrive."""
     window = 6
 
     def late(me: bytes, state: LedgerState) -> list[AuditDuty]:
@@ -463,13 +463,13 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
         drawn, finished = set[bytes](), trio.Event()
 
         def draw_one(tickets: Mapping[bytes, bytes], *_: Any) -> tuple[bytes, ...]:
-            """Of those whose ballot closed the round: it may be without the ballot of any one voter."""
+            """Draw one auditor from those whose ballot closed the round. Any one voter's ballot may be missing."""
             one = () if liar.public in tickets else (min(tickets),)
             drawn.update(one)
             return one
 
         monkeypatch.setattr(sortition, "draw_auditors", draw_one)
-        # All is shown in the first round, of which nothing is drawn: who is accepted there is awaited in the next one.
+        # The first round, of which nothing is drawn, has all reveals. Trainers accepted there are awaited in the next.
         refuse_reveals(monkeypatch, liar, lambda peer: bool(drawn) and peer not in drawn)
         for seat in honest:
             refuse_reveals(monkeypatch, seat, lambda peer: bool(drawn) and not finished.is_set())
@@ -507,7 +507,7 @@ async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_fr
 
 
 async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be closed at once."""
+    """The open round may be closed at once."""
     begun: list[int] = []
 
     def noted(due: AuditDuty, window: int, now: int) -> int:
@@ -516,9 +516,9 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
 
     async with trainers(tmp_path) as made:
         away = made.seats[2]
-        made.workers[away.public].failures = 10_000  # it has something left to report
+        made.workers[away.public].failures = 10_000  # it still has something to report
         job = await made.train(replace(SPEC, rounds=200))
-        # rounds may be closed without its ballot
+        # Rounds may be closed without its ballot.
         await away.until(lambda driver: bool([*audit_duties(away.public, driver.state)]))
         for seat in made.seats:
             await seat.stop()
@@ -538,7 +538,7 @@ async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Pat
 
 
 def backwards(worker: Sums) -> Callable[..., tuple[Any, Sequence[float]]]:
-    """Takes the update of the second round in the opposite direction."""
+    """Return the update of the second round with the opposite sign."""
     honest = worker._update
 
     def update(*place: Any, **named: Any) -> tuple[Any, Sequence[float]]:
@@ -557,7 +557,7 @@ async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_pat
         for number in (2, 3):
             liar = made.workers[made.seats[number].public]
             monkeypatch.setattr(liar, "_update", backwards(liar))
-        job = await made.train(replace(SPEC, rounds=6))  # whose ballot is left out in one round draws for it later
+        job = await made.train(replace(SPEC, rounds=6))  # if one round is closed without its ballot, it draws for it later
         await ended(made, job)
         suspensions = [standing(made, number).suspensions for number in range(4)]
         assert suspensions[:2] == [0, 0] and sum(suspensions) in (1, 2), "the first conviction may end the audit of the second"
@@ -588,7 +588,7 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
             await deadlines._wait_for_round(job, rounds + 1, window)
         assert waiting.cancelled_caught
         monkeypatch.setattr(audit_scheduler, "POST_JOB_AUDIT_HEIGHTS", 0)
-        with patience():  # the audits themselves would be over
+        with patience():  # the audits themselves would be over by now
             await deadlines._wait_for_round(job, rounds + 1, window)
 
 
@@ -642,7 +642,7 @@ async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, mo
 
 
 async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_path: Path) -> None:
-    """A peer that comes back opens and closes rounds that it audits at the same time."""
+    """A peer that comes back opens and closes rounds while it audits them."""
     blobs, data = DiskBlobStore(tmp_path / "kept", tmp_path / "passing"), b"a state"
     model: Any = SimpleNamespace(job=b"j" * 32, round=3)
 
@@ -664,7 +664,7 @@ async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_pat
 async def test_an_auditor_that_was_away_reports_when_it_is_back(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         away = made.seats[2]
-        made.workers[away.public].failures = 10_000  # it reports nothing before
+        made.workers[away.public].failures = 10_000  # it reports nothing earlier
         job = await trained_with_reports_of(made, away)
         await away.stop()
         before = standing(made, 2).reports
@@ -735,7 +735,7 @@ UNDRAWN = replace(SPEC, audit_rate=1e-9, local_steps=8, rounds=200, audit_window
 
 
 async def volunteering(seat: Seat, *trainers: bytes) -> None:
-    """Returns when this seat may volunteer for proposals of these trainers."""
+    """Wait until this seat may volunteer for proposals of these trainers."""
     await seat.until(
         lambda driver: {due.trainer for due in auditable_proposals_of_others(seat.public, driver.state)} >= set(trainers)
     )
@@ -761,9 +761,9 @@ async def test_a_person_has_a_round_re_executed_and_all_confirm_what_is_false(tm
 async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: ReplayFinding
 ) -> None:
-    """Who sees it volunteers, and is drawn for the last rounds. While the loss falls nobody re-executes anything."""
+    """A peer that sees the jump volunteers, and is drawn for the last rounds. A falling loss causes no re-execution."""
     jump = 12
-    # It goes on to rise: where audits are slow, a jump would be over before they are.
+    # The loss continues to rise, since a jump would be over before slow audits notice it.
     monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 + (number if number >= jump else -number / 1_000))
     monkeypatch.setattr(audit_scheduler, "WITHHELD_SECONDS_MIN", 0.5)
     async with trainers(tmp_path, attack) as made:
@@ -815,7 +815,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
 
 
 def parts_of(court: Court, folder: Path) -> tuple[Driver, TransactionSubmitter]:
-    """Person 0's, on the court's state, with its losses in `folder`."""
+    """Return person 0's parts on the court's state, with its losses in `folder`."""
     role = SimpleNamespace(worker_client=SimpleNamespace(text_folder=folder))
     nobody = SimpleNamespace(retained_rounds=set, delete_rounds=lambda unasked: None)
     shop = SimpleNamespace(participant=role, delete_expired_files=lambda: None)
@@ -838,7 +838,7 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
 
     @asynccontextmanager
     async def turn(is_first: Callable[[], bool]) -> AsyncIterator[None]:
-        audits.asked.append((due.job, due.proposal_key))  # a person may ask while it waits
+        audits.asked.append((due.job, due.proposal_key))  # a person may ask during the wait
         turns.append(is_first())
         audits.asked.clear()
         yield
@@ -857,7 +857,7 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
     court = Court()
     first = court.job(court.key).round
     kept_losses(tmp_path, court.key, first)
-    court.round(AUDITS.window + 2)  # nobody reported: no loss of that round is to be opened any more
+    court.round(AUDITS.window + 2)  # nobody reported, so no loss of that round will be opened
     audited = AuditedProposals(*parts_of(court, tmp_path))
 
     def kept_together() -> set[tuple[bytes, int]]:
@@ -933,5 +933,5 @@ async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> Non
     assert await audit_scheduler.result_before(late, fetched(9)) == "here"
     assert await audit_scheduler.result_before(late, fetched(11)) is None
     for error in (MissingBlobError("gone"), OSError("a shortage")):
-        with pytest.raises(type(error)):  # no group
+        with pytest.raises(type(error)):  # itself, not an exception group
             await audit_scheduler.result_before(late, fetched(1, error))

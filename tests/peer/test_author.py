@@ -1,4 +1,4 @@
-"""What one author puts on the log acts once, or its submission has failed and it never does."""
+"""A submission of an author acts exactly once, or it fails and never acts."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ ME, OTHER = PEOPLE[0], PEOPLE[1]
 
 
 class Log:
-    """What an `TransactionSubmitter` sees of its driver. Blocks are decided because the test says so, and applied as many at a
-    time.
-    """
+    """A driver as a `TransactionSubmitter` sees it. The test decides blocks, and applies any number of them at a time."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery, self.world, self.signer, self.store = nursery, World(), ME, self
@@ -92,7 +90,7 @@ class Log:
         self._wake()
 
     def restored(self) -> None:
-        """As a snapshot leaves it: neither the blocks before nor what waited are here."""
+        """Restore a snapshot: earlier blocks and waiting transactions are gone."""
         self.blocks.clear()
         self.world.ledger.mempool = Mempool(self.state.height)
         self._wake()
@@ -106,12 +104,12 @@ class Log:
         return chosen
 
     def starts(self) -> int:
-        """How often this author has started a job."""
+        """Return how often this author has started a job."""
         return sum(job.author == ME.public for job in self.state.jobs.jobs.values())
 
 
 class Asked:
-    """A submission under way."""
+    """A submission in progress."""
 
     def __init__(self, log: Log, author: Any, kind: str, content: object) -> None:
         self.transaction: Transaction | None = None
@@ -129,7 +127,7 @@ class Asked:
         self.ended.set()
 
     async def settled(self) -> Asked:
-        """When it has ended, and everything that could be decided then is."""
+        """Wait until the submission has ended and everything that can be decided is decided."""
         while not self.ended.is_set() or self._log.selected():
             await poll(lambda: self.ended.is_set() or bool(self._log.selected()))
             self._log.decide(self._log.selected())
@@ -170,7 +168,7 @@ async def test_another_transaction_with_its_nonce_is_not_taken_for_it() -> None:
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
         first = await log.said()
-        log.decide([log.world.tx(ME, "member/register", RegisterRoles(()))])  # of another device, or from before a restart
+        log.decide([log.world.tx(ME, "member/register", RegisterRoles(()))])  # from another device, or from before a restart
         second = await log.said()
         assert [transaction_of(signed).nonce for signed in (first, second)] == [1, 2]
         await asked.settled()
@@ -188,7 +186,7 @@ async def test_it_is_found_among_many_blocks_that_were_applied_at_once() -> None
 
 
 async def behind_a_gap(log: Log, author: TransactionSubmitter, count: int) -> list[Asked]:
-    """Submissions behind one that nobody waits for any more, and that a block has made impossible."""
+    """Return submissions behind an abandoned one that a block has made impossible."""
     job = log.world.start(ME)
     given_up = Asked(log, author, "job/stop", StopJob(job))
     await log.said()
@@ -309,7 +307,7 @@ async def test_what_was_not_decided_in_time_may_still_be_and_the_next_one_comes_
 async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pools_have_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Invariant: no honest author's transactions are so many that other peers drop them all."""
+    """Invariant: an honest author never has more waiting transactions than other peers accept."""
     monkeypatch.setattr(author_module, "PENDING_MAX", 2)
     async with logged() as (log, author):
         asked = [Asked(log, author, *start()) for _ in range(5)]
@@ -332,7 +330,7 @@ async def test_what_is_refused_is_said_at_once_and_never_put_on_the_log() -> Non
 
 @pytest.fixture
 async def founders(tmp_path: Path) -> AsyncIterator[Network]:
-    """Four, of whom only the first is there: nothing is decided before the others come."""
+    """Four founders, of which only the first runs. Nothing is decided before the others start."""
     async with network(tmp_path, founders=4, start=False) as made:
         await made.start(made.seats[0])
         with patience():
@@ -392,7 +390,7 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
         nursery.start_soon(seat.start_job)
         await poll(lambda: len(pool) == 2)
         given_up.cancel()
-        pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible
+        pool._forget(next(iter(pool._waiting.values())))  # as if a block made it impossible
         await others_come(founders)
         await founders.seats[1].author.submit("member/register", RegisterRoles((TRAINER,)))
     await poll(lambda: seat.author.nonce == 2)
@@ -416,7 +414,7 @@ async def test_a_peer_says_its_name_once_a_start_even_where_somebody_with_its_ke
 
 
 async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_only_not_decided_yet() -> None:
-    """After a restart: the peer has forgotten what it asked for, and a member hands it back at the same moment."""
+    """After a restart the peer has forgotten its request, and a member relays the admission at the same moment."""
     async with logged() as (log, _):
         newcomer: Any = FastSigner("newcomer")
         told = log.world.admission(newcomer)

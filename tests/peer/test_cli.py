@@ -290,7 +290,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
         "votes": VOTES,
         "samples": SAMPLES,
     }
-    by_action = {"rlhf", "evaluate"}  # what it answers depends on what it is asked to do, or on a model
+    by_action = {"rlhf", "evaluate"}  # the answer depends on the arguments, or on a model
     assert set(views) == {name for name, word in all_commands().items() if JSON in word.arguments} - by_action
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
@@ -318,7 +318,7 @@ def test_every_command_and_setting_is_in_the_guide() -> None:
 
 
 async def run(directory: Path, line: str) -> tuple[int, str]:
-    """Status and complaints of a shell's command, in which `peer` is the program and `$HERE` its data directory."""
+    """Run a shell command and return its exit status and error output. `peer` is the program, `$HERE` its data directory."""
     program = f"{shlex.quote(sys.executable)} -m peer.cli"
     done = await trio.run_process(
         ["bash", "-c", f'peer() {{ {program} "$@"; }}; {line}'],
@@ -355,7 +355,7 @@ def test_python_without_assertions_is_refused() -> None:
 
 
 class Interrupted:
-    """Ctrl-C at the import of `peer.cli`."""
+    """A program that gets Ctrl-C during its import of `peer.cli`."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name == "peer.cli":

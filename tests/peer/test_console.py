@@ -181,7 +181,7 @@ def test_the_options_of_a_command_are_known() -> None:
 async def said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *, attached: bool = True
 ) -> tuple[str, int, FakeApi]:
-    """What the console prints for commands that come through a pipe."""
+    """Run the console with commands from a pipe, and return its output, its exit status and the peer."""
     api = FakeApi()
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     status = await console.run_console(api, attached=attached)
@@ -372,7 +372,7 @@ async def test_a_chat_takes_its_turns_along_until_it_is_left(
 
 
 async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the prompt, where it is the signal of a command that runs; the same on the command line."""
+    """At the prompt, Ctrl-C is the running command's signal. On the command line it has the same effect."""
     shown = list[str]()
     interrupts = console._Interrupts(shown.append, "stops the peer")  # type: ignore[arg-type]
 
@@ -436,7 +436,7 @@ async def test_who_asks_for_one_bit_under_adamw_is_told_what_that_does_and_the_w
         ("--set audit=off byzantine_max=0", True),
         ("--data local --set byzantine_max=0", True),
         ("--set byzantine_max=0", False),
-        ("--preset per-step --set audit=off", True),  # the peer refuses it, or its network tolerates no liar
+        ("--preset per-step --set audit=off", True),  # the peer refuses it, or its network tolerates no faulty voter
         ("--set audit=off byzantine_max=1", False),
     ],
 )
@@ -481,7 +481,7 @@ async def test_who_sets_what_does_nothing_is_told(
         ("--preset per-step --set byzantine_max=0", True),
         ("", False),
         ("--preset per-step --set audit=full", False),
-        ("--data local --set audit=sampled", False),  # there audits are off
+        ("--data local --set audit=sampled", False),  # audits are off there
     ],
 )
 async def test_who_starts_sampled_audits_is_told_that_they_are_not_for_slow_links(
@@ -701,7 +701,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
 @pytest.mark.real("processes")
 async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInput) -> None:
     prompt = LineEditor("> ", None, {})
-    for _ in range(20):  # however far the thread has come
+    for _ in range(20):  # independent of the thread's progress
         with trio.CancelScope() as scope:
             scope.cancel()
             await prompt.read_line(go_on)

@@ -1,4 +1,4 @@
-"""Faults are contained: a bug in a module, descriptors that run out, and SIGTERM for a whole process group."""
+"""Contained faults: a bug in a module, exhausted descriptors, and SIGTERM for a whole process group."""
 
 from __future__ import annotations
 
@@ -230,14 +230,14 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.mark.real("a daemon, its worker and their signals")
 async def test_a_whole_group_that_is_terminated_ends_cleanly(daemon: Daemon) -> None:
-    """In the middle of training; and the peer goes on from there."""
+    """The signal comes in the middle of training. The peer resumes from there."""
     daemon.start(*RUN)
     await daemon.answers()
     job = await daemon.client.start_job(TrainRequest("text", "", 1_000_000, 0, TINY))
     await _rounds(daemon, job, 2)
     workers = children(daemon.pid)
     assert workers and {os.getpgid(process) for process in (daemon.pid, *workers)} == {daemon.pid}
-    for worker in workers:  # its signal may be handled long before the daemon's
+    for worker in workers:  # the worker's signal may be handled long before the daemon's
         os.kill(worker, signal.SIGTERM)
     await _rounds(daemon, job, next(view.round for view in await daemon.client.jobs() if view.job == job) + 3)
     assert children(daemon.pid) == workers and "restarted" not in (await daemon.client.stats()).worker

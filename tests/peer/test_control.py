@@ -78,7 +78,7 @@ async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_text_that_no_message_can_hold_is_told(client: PeerApi) -> None:
-    """Bytes of a command line that are not UTF-8."""
+    """The command line contains bytes that are not UTF-8."""
     with pytest.raises(UserError, match=r"'\\udcff' is not UTF-8"):
         await all_of(client.sample_text("\udcff", SamplingOptions()))
 
@@ -120,7 +120,7 @@ async def test_a_caller_that_leaves_cancels_its_call_only(client: PeerApi, api: 
 
 
 async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next part is made when the one before was taken; nothing is kept for it."""
+    """Each part is made after the previous one was taken, so nothing is buffered for a slow caller."""
     monkeypatch.setattr(control_socket, "REPLY_SECONDS_MAX", 0.05)
     made, ended = list[int](), trio.Event()
 
@@ -154,7 +154,7 @@ async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) ->
     lock.write_text(f"{os.getpid()}\n")
     with pytest.raises(UserError, match=f"process {os.getpid()} is starting, or ending, and does not answer yet"):
         await control_socket.make_client(tmp_path).status()
-    os.utime(lock, (0, 0))  # its number may be that of another process by now
+    os.utime(lock, (0, 0))  # another process may have its number by now
     with pytest.raises(UserError, match=f"no peer runs on {tmp_path}: start it with `peer run --data-dir {tmp_path}`"):
         await control_socket.make_client(tmp_path).status()
 

@@ -1,4 +1,4 @@
-"""One daemon as a process: what it loads, which GPUs and addresses it uses, how it ends, what it says when its disk fails."""
+"""One daemon as a process: its imports, GPUs and addresses, its exit, and its messages when the disk fails."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     assert begun.startswith(short) or short.startswith(begun), "a piece is as long as a slice of time allows"
     assert short == await text(asked(replace(long, max_tokens=40), "tiny@1"))
     assert short != await text(asked(replace(long, max_tokens=40, seed=1), "tiny@0"))
-    stop = next(character for character in short[3:] if character.isascii())  # others may be bytes that are no text
+    stop = next(character for character in short[3:] if character.isascii())  # other characters may be bytes that are no text
     assert await text(asked(replace(long, max_tokens=40, stop=(stop,)))) == short.partition(stop)[0]
     greedy = SamplingOptions(max_tokens=9, temperature=0.0)
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
@@ -130,11 +130,11 @@ async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> 
     await daemon.client.run_test_round()
     await daemon.until(height=3)
     assert not has_torch(daemon.pid) and not has_aiohttp(daemon.pid)
-    assert children(daemon.pid) == []  # and nobody who could have
+    assert children(daemon.pid) == []  # no helper process that could load them
 
 
 async def said(daemon: Daemon, beginning: str) -> str:
-    """The event of the part `serve` that begins so."""
+    """Return the event of the part `serve` that begins with this text."""
     with patience():
         while True:
             texts = [event.text for event in await daemon.client.events(0, 0.1) if event.kind == "serve"]
@@ -162,7 +162,7 @@ async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aioh
 
 @pytest.mark.real("sockets")
 async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_on(daemon: Daemon) -> None:
-    """Two peers on one machine have the same default."""
+    """Two peers on one machine have the same default port."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         await daemon.start(*SERVE, "--web-listen", f"127.0.0.1:{other.getsockname()[1]}").answers()
         told = await said(daemon, "web pages are not served at 127.0.0.1:")
@@ -174,7 +174,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
 
 @pytest.mark.real("processes")
 def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohttp() -> None:
-    """The service `serve` is there as well, before it runs, and so are declarations of routes and pages."""
+    """The service `serve` is imported before it runs, and so are the declarations of routes and pages."""
     script = (
         "import sys, peer.daemon.daemon, web.web_service, curation.service.curation_rpc_handler\n"
         "import curation.service.http_routes, curation.pages.annotation_pages\n"
@@ -192,7 +192,7 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
     with patience():
         try:
             await daemon.client.run_test_round()
-        except Exception as error:  # whatever a client sees of a peer that stops
+        except Exception as error:  # any error that a client gets from a stopping peer
             assert "peer" in str(error)
     assert await trio.to_thread.run_sync(wait, daemon.process) == 2, daemon.log
     assert "Traceback" not in daemon.log
@@ -240,7 +240,7 @@ async def test_a_damaged_genesis_or_ledger_is_named(daemon: Daemon) -> None:
     assert str(ledger) in error
 
 
-SECONDS_MAX = 300.0  # for what takes fifteen seconds on a machine that has time
+SECONDS_MAX = 300.0  # for work that takes fifteen seconds on an idle machine
 ROUNDS = 12
 JOB = ("--rounds", str(ROUNDS), "--set", "local_steps=5", "batch=4", "audit=off", "byzantine_max=0", "proposal_seconds=5")
 

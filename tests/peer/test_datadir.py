@@ -120,7 +120,7 @@ def test_a_second_daemon_is_told_which_process_holds_the_directory(directory: Da
         assert holder.stdout and holder.stdout.readline()
         with pytest.raises(UserError, match=f"runs on {directory.path} already .process {holder.pid}."), directory.lock():
             pass
-        holder.kill()  # the operating system drops the lock, however the process ends
+        holder.kill()  # the operating system drops the lock on every kind of exit
     with directory.lock():
         assert directory.lock_file.read_text() == f"{os.getpid()}\n"
 

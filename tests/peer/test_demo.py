@@ -1,4 +1,4 @@
-"""The whole demo as a person runs it, as short as it can be; and what it shows fits the terminal."""
+"""The whole demo as a person runs it, in its shortest form. Its output fits the terminal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_as_many_train_as_are_asked_for_and_the_last_of_them_lie(tmp_path: Path)
 
 
 def refused(folder: Path, *words: str) -> str:
-    """What is told of a demo that never started."""
+    """Return the error output of a demo that never started."""
     status, _, said = command("demo", "--no-web", *words, "--report", str(folder / "run"), "--json", str(folder / "r.json"))
     assert status == 2 and list(folder.iterdir()) == []
     return said
@@ -201,7 +201,7 @@ def test_its_page_answers_as_soon_as_it_is_named_and_control_c_stops_every_proce
 
 
 def _peers_of(pid: int) -> list[int]:
-    """The four daemons and three workers, as soon as they are there: workers are hit while they import."""
+    """Wait for the four daemons and three workers, and return them. A worker may be hit during its imports."""
     deadline = time.monotonic() + patience_seconds()
     while len(daemons := children(pid)) < 4 or len(workers := [of for daemon in daemons for of in children(daemon)]) < 3:
         if time.monotonic() > deadline:
@@ -217,7 +217,7 @@ async def forever() -> int:
 
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As the demo sets them; afterwards as they were. The terminal of the tests stays."""
+    """Set signals as the demo does, and restore them afterwards. The tests' terminal stays attached."""
     monkeypatch.setattr(shutdown_signals, "detach_descriptors", lambda streams: None)
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
@@ -244,7 +244,7 @@ def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt() -> N
 @pytest.mark.real("processes")
 @pytest.mark.usefixtures("signals")
 def test_what_follows_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_the_peers() -> None:
-    """Kernel and shell may both say it, at once or later: while the demo unwinds, and while it stops its peers."""
+    """Kernel and shell may both signal the end: at once or later, while the demo unwinds, and while it stops its peers."""
     unwound = False
 
     async def hung_up_again_and_again() -> int:
@@ -350,7 +350,7 @@ def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
 
 @pytest.mark.parametrize("name", ["report.json", "sample.txt", "json"])
 def test_full_disk_is_told_in_one_line(name: str, tmp_path: Path) -> None:
-    """Linux has a file that is always full."""
+    """Linux has a device that is always full."""
     (tmp_path / name).symlink_to("/dev/full")
     demo: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(json=str(tmp_path / "json")))
     with pytest.raises(StorageError, match=f"{name}: the disk is full; free some space"):

@@ -1,4 +1,4 @@
-"""`peer doctor`: each fault is planted, found by its check, and comes with what to do."""
+"""`peer doctor`: each planted fault is found by its check, and reported with advice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of(check: str, findings: Iterable[DoctorFinding]) -> Iterator[DoctorFinding]
 
 
 def fault_of(check: str, findings: Iterable[DoctorFinding]) -> DoctorFinding:
-    """The one that is wrong; what to do stands with it."""
+    """Return the check's only finding with a fault, which must contain advice."""
     [found] = [finding for finding in of(check, findings) if finding.level != FindingLevel.OK]
     assert found.advice
     return found
@@ -75,7 +75,7 @@ def test_each_cause_of_an_alert_has_advice() -> None:
 async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_clock_synchronized", lambda: True)
     monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
-    found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # as this machine is
+    found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # they vary by machine
     assert {finding.check for finding in found} == {"version", "data", "key", "peer", "port", "peers", "clock", "memory"}
     assert gravest_level(found) == FindingLevel.OK and not any(finding.advice for finding in found)
 
@@ -196,7 +196,7 @@ def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataD
 
 
 def dial_all_but(silent: int) -> Callable[[str, int], Awaitable[trio.SocketStream]]:
-    """Nobody waits for a port that says nothing, and for the others as long as a busy machine takes."""
+    """Return a dial function without a timeout, except that the dial of the silent port times out at once."""
     dial = trio.open_tcp_stream
 
     async def dial_or_give_up(host: str, port: int) -> trio.SocketStream:
@@ -215,7 +215,7 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         await daemon.start("run", *said).answers()
         monkeypatch.setattr(reachability_checks, "DIAL_SECONDS_MAX", 60.0)
         monkeypatch.setattr(trio, "open_tcp_stream", dial_all_but(other.getsockname()[1]))
-        # It is asked with other settings than the peer has: what runs says itself where it listens, and what it serves.
+        # The doctor gets other settings than the peer. A running peer reports its own addresses and services.
         found = await examine_peer(lambda: load_settings({"data_directory": directory.path}, {}))
         right = {finding.check for finding in found if finding.level == FindingLevel.OK}
         assert {"peer", "port", "metrics", "key", "peers"} <= right and not list(of("web", found))
@@ -401,9 +401,9 @@ def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch)
     [
         (3_600.0, None, True, FindingLevel.FAULT),
         (-3_600.0, None, True, FindingLevel.FAULT),
-        (0.3, None, False, FindingLevel.OK),  # the others say more than the kernel
+        (0.3, None, False, FindingLevel.OK),  # the other peers are better evidence than the kernel
         (None, -3_600.0, True, FindingLevel.OK),
-        (None, 3_600.0, True, FindingLevel.FAULT),  # what is decided lies in the future
+        (None, 3_600.0, True, FindingLevel.FAULT),  # decisions seem to lie in the future
         (None, None, False, FindingLevel.WARNING),
         (None, None, None, FindingLevel.OK),
     ],

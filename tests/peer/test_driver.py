@@ -74,7 +74,7 @@ async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_votin
         await again.stop()
         await made.start(again)
         assert again.driver.state.state_root == root
-        await made.seats[1].stop()  # now the one that came back is needed for every quorum
+        await made.seats[1].stop()  # now every quorum needs the peer that came back
         await one_root([made.seats[n] for n in (0, 2, 3)], await made.seats[0].start_job())
 
 
@@ -90,7 +90,7 @@ async def test_a_peer_that_was_away_gets_missed_blocks_and_payloads_from_others_
         late = await made.start(made.seats[3])
         await one_root([*first[1:], late], jobs[1])
         assert late.network.traffic().blobs_received > 0
-        job = await late.start_job()  # with the late one and without the author there are three again
+        job = await late.start_job()  # with the late peer and without the author there are three again
         await one_root([*first[1:], late], job)
 
 
@@ -112,14 +112,14 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
         made.mesh.partition(keys[:2], keys[2:])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.seats[0].start_job)
-            # Until this voter has signed something about an undecided block: it would decide if two sufficed.
+            # Wait until this voter has signed a vote for an undecided block. It would decide if two votes sufficed.
             await poll(lambda: bool(made.seats[1].store.read_restart_state().votes))
             assert {seat.driver.state.height for seat in made.seats} == {height}
             made.mesh.heal_partition()
         await one_root(made.seats, max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0])
 
 
-# What roles and payloads may do ------------------------------------------------------------------------------------------
+# Limits of roles and payloads --------------------------------------------------------------------------------------------
 
 
 class Withheld:
@@ -244,11 +244,11 @@ async def test_a_role_whose_disk_fails_stops_the_peer(tmp_path: Path) -> None:
         await one_root(made.seats[1:], job)
 
 
-# What the driver keeps --------------------------------------------------------------------------------------------------
+# Persistent state of the driver -----------------------------------------------------------------------------------------
 
 
 async def test_what_a_driver_has_sent_is_on_its_disk(tmp_path: Path) -> None:
-    """Votes are written before they are sent: whatever the others hold of a peer is in its own store."""
+    """Votes are written before they are sent, so a peer's own store has all of its messages that others hold."""
     async with network(tmp_path, founders=4) as made:
         author = made.seats[0]
         sent: list[Signed] = []
@@ -349,7 +349,7 @@ async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobo
         woken = driver.now()
         assert 0.0 <= woken - before - slept < SECONDS_MAX
         monkeypatch.setattr(time, "time", lambda: wall() + 7_200.0)
-        slept = 3_599.0  # what is read when something holds us up between two clocks
+        slept = 3_599.0  # the reading after a delay between the two clocks
         assert 0.0 <= driver.now() - woken < SECONDS_MAX
         await one_root(made.seats, await made.seats[0].start_job())
         decided = made.seats[0].store.get_decision(1)

@@ -1,4 +1,4 @@
-"""What a feature declares shows wherever people and programs look, and in what shells offer when somebody presses Tab."""
+"""Declarations of a feature appear in all interfaces for people and programs, and in the Tab completion of shells."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_call_of_a_feature_is_asked_and_answered(feature: None, tmp_path
     await nursery.start(control_socket.serve_control_socket, api(), tmp_path)
     client = cast(NoteCalls, control_socket.make_client(tmp_path))
     assert await client.notes(2) == (NoteView("milk", 0.5), NoteView("bread", 1.0))
-    # A whole number does for a float.
+    # An int is accepted as a float.
     assert await client.notes(most=2, heaviest=3) == (NoteView("milk", 0.5), NoteView("bread", 3.0))
     with pytest.raises(TypeError):
         await client.notes()  # type: ignore[call-arg]
@@ -131,7 +131,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def offered(bash: Path, *typed: str) -> set[str]:
-    """Behind these words, of which the last one is being typed."""
+    """Return the completions behind these words. The last word is incomplete."""
     line = f'source "$0"; COMP_WORDS=("$@"); COMP_CWORD={len(typed) - 1}; _peer; printf "%s\\n" "${{COMPREPLY[@]}}"'
     return set(subprocess.run(["bash", "-c", line, bash, *typed], capture_output=True, text=True, check=True).stdout.split())
 

@@ -1,4 +1,4 @@
-"""What others send stays in memory only within bounds in bytes; large messages are verified beside the event loop."""
+"""Data of other peers stays in memory only within bounds in bytes. Large messages are verified beside the event loop."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ from tests.waiting import patience
 from transport.network import DataReceived
 
 STRANGER = FastSigner("nobody admitted this key")
-SLACK_BYTES = 3 << 20  # of interpreter, counters, and the messages at work
+SLACK_BYTES = 3 << 20  # for interpreter, counters, and messages in progress
 LARGE = 200_000
 
 
 def _retained(flood: Callable[[], object]) -> int:
-    """Bytes that are allocated after it, and were not before."""
+    """Return the number of bytes that the flood allocates and that stay allocated."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -89,14 +89,14 @@ def _noise(number: int, size: int = LARGE) -> bytes:
 
 
 def _relays(pack: Pack, signer: FastSigner, kind: str, count: int, size: int = LARGE) -> None:
-    """As they come over a link: each in bytes of its own."""
+    """Deliver messages as a link does, each in its own bytes."""
     for number in range(count):
         data = codec.encode(GossipEnvelope(sign_message(signer, pack.world.chain, Transaction(1, 9, kind, _noise(number, size)))))
         pack[0].turn(DataReceived(signer.public, data))
 
 
 def test_a_flood_of_a_key_that_nobody_admitted_leaves_nothing_behind() -> None:
-    """Its signatures are true, and it asks to be admitted: so each message is verified, and then refused."""
+    """The signatures are valid and the sender requests admission, so each message is verified and then refused."""
     pack = Pack(count=1)
     assert _retained(lambda: _relays(pack, STRANGER, "member/admit", 300)) < SLACK_BYTES
     rules = pack[0].node.rules
@@ -110,7 +110,7 @@ def test_a_flood_of_a_members_transactions_that_never_apply_leaves_nothing_behin
 
 
 def test_accepted_messages_stay_decoded_within_a_bound_in_bytes() -> None:
-    """The pool has a bound of its own: this is about what is kept beside it."""
+    """The pool has its own bound. This test is about the memory beside it."""
     pack = Pack(count=1)
     rules = pack[0].node.rules
 
@@ -215,14 +215,14 @@ def _batch(seat: Seat, enrolments: Sequence[EnrolmentEntry]) -> Signed:
 
 
 async def _serving(made: Network) -> tuple[Seat, Seat]:
-    """Two voters, of which the first serves annotators."""
+    """Return two voters. The first one serves annotators."""
     await made.seats[0].author.submit("member/register", RegisterRoles(("annotator",)))
     await poll(lambda: made.seats[1].driver.state.members.members[made.seats[0].public].roles == ("annotator",))
     return made.seats[0], made.seats[1]
 
 
 def _watched(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[tuple[bytes, float]]]:
-    """Threads in which this peer verifies what it has not verified before, and the seconds that it charges links for."""
+    """Record the thread of each verification that is not cached, and the seconds that the peer charges to each link."""
     threads, spent = list[int](), list[tuple[bytes, float]]()
     verifier, charged = seat.driver.rules.verifier._verifier, seat.network.charge_cpu
 
@@ -271,7 +271,7 @@ async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_th
 
 
 async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message beyond that is dropped: its author says it again every second, and each new link tells it."""
+    """A message beyond the bound is dropped. Its author repeats it every second, and each new link sends it again."""
     monkeypatch.setattr(work_queues, "BYTES_PER_PEER_MAX", 100_000)
     async with network(tmp_path, founders=2, modules=founding_modules()) as made:
         with trio.fail_after(SECONDS_MAX):
@@ -310,7 +310,7 @@ def job_of(number: int) -> bytes:
 
 WORST = max(Verdict, key=lambda verdict: len(codec.encode(verdict)))
 JUDGED = tuple(Judgement(key, bytes(32), WORST) for key in KEYS)
-VOUCHES = (1, 1, 2, 4, 8, 16, 32, 2)  # trainers in each vouch of 66: the next one waits until it doubles those before
+VOUCHES = (1, 1, 2, 4, 8, 16, 32, 2)  # trainers in each vouch of 66; the next vouch waits until it doubles the earlier ones
 
 
 def largest_ballot(job: bytes) -> Ballot:
@@ -330,14 +330,14 @@ def largest_of_a_round(job: bytes) -> list[RoundMessage]:
 
 
 def put(early: FutureRoundMessages, signer: bytes, message: RoundMessage) -> None:
-    """As it comes from a link: nothing else holds the message."""
+    """Deliver a message as a link does. Nothing else holds it."""
     body = codec.encode(message)
     early.add_message(Signed(body, signer, bytes(64)), codec.decode_message(body, (type(message),)))
 
 
 @pytest.fixture
 def early(tmp_path: Path) -> Iterator[FutureRoundMessages]:
-    """A peer's early messages in a network of VOTERS_MAX voters and many other members."""
+    """Return a peer's early messages in a network of VOTERS_MAX voters and many other members."""
     chain = Chain(tmp_path / "chain")
     state = chain.ledger.state
     people = dict(sorted(dict.fromkeys((*VOTERS, *OTHERS), Member("somebody", (), 1, None, 0)).items()))
@@ -365,7 +365,7 @@ def test_a_member_without_a_vote_has_room_for_its_largest_proposals(early: Futur
 
 
 def test_messages_of_a_liar_take_no_more_memory_than_its_bound(early: FutureRoundMessages) -> None:
-    liars = VOTERS[:6]  # every voter has room of its own
+    liars = VOTERS[:6]  # every voter has its own share
     gc.collect()
     tracemalloc.start()
     try:
@@ -384,7 +384,7 @@ def test_messages_of_a_liar_take_no_more_memory_than_its_bound(early: FutureRoun
 
 def test_messages_of_members_without_a_vote_are_bounded_in_bytes(early: FutureRoundMessages) -> None:
     for other in OTHERS:
-        put(early, other, CutOff(job_of(0), LATER, VOTERS))  # the largest that fits
+        put(early, other, CutOff(job_of(0), LATER, VOTERS))  # the largest message that fits
         put(early, other, largest_ballot(job_of(0)))
         put(early, other, CutOff(job_of(1), LATER, VOTERS))
     sizes = [sum(len(signed.body) for signed in early.signed_by(other)) for other in OTHERS]

@@ -1,4 +1,4 @@
-"""Who hears whom, over in-memory links in virtual time."""
+"""The table of connected pairs of peers, over in-memory links in virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def world(voters: int = 7, strangers: int = 0) -> AsyncIterator[tuple[Mesh
         for network, hearing in peers:
             await nursery.start(network.run)
             nursery.start_soon(hearing.run)
-        await trio.sleep(3.5)  # between two looks
+        await trio.sleep(3.5)  # between two observations
         yield mesh, peers
         nursery.cancel_scope.cancel()
 
@@ -126,7 +126,7 @@ async def test_many_gaps_are_one_short_line(autojump_clock: MockClock) -> None:
 
 
 async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clock: MockClock) -> None:
-    """The planted lie: nobody hears anybody."""
+    """The planted lie is that no peer is connected to any other."""
     async with world(voters=4) as (_, peers):
         anna, hearing = peers[0]
         nobody = LivenessReport(VoterSet(tuple(KEYS[:4])).hash, b"\0")

@@ -1,4 +1,4 @@
-"""Whom a peer knows: invitations and who stands where by them, addresses that it remembers, and whom a typed name means."""
+"""Known peers: invitations and their standing, remembered addresses, and the peer that a typed name denotes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from transport.peer_policy import PeerClass
 
 @asynccontextmanager
 async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[RunningPeer, RunningPeer]]:
-    """Of the only voter, and of the last peer, which may be the same one."""
+    """Yield the only voter and the last peer, which may be the same one."""
     async with network(folder, 1, observers) as founders:
         first, last = (running(seat) for seat in (founders.seats[0], founders.seats[-1]))
         first.addresses = last.addresses = lambda: ("192.0.2.7:7700",)
@@ -83,7 +83,7 @@ async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_pa
             await make_peer_api(newcomer).create_invitation(7)
 
 
-@pytest.mark.parametrize("text", ["", "1", "folkmoot1:abc"])  # no token has a 1, and every other beginning may be one's
+@pytest.mark.parametrize("text", ["", "1", "folkmoot1:abc"])  # no token has a 1, and all other prefixes may be valid
 async def test_what_names_no_invitation_or_two_is_refused(tmp_path: Path, text: str) -> None:
     async with inviter(tmp_path) as (peer, _):
         api = make_peer_api(peer)
@@ -358,7 +358,7 @@ def test_a_long_list_of_namesakes_is_cut() -> None:
 @pytest.mark.parametrize("characters", [1, 6, SHORT_ID_LENGTH - 1, SHORT_ID_LENGTH, SHORT_ID_LENGTH + 1, 20, 51, 52])
 @pytest.mark.parametrize("change", [str, str.upper])
 def test_no_advice_names_a_peer_as_another_s_id_reads(characters: int, change: Callable[[str], str]) -> None:
-    """Commands take an id, or the beginning of one, for that id: the advice would act on whom the liar chose."""
+    """Commands take such a name as the id or its prefix, so the advice would act on the peer that the liar chose."""
     victim, liar = PEOPLE[0].public, PEOPLE[1].public
     table = {victim: Member("anna", (), 0, None, 0), liar: Member(change(peer_id(victim)[:characters]), (), 0, None, 0)}
     members = MembersState(table, (victim,), (victim,), (victim,))

@@ -1,4 +1,4 @@
-"""The log and the observer of a node: one line for one thing, told once, which people and programs can read."""
+"""The log and the observer of a node: one line for each event, written once, for people and programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OLD, NEW, CHAIN = FastSigner("old"), FastSigner("new"), bytes(32)
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    """The root logger as it was."""
+    """Restore the root logger after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -50,7 +50,7 @@ def restored() -> Iterator[None]:
 
 
 def lines(tmp_path: Path, **settings: Any) -> list[str]:
-    """What is written of an event, of a detail, of a plain line and of a failure."""
+    """Return the log lines of an event, a detail, a plain line and a failure."""
     file = tmp_path / "peer.log"
     _log_to(Config(data_directory=tmp_path, log_file=str(file), **settings), None)
     events = EventLog()

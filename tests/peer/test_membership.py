@@ -46,7 +46,7 @@ def three(tmp_path: Path) -> Iterator[list[Daemon]]:
 
 
 def init(daemon: Daemon, *voters: str) -> str:
-    """The output of `peer init`."""
+    """Return the output of `peer init`."""
     further = [word for key in voters for word in ("--voter", key)]
     status, out, error = command(
         "init", "--network", "lab", "--name", daemon.directory.name, "--data-dir", str(daemon.directory), *further
@@ -122,12 +122,12 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
         assert [has_torch(worker) for worker in children(daemon.pid)] == [True]
         assert daemon.terminate() == 0
     assert (await anna.start("run", "--role", "voter", "--listen", joined_address(ben)).answers()).state_root == root
-    assert (await ben.start("run").answers()).state_root == root  # dials and trains as it did when it joined
+    assert (await ben.start("run").answers()).state_root == root  # it dials and trains as it did when it joined
     await ben.until(links=1, voter=True)
 
 
 def joined_address(daemon: Daemon) -> str:
-    """Whom the peer that joined will dial: `join` wrote it down."""
+    """Return the address that the joined peer will dial, which `join` has written to its settings."""
     found = re.search(r'bootstrap = \["([^"]+)"\]', (daemon.directory / "peer.toml").read_text())
     assert found is not None
     return found[1]
@@ -223,7 +223,7 @@ async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> No
     await poll(lambda: says(carl, "was admitted as a member"))
     await carl.until(halted="")
     ben.terminate()
-    assert (await ben.start("join", invitation, *voter).answers()).height > 0  # the same command again just goes on
+    assert (await ben.start("join", invitation, *voter).answers()).height > 0  # the repeated command just continues
 
 
 @pytest.mark.real("processes")
@@ -288,7 +288,7 @@ def test_what_the_last_join_says_is_kept_and_so_is_what_a_person_wrote(tmp_path:
 
 @pytest.mark.real("processes")
 def test_an_invitation_whose_genesis_no_peer_would_start_with_is_refused(tmp_path: Path) -> None:
-    """Or `peer join` writes a genesis that `peer run` then calls damaged."""
+    """Otherwise `peer join` would write a genesis that `peer run` then reports as damaged."""
     founders = {Identity(bytes(32)).public: Founder("anna", ("trainer", "trainer"))}
     status, _, error = peer("join", invitation_of(replace(GENESIS, founders=founders)), "--data-dir", str(tmp_path / "x"))
     assert status == 2 and "is not a whole invitation" in error and not (tmp_path / "x").exists()
@@ -325,7 +325,7 @@ def test_what_commands_cannot_do_is_named(other: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.real("four daemons that a shell starts")
 def test_the_commands_work_as_they_are_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All but the ports, which other tests of this machine may have, and the size of the model."""
+    """Only the ports differ, which other tests may use, and the size of the model."""
     script = printed(capsys, "--rounds", "3").replace(" train --name demo", f" train --name demo {SMALLEST}")
     script = re.sub(r"127\.0\.0\.1:7[78]0?\d+", "127.0.0.1:0", script)
     path = f"{PROGRAM.parent}:{os.environ['PATH']}"
@@ -336,7 +336,7 @@ def test_the_commands_work_as_they_are_pasted(tmp_path: Path, capsys: pytest.Cap
         env=environment() | here,
         capture_output=True,
         text=True,
-        errors="replace",  # what so small a model says
+        errors="replace",  # so small a model may emit invalid text
         start_new_session=True,
         idle=DEMO_SECONDS_MAX,
     )
@@ -350,7 +350,7 @@ def test_the_commands_work_as_they_are_pasted(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.real("a daemon and the commands that `init` printed")
 def test_init_prints_commands_that_work(tmp_path: Path) -> None:
-    """Its program is not on the path, and the data directory has a space."""
+    """The program is not on the path, and the data directory has a space."""
     place = tmp_path / "a b"
     bare = environment() | {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

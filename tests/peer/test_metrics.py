@@ -1,4 +1,4 @@
-"""What counts as working, and `/healthz` and `/metrics` on loopback, where monitors read it and strangers cannot do anything."""
+"""Health of a peer, and `/healthz` and `/metrics` on loopback. Monitors read them, and strangers cannot change anything."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tests.waiting import patience
 from transport.wire.failure_detector import KeepaliveConfig
 from web import metrics_endpoint
 
-HOSTILE = 'a"b\\c\nd'  # a name of a network cannot be that; a monitor must read whatever comes all the same
+HOSTILE = 'a"b\\c\nd'  # a network cannot have this name, but a monitor must parse any text
 
 
 @dataclass
 class Desk:
-    """As much of one as the part uses."""
+    """A desk with only the fields that the part uses."""
 
     folder: Path
     listen: str = "127.0.0.1:0"
@@ -78,7 +78,7 @@ async def serving(desk: Desk) -> AsyncIterator[tuple[str, int]]:
 
 
 async def asked(place: tuple[str, int], request: bytes) -> tuple[int, dict[str, str], str]:
-    """Status, headers and body."""
+    """Send a request and return status, headers and body."""
     answer = b""
     with patience():
         async with await trio.open_tcp_stream(*place) as stream:
@@ -166,7 +166,7 @@ async def test_what_is_no_request_for_either_has_an_answer_and_costs_nothing(
         del desk.api.stats
 
         async def odd() -> tuple[AlertView, ...]:
-            return (AlertView("disk-low", "\udc80", "warning", "…"),)  # no encoding has that
+            return (AlertView("disk-low", "\udc80", "warning", "…"),)  # no encoding has this character
 
         desk.api.alerts = odd  # type: ignore[method-assign]
         with caplog.at_level(logging.CRITICAL):
@@ -197,7 +197,7 @@ async def test_whoever_holds_connections_loses_them(tmp_path: Path, monkeypatch:
 
 
 async def _first(place: tuple[str, int]) -> bytes | None:
-    """What a monitor gets; None if it is turned away."""
+    """Return the first bytes of the answer to a monitor, or None if it is turned away."""
     async with await trio.open_tcp_stream(*place) as stream:
         try:
             await stream.send_all(get("/healthz"))
@@ -238,7 +238,7 @@ HALTED = "HALTED: 2 of 4 differ"
 def node(
     me: bytes = KEYS[0], voters: int = 4, claims: dict[bytes, int] | None = None, books: dict[bytes, Any] | None = None
 ) -> Any:
-    """At height 10, with one more that is decided and not applied."""
+    """Return a node at height 10 with one more decided block, which is not applied."""
     catch_up = BlockSync()
     for peer, height in (claims or {}).items():
         catch_up.record_claim(peer, height)
@@ -265,14 +265,14 @@ def book(proposals: int = 1, opened: float = 0.0, times_up: float = 20.0) -> Any
     )
 
 
-# One word ------------------------------------------------------------------------------------------------------------
+# The peer's state in one word ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("halted", "waiting", "behind", "ago", "suspended", "state", "status"),
     [
         ("", "", 0, 4.0, "", PeerState.WORKING, 0),
-        ("", "", 0, 86_400.0, "", PeerState.WORKING, 0),  # an idle network works
+        ("", "", 0, 86_400.0, "", PeerState.WORKING, 0),  # an idle network is working
         ("", "", None, None, "", PeerState.WORKING, 0),  # alone from the beginning
         ("", "", BEHIND_MIN - 1, BEHIND_SECONDS - 1, "", PeerState.WORKING, 0),  # votes on their way
         ("", "", 0, 4.0, "suspended until round 9", PeerState.SUSPENDED, 0),
@@ -305,7 +305,7 @@ def test_the_gravest_state_is_told_and_becomes_the_exit_status(
         (KEYS[1:], {KEYS[1]: 99}, 0),  # one of four may lie
         (KEYS[1:], {KEYS[1]: 99, KEYS[2]: 14}, 3),
         (KEYS[1:], {STRANGER: 99, KEYS[2]: 14}, 0),
-        (KEYS[1:2], {KEYS[1]: 14}, 3),  # nobody else is there to say
+        (KEYS[1:2], {KEYS[1]: 14}, 3),  # nobody else can confirm it
         (KEYS[1:], {KEYS[1]: 5, KEYS[2]: 6}, 0),  # this peer has passed them since
     ],
 )
@@ -317,7 +317,7 @@ def test_the_only_voter_is_never_behind() -> None:
     assert heights_behind(node(voters=1), frozenset()) == 0
 
 
-# Waiting although others are linked ----------------------------------------------------------------------------------
+# A peer that waits although it has links -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a peer adds to a job that a person starts, and how drivers fetch and check the model that it starts from."""
+"""Defaults that a peer adds to a person's job, and how drivers fetch and verify its initial model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
 
 
 def peer_of(voters: int = 4, strangers: int = 0, silent: int = 0) -> Any:
-    """So many members train: all voters but the `silent` ones, and `strangers` who do not vote."""
+    """Return a peer whose network has these trainers: all voters but the `silent` ones, and `strangers` without a vote."""
     keys = [bytes([number]) * 32 for number in range(voters + strangers)]
     roles = [("voter",) if number < silent else (TRAINER,) for number in range(len(keys))]
     members = SimpleNamespace(
@@ -130,10 +130,10 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
         (peer_of(), {"audit_window": 5, "audit_rate": 0.5}, True),
         (peer_of(), GRADIENTS, True),
         (peer_of(), {"model": LARGER}, True),
-        # A person says which.
+        # The person names the audit mode.
         (peer_of(), {"audit": AuditMode.FULL}, False),
         (peer_of(), {"audit": AuditMode.OFF}, False),
-        # Nobody may lie, or more may than was measured.
+        # No faulty trainer is tolerated, or more than the measurements cover.
         (peer_of(voters=3), {}, False),
         (peer_of(), {"byzantine_max": 0}, False),
         (peer_of(silent=1), {}, False),
@@ -141,7 +141,7 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
         (peer_of(voters=10), {"byzantine_max": 1}, False),
         (peer_of(strangers=1), {}, False),
         (peer_of(strangers=3), {"byzantine_max": 1}, False),
-        (peer_of(voters=6, strangers=1), {}, False),  # as 2 liars of 7
+        (peer_of(voters=6, strangers=1), {}, False),  # 2 liars of 7
         (peer_of(voters=6, strangers=1), GRADIENTS, True),
         (peer_of(voters=6, strangers=2), {}, False),
         # Liars would be found late, or would do more harm.
@@ -161,17 +161,17 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
                 "rule": AggregationRule.MEAN,
             }.items()
         ),
-        # No job has sampled audits with these.
+        # Sampled audits exclude these settings.
         (peer_of(), {"inner_state": InnerStatePolicy.KEEP}, False),
         (peer_of(), {"memory": FeedbackMemory.ESTIMATES, "outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, False),
-        # The least link would take too long for a replay.
+        # A replay would take too long over the slowest permitted link.
         (peer_of(), {"model": TOO_LARGE}, False),
     ],
 )
 def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says_which(
     peer: Any, said: dict[str, Any], is_sampled: bool
 ) -> None:
-    """The job that comes of it may be started, but for one without audits."""
+    """The resulting job may be started, except one without audits."""
     spec = replace(SMALL, **complete_fields({"byzantine_max": job_builder.byzantine_trainers_max(peer), **said}))
     made = job_builder.choose_sampled_audits(peer, add_compression_warmup_rounds(spec, said), said)
     assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
@@ -297,7 +297,7 @@ async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tm
 
 
 async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path) -> None:
-    """It makes another first model than the others, and knows by the next block that its state is not the decided one."""
+    """It builds another initial model than the others, and the next block shows that its state is not the decided one."""
     values = own(6)
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         *honest, careless = made.seats

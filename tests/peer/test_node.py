@@ -1,4 +1,4 @@
-"""One peer's decisions, without disk, network or clock."""
+"""The decisions of one peer, without disk, network or clock."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def proposals(pack: Pack, job: bytes, liar: FastSigner) -> tuple[Signed, Signed]
 
 
 def evidence_of(liar: FastSigner, pack: Pack, variant: int = 0) -> Evidence:
-    """Two ballots of a round that nobody has heard of."""
+    """Return evidence: two ballots of a round of an unknown job."""
     job = bytes([variant + 1]) * 32
     first, second = (sign_message(liar, pack.world.chain, Ballot(job, 0, bytes([n]) * 32, ())) for n in range(2))
     return Evidence(first, second)
@@ -166,7 +166,7 @@ def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None
 
 
 def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_block(pack: Pack) -> None:
-    """It applies blocks as fast as it can, and the others would hear with each of them all that waits here."""
+    """It applies blocks as fast as it can. Otherwise it would send all its waiting transactions with each block."""
     signed = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(()), ahead=5)
     pack[0].say(signed)
     pack.settle()
@@ -179,13 +179,13 @@ def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_bloc
     assert pack[0].node.state.height == 0 and height >= 3
     pack.link_all(pack[0])
     pack[0].sent.clear()
-    pack.settle()  # it takes no time, in which what waits would be said again anyway
+    pack.settle()  # no time passes, since a delay would repeat the waiting transactions anyway
     assert pack[0].node.state.height == height
     assert [to for to, message in pack[0].sent if message == GossipEnvelope(signed)] == [None]
 
 
 def test_a_transaction_that_is_held_is_not_verified_and_applied_again(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its author says it again every second, and every new link tells it: that must cost no signature."""
+    """Its author repeats it every second, and every new link sends it, so duplicates must cost no signature check."""
     signed = pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(()), ahead=5)
     hears(pack[0], pack[1], GossipEnvelope(signed))
     pack[0].said(GossipEnvelope)
@@ -288,7 +288,7 @@ def test_a_round_that_cannot_be_closed_is_asked_about_here_and_there_until_every
 
 
 def full_pool(pack: Pack, count: int, author: FastSigner = PEOPLE[1]) -> list[Signed]:
-    """Undecided at peer 0, which nobody else hears of; they all wait for a first one."""
+    """Fill peer 0's pool with undecided transactions that no other peer has. All wait for a missing first one."""
     waiting = [pack.world.tx(author, "member/register", RegisterRoles(()), ahead=n + 2) for n in range(count)]
     for signed in waiting:
         pack[0].node.ledger.mempool.add_transaction(signed)
@@ -301,7 +301,7 @@ def relinked(pack: Pack) -> None:
 
 
 def relayed(pack: Pack) -> list[Signed]:
-    """The transactions that peer 0 has sent to peer 1 alone since this was asked last."""
+    """Return the transactions that peer 0 has sent to peer 1 alone since the last call."""
     sent, pack[0].sent = pack[0].sent, []
     found = [m.signed for to, m in sent if to == (pack[1].me,) and isinstance(m, GossipEnvelope)]
     return [s for s in found if codec.unpack(s.body, len(s.body))[0] == Transaction.TAG]
@@ -335,7 +335,7 @@ def test_a_page_of_the_pool_is_bounded_in_bytes(pack: Pack, monkeypatch: pytest.
 
 @pytest.mark.parametrize("victim", range(4))
 def test_no_leader_fails_because_a_member_filled_its_pool(pack: Pack, monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
-    """Invariant: no view timer runs for what the leader has no room for. One of the four leads."""
+    """Invariant: no view timer runs for a transaction that the leader has no room for. One of the four leads."""
     monkeypatch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 8)
     first, *flood = [pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(()), ahead=n + 1) for n in range(9)]
     for signed in flood:
@@ -355,7 +355,7 @@ def waiting_for(shell: Shell) -> frozenset[Signed]:
 
 
 def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, NodeInput]]:
-    """Until nobody has anything to say but that the late ones have applied a block; gives those reports."""
+    """Run until all is done but the late peers' reports of their applied block. Return those reports."""
     reports: list[tuple[bytes, NodeInput]] = []
     keys = {shell.me for shell in late}
     while pack.queue:
@@ -368,14 +368,14 @@ def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, NodeInput]]:
 
 
 def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant: f liars and an honest voter that give up one honest leader's view do not give up the next honest one's.
+    """Invariant: f liars and one honest voter that waits end one honest leader's view, but not that of the next honest leader.
 
-    The author has as many waiting as it may. One more reaches the first two leaders right before they apply a block, and the
-    others right after, for whom the block has made room. So the third honest one, who leads last, waits alone, and the author is
-    the liar: it says nothing again.
+    The author has its maximum of waiting transactions. One more reaches the first two leaders right before they apply a block,
+    and the others right after it, when the block has made room. So the third honest peer, which leads last, waits alone. The
+    author is the liar and repeats nothing.
     """
     monkeypatch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 8)
-    start_job(pack)  # while it runs, no block is due for its own sake
+    start_job(pack)  # a running job, so that no block is due for its own sake
     liar, waits, first, second = pack[1], pack[2], pack[3], pack[0]
     liar.node._repeat_own = lambda: None  # type: ignore[method-assign]
     liar.node.ledger.make_body = lambda height, now_ms: None  # type: ignore[method-assign]
@@ -403,7 +403,7 @@ def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeyp
 
 
 def lose_a_view(pack: Pack, leader: Shell, heir: Shell) -> list[Signed]:
-    """All but the second leader wait for these transactions, which are its own; neither leader proposes."""
+    """All but the second leader wait for these transactions, whose author it is. Neither leader proposes."""
     author = next(person for person in PEOPLE if person.public == heir.me)
     waiting = [pack.world.tx(author, "member/register", RegisterRoles(()), ahead) for ahead in (1, 2, 3, 4)]
     for shell in (leader, heir):
@@ -428,7 +428,7 @@ def transactions_said(shell: Shell) -> list[tuple[tuple[bytes, ...] | None, Sign
 def test_who_lost_a_view_tells_the_next_leader_a_bounded_part_of_what_it_waits_for(
     pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant: a failed view makes a voter send one page to one peer, and an observer nothing."""
+    """Invariant: after a failed view a voter sends one page to one peer, and an observer sends nothing."""
     monkeypatch.setattr(node_module, "AWAITED_MAX", 2)
     observer = pack.add(PEOPLE[4])
     pack.settle()
@@ -449,8 +449,8 @@ def test_what_the_next_leader_is_told_is_bounded_in_bytes(pack: Pack, monkeypatc
 
 
 def test_who_has_not_applied_the_last_block_tells_no_leader_anything(pack: Pack) -> None:
-    """It waits for nothing, and does not know what the others do."""
-    start_job(pack)  # while it runs, no block is due for its own sake
+    """It waits for no transaction, and does not know those that others wait for."""
+    start_job(pack)  # a running job, so that no block is due for its own sake
     pack[2].say(pack.world.tx(PEOPLE[2], "member/register", RegisterRoles(())))
     assert until_applied(pack, pack[1])
     lose_a_view(pack, pack[3], pack[0])
@@ -472,7 +472,7 @@ def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pa
 
 
 def successor(pack: Pack, number: int, new: FastSigner) -> None:
-    """The peer stops and goes on with another key, on another disk."""
+    """Stop the peer and continue with another key on another disk."""
     shell = pack[number]
     pack[3].say(pack.world.rotation(PEOPLE[number], new))
     for peer in sorted(shell.links):
@@ -581,7 +581,7 @@ def test_a_liar_is_expelled_by_evidence_that_one_voter_saw(pack: Pack) -> None:
 def test_a_voter_tells_what_waited_through_a_whole_block(pack: Pack) -> None:
     waiting = next(shell for shell in pack if shell.me != shell.node.replica.leader)
     neglected = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(("trainer",)))
-    waiting.node.ledger.mempool.add_transaction(neglected)  # nobody else has heard of it
+    waiting.node.ledger.mempool.add_transaction(neglected)  # no other peer has it
     waiting.said(InclusionList)
     pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
@@ -603,11 +603,11 @@ def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
     assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
 
 
-# What was forgotten -----------------------------------------------------------------------------------------------------
+# Forgotten statements ---------------------------------------------------------------------------------------------------
 
 
 def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[OwnRoundStatement]:
-    """What this voter says when it has judged the one proposal, and all its timers have run out."""
+    """Judge the one proposal, let all timers run out, and return this voter's statements."""
     judges(pack, shell, job, verdict)
     before = len(shell.journal.records)
     pack.pass_time(200.0)
@@ -615,7 +615,7 @@ def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[OwnRoun
 
 
 def judges(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> None:
-    """The cheap checks of the one proposal, and its re-execution here if this voter has a worker, have this result."""
+    """Set the result of the proposal's cheap checks, and of its re-execution if this voter has a worker."""
     rounds, trainer = shell.node.rounds, PEOPLE[0].public
     rounds.record_verdict((job, 0), trainer, verdict, pack.now)
     if shell.me in rounds.books[job].terms.reexecutors - {trainer}:
@@ -631,12 +631,12 @@ def with_proposal(pack: Pack) -> bytes:
 
 
 def forget(shell: Shell) -> None:
-    """The disk as it was before the job: a backup from yesterday."""
+    """Restore the disk from before the job, like yesterday's backup."""
     shell.journal.records = [record for record in shell.journal.records if not isinstance(record, OwnRoundStatement)]
 
 
 def came_back_alone(pack: Pack, shell: Shell) -> None:
-    """Started again, with no link yet."""
+    """Restart the peer without a link."""
     for peer in sorted(shell.links):
         pack.cut(shell.me, peer)
     pack.settle()
@@ -684,7 +684,7 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
 
 
 def left_and_forgot(pack: Pack, leaver: Shell, job: bytes) -> OwnRoundStatement:
-    """Person 3 votes no more, casts its ballot of the open round, and forgets it: the ballot."""
+    """Let person 3 resign as a voter, cast its ballot of the open round, and forget the ballot."""
     leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
     (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
@@ -693,7 +693,7 @@ def left_and_forgot(pack: Pack, leaver: Shell, job: bytes) -> OwnRoundStatement:
 
 
 def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts_no_other() -> None:
-    """It left in the middle of the round, which five of six voters can still close."""
+    """It ceased to vote in the middle of the round, which five of six voters can still close."""
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
     assert leaver.me not in leaver.node.rounds.books[job].terms.trainers
@@ -713,7 +713,7 @@ def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts
 
 @pytest.mark.parametrize("seconds", [0.1, 0.9, 2.5])
 def test_answers_that_come_before_the_voters_of_the_height_are_known_do_not_count(seconds: float) -> None:
-    """They are not read: two decided blocks that change the voters wait for being applied."""
+    """Such answers are not read: two decided blocks that change the voters are not applied yet."""
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
     record = left_and_forgot(pack, leaver, job)
@@ -772,7 +772,7 @@ def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(
 
 @pytest.fixture
 def trainer(pack: Pack) -> FastSigner:
-    """A member that trains and does not vote, and whose peer does not run yet."""
+    """Return a member that trains and does not vote. Its peer does not run yet."""
     newcomer = PEOPLE[5]
     pack[0].say(pack.world.admission(newcomer))
     pack.until(lambda shell: shell.node.state.height >= 1)
@@ -821,7 +821,7 @@ def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_
 
 
 def test_a_peer_says_nothing_in_rounds_while_a_decided_block_waits_for_being_applied(pack: Pack) -> None:
-    """It may close the round: those who have applied it have forgotten what we said in it, and could not tell us."""
+    """The block may close the round. Peers that have applied it have forgotten our statements, and could not return them."""
     slow = pack[2]
     pack.settle()
     slow.applies_up_to = 0

@@ -1,4 +1,4 @@
-"""What a node does for strangers, who may be many: little, and nothing before it must."""
+"""A node's work for strangers, who may be many: it is small, and nothing is done before it is necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commitments of voters and trainers where audits are sampled: what a ballot reveals, and what hides losses, and when."""
+"""Commitments of voters and trainers in sampled audits: the nonces that a ballot reveals, and when losses are hidden."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW = 100.0
 
 
 def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> Ballot:
-    """What this person says of the open round, after a start: nothing is remembered but what is decided."""
+    """Return this person's ballot of the open round after a restart, when only decided data is known."""
     rounds = OpenRounds(person, world.chain, {})
     rounds.apply_state(world.state)
     job = world.job(key)
@@ -118,11 +118,11 @@ def test_a_secret_differs_by_key_domain_chain_and_body_and_is_the_same_after_a_r
 
 
 def test_no_message_has_the_domain_of_the_nonces_as_its_tag() -> None:
-    """Or the signature that a nonce is the hash of could be asked for."""
+    """Otherwise such a message could request the signature from which a nonce is derived."""
     assert NONCE_DOMAIN not in {getattr(kind, "TAG", None) for kind in vars(messages).values()}
 
 
-CHECKS = CHECKS_FACTOR * 4 * CHECK_SECONDS  # of four proposals
+CHECKS = CHECKS_FACTOR * 4 * CHECK_SECONDS  # for four proposals
 REPLAYS = REPLAYS_FACTOR * VOUCH_SECONDS_START
 
 
@@ -164,7 +164,7 @@ def test_a_proposal_commits_where_audits_are_sampled() -> None:
 
 
 class Committing(Court):
-    """Its trainers commit as this program does."""
+    """A world whose trainers commit as this program does."""
 
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         return sign_message(BY_KEY[trainer], self.chain, committing(self, BY_KEY[trainer]))
@@ -220,7 +220,7 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
 
 
 def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_proposed_and_proposes_nothing_else() -> None:
-    """It would be expelled for a second proposal."""
+    """A second proposal would expel it."""
     court = Court()
     rounds = OpenRounds(PEOPLE[0], court.chain, {})
     own = replace(

@@ -1,4 +1,4 @@
-"""Payloads of old rounds go, and nobody misses one: not a peer whose models are damaged, not one that was away."""
+"""Payloads of old rounds are deleted. No peer needs them later, even with damaged models or after an absence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training import job_disk_space
 from training.replicated import model_files
 from training.round_context import OpenRoundContext
 
-KEPT = 20  # rounds, in the place of `ROUNDS_MIN`
+KEPT = 20  # rounds, replaces `ROUNDS_MIN`
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ async def run(seat: Seat, job: bytes, rounds: int) -> None:
         nursery.start_soon(PayloadPruner(seat.driver).run)
         await seat.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= rounds)
         with patience():
-            while held(seat, job, 0):  # noqa: ASYNC110 - nothing tells of it
+            while held(seat, job, 0):  # noqa: ASYNC110 - no event announces it
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
 
@@ -67,7 +67,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
 
 
 class Garbage(Voter):
-    """What it proposes in round 0 is refused, and named by no block."""
+    """A trainer whose proposal in round 0 is refused, so no block names its payload."""
 
     named = b""
 
@@ -99,7 +99,7 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
             job = await author.start_job(rounds=rounds)
             await seat.until(certified(job))
             with patience():
-                while seat.blobs.round_references():  # noqa: ASYNC110 - nothing tells of it
+                while seat.blobs.round_references():  # noqa: ASYNC110 - no event announces it
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         accepted = [digest for number in range(rounds) for digest in held(seat, job, number)]
@@ -131,7 +131,7 @@ async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_p
 
 
 def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that says again what it said before has nobody lose it."""
+    """A trainer that proposes an old payload again cannot make others delete it."""
     again, dropped, running = bytes(32), list[bytes](), b"j" * 32
 
     def accepted(of: PayloadPruner, key: bytes, number: int) -> list[bytes]:

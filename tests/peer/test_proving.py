@@ -1,4 +1,4 @@
-"""`peer prove` and `peer verify`: what a person is told."""
+"""`peer prove` and `peer verify`, with their messages to a person."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_what_a_stranger_wrote_into_a_key_moves_no_cursor(tmp_path: Path, told: 
     assert f"0x{key.hex()}" in out and "\x1b" not in out and "\u202e" not in out
 
 
-# Writing -------------------------------------------------------------------------------------------------------------
+# Writing of proofs ---------------------------------------------------------------------------------------------------
 
 
 def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A peer gets a new key: the network decides it, the vote follows, and the old key is worth nothing."""
+"""A peer replaces its key by a network decision. The vote moves to the new key, and the old key becomes worthless."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VOTER = ("--role", "voter", "--listen", "127.0.0.1:0")
 
 @pytest.fixture
 async def founders(tmp_path: Path) -> list[Daemon]:
-    """Three voters, of which two decide."""
+    """Three voters with a quorum of two."""
     with daemons([tmp_path / name for name in ("anna", "ben", "carl")]) as made:
         yield await found(made)  # type: ignore[misc]
 
@@ -53,7 +53,7 @@ async def found(made: list[Daemon]) -> list[Daemon]:
 
 
 async def decides(daemon: Daemon) -> None:
-    """Something is decided."""
+    """Assert that the network decides a transaction."""
     job = await daemon.client.run_test_round()
     await poll(lambda: _is_finished(daemon, job))
 
@@ -63,7 +63,7 @@ async def _is_finished(daemon: Daemon, job: str) -> bool:
 
 
 async def _replaced(daemon: Daemon, old: str, new: str) -> bool:
-    """Whether this peer knows that the old key votes no more and the new one does."""
+    """Return True if this peer knows that the new key votes and the old one does not."""
     views = {view.peer: view for view in await daemon.client.peers()}
     return new in views and views[new].voter and views[old].departed == f"now {new[:8]}" and not views[old].voter
 
@@ -79,7 +79,7 @@ def rekey(daemon: Daemon) -> tuple[str, str, str]:
     return old, new, out
 
 
-BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # what the guide says to keep
+BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # the files that the guide tells to keep
 
 
 @pytest.mark.real("processes")
@@ -104,9 +104,9 @@ async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(foun
     assert (await carl.client.status()).peer == new
     for daemon in founders:
         await poll(lambda daemon=daemon: _replaced(daemon, old, new))  # type: ignore[misc]
-    await poll(lambda: _forgot_the_old_key(carl))  # a moment after it knows
+    await poll(lambda: _forgot_the_old_key(carl))  # a moment after it knows the change
     assert [daemon.log.count(f"{new[:8]} is now the key of {old[:8]}") for daemon in (anna, ben)] == [1, 1]
-    ben.terminate()  # now the new key is needed for every quorum
+    ben.terminate()  # now every quorum needs the new key
     await decides(anna)
 
 
@@ -147,12 +147,12 @@ def test_the_old_key_is_kept_until_the_change_is_decided(directory: DataDirector
     assert replace_identity(directory).seed not in (old.seed, new.seed)
 
 
-# What a crash, or a full disk, leaves -------------------------------------------------------------------------------------
+# Remains of a crash or a full disk ----------------------------------------------------------------------------------------
 
 
 @dataclass
 class Past:
-    """A voter that has signed something, and stopped."""
+    """A stopped voter that has signed something."""
 
     directory: DataDirectory
     chain_id: bytes
@@ -187,11 +187,11 @@ def gone(ledger: Path) -> None:
 
 
 class Crashes:
-    """Copies a directory as a crash would leave it, before and after each change of a name and each sync of a folder in it."""
+    """Copies of a directory as a crash would leave it, before and after each rename and each sync of a folder in it."""
 
     def __init__(self, directory: Path, copies: Path) -> None:
         self.directory, self.copies = directory, copies
-        self.done: list[str] = []  # what was done, in order
+        self.done: list[str] = []  # the operations in their order
         self._copying = False
 
     def around(self, name: str, change: Callable[..., object]) -> Callable[..., object]:
@@ -213,7 +213,7 @@ class Crashes:
 
 
 def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[OwnStatement, ...]] | None:
-    """The key that `peer run` signs with and the votes that it remembers; None if it refuses to start."""
+    """Return the key that `peer run` signs with and its recorded votes, or None if it refuses to start."""
     directory = DataDirectory.open(copy)
     try:
         with contextlib.closing(LedgerStore(directory.ledger, past.chain_id)) as store:
@@ -227,7 +227,7 @@ def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[OwnStatement, .
 def test_wherever_a_crash_cuts_it_off_no_key_that_has_signed_signs_again_without_its_votes(
     directory: DataDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], founders: int
 ) -> None:
-    """One founder: the log alone would tell who votes by now; it is lost, and others are known, so the command goes on."""
+    """With one founder the log alone would name the voters. It is lost, and others are known, so the command continues."""
     voter = past(directory, founders)
     (directory.path / "addresses").write_text(f"{peer_id(Identity(bytes([77]) * 32).public)}@127.0.0.1:7000\n")
     spoil(directory.ledger)
@@ -260,7 +260,7 @@ def test_wherever_a_crash_cuts_it_off_no_key_that_has_signed_signs_again_without
 def test_a_lost_log_in_a_network_that_needs_this_vote_is_no_reason_for_a_key_that_is_worth_nothing(
     directory: DataDirectory, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], founders: int
 ) -> None:
-    """Nobody else could decide the change, and nobody has the log: the way out is another network."""
+    """No other peer could decide the change, and no peer has the log. The only remedy is another network."""
     voter = past(directory, founders)
     spoil(directory.ledger)
     if founders == 1:

@@ -1,4 +1,4 @@
-"""This program reads the exports and data directories of every program since 0.3.0, and refuses others.
+"""This program reads the exports and data directories of each release since 0.3.0, and refuses others.
 
 `tests/releases` keeps the files of each release from 0.3.0 on. The files of the present program are made for the test.
 """
@@ -28,7 +28,7 @@ RELEASES = sorted(path.parents[1].name for path in KEPT.glob(f"*/export/{MANIFES
 
 @pytest.fixture(scope="module")
 def present(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that `python -m tests.releases.make` makes with this program."""
+    """Return files that `python -m tests.releases.make` makes with this program."""
     folder = tmp_path_factory.mktemp("release")
     trio.run(make, folder)
     return folder

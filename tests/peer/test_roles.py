@@ -43,12 +43,12 @@ JOB, ME = bytes(32), Identity(bytes([1]) * 32)
 
 
 class World:
-    """One open scratch round; `fetch` finds what is in the blobs and notes what was asked for."""
+    """One open scratch round. `fetch` finds the blobs of the store and records the requests."""
 
     def __init__(self, folder: Path, spec: JobSpec = SCRATCH) -> None:
         self.published: list[Proposal] = []
         self.fetched: list[bytes] = []
-        self.begun: list[tuple[bytes, list[bytes]]] = []  # trainers, each with what was fetched before
+        self.begun: list[tuple[bytes, list[bytes]]] = []  # trainers, each with the blobs fetched before
         self.host = host = JobModelStore(folder / "models")
         root = host.create_model(JOB, spec.encode())
         keys = frozenset({ME.public})
@@ -84,11 +84,11 @@ class World:
         self.begun.append((trainer, list(self.fetched)))
 
     async def verdict(self, proposal: Proposal) -> Verdict:
-        """Of the cheap checks."""
+        """Return the verdict of the cheap checks."""
         return await Voter().check_proposal(self.round, signed(proposal), proposal)
 
     async def vouch(self, proposal: Proposal) -> Verdict:
-        """Of the re-execution."""
+        """Return the verdict of the re-execution."""
         return await Voter().reexecute(self.round, ME.public, proposal)
 
 
@@ -154,7 +154,7 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
 
 
 async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_than_it_may_have(world: World) -> None:
-    """Fetching ends at once where a blob is held: a liar names what everybody has just fetched to audit it."""
+    """A held blob is not fetched. A liar may name a blob that all peers have just fetched to audit it."""
     honest, blobs, read = await world.proposed(), world.round.blobs, list[int]()
     large = blobs.add_bytes(bytes(1_000_000))
 
@@ -175,7 +175,7 @@ async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_tha
 
 
 async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(world: World) -> None:
-    """A liar names what is shown for an audit that ends at this moment: nobody's disk has failed."""
+    """A liar may name a blob of an audit that ends at this moment. The deletion is no disk failure."""
     honest, blobs, fetched = await world.proposed(), world.round.blobs, list[bytes]()
     payload = blobs.read_range(honest.payload)
 
@@ -269,7 +269,7 @@ def test_a_text_that_does_not_fit_the_disk_is_not_fetched(tmp_path: Path) -> Non
         require_disk_space(tmp_path, free // 2)
 
 
-# What a language job commits to beside payload and buffer ------------------------------------------------------------
+# Commitments of a language job beside payload and buffer -------------------------------------------------------------
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 
@@ -289,7 +289,7 @@ async def test_the_worker_is_told_which_tokens_the_manifest_of_a_job_names(world
 
 
 class Steps:
-    """A worker whose inner steps are sums: numpy only."""
+    """A worker whose inner steps are sums, in numpy alone."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -341,7 +341,7 @@ def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tu
 
 
 def language(world: World, folder: Path, **settings: Any) -> tuple[Trainer, Steps, JobModelStore]:
-    """The first round of a language job with these settings, at a trainer."""
+    """Open the first round of a language job with these settings. Return trainer, worker and model store."""
     host, spec = (
         JobModelStore(folder / "language"),
         JobSpec(name="t", data=bytes(32), model=MODEL, **{"initial_norm": 1e6, **settings}),
@@ -351,7 +351,7 @@ def language(world: World, folder: Path, **settings: Any) -> tuple[Trainer, Step
 
 
 async def in_second_round(world: World, folder: Path, **settings: Any) -> tuple[Proposal, Steps]:
-    """A trainer has proposed in the first round of such a job, which accepted it alone, and in the second: the first proposal."""
+    """Propose in two rounds of such a job. Return the first proposal, which was accepted alone, and the second round's worker."""
     role, _, host = language(world, folder, **settings)
     await role.propose(world.round)
     first = world.published[-1]
@@ -564,7 +564,7 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
 
 @pytest.mark.parametrize("attack", ["scale", "stale"])
 async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
-    """Else they would be found by their size, and no test would say that anything else finds them."""
+    """Otherwise the size of lies would reveal them, and no test would show that another check finds them."""
     role, steps, _ = language(world, tmp_path, initial_norm=1e9, audit=AuditMode.SAMPLED, local_steps=3)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)

@@ -1,4 +1,4 @@
-"""A peer without room for a job says so, does not train it, and does as soon as there is room."""
+"""A peer without disk space for a job reports so and does not train it. It trains as soon as there is space."""
 
 from __future__ import annotations
 

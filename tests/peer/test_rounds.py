@@ -1,4 +1,4 @@
-"""The open rounds of one peer: what belongs to them, what it says in them once, and what survives a restart."""
+"""The open rounds of one peer: their messages, its statements, each made only once, and their recovery after a restart."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def open_all(rounds: OpenRounds, chain: Chain, now: float = NOW, spoken: dict[st
 
 @pytest.fixture
 def rounds(chain: Chain, key: bytes) -> OpenRounds:
-    """Those of the first of the people; the first round of the job is open."""
+    """Return the rounds of the first person. The first round of the job is open."""
     made = rounds_of(chain)
     open_all(made, chain)
     return made
@@ -89,7 +89,7 @@ def vouch_on(key: bytes, *proposals: Signed, verdict: Verdict = ACCEPT, round: i
 
 
 def vouch_all(rounds: OpenRounds, chain: Chain, key: bytes, verdict: Verdict = ACCEPT, now: float = NOW) -> None:
-    """All other re-executors vouch for all proposals that are here."""
+    """Let all other re-executors vouch for all present proposals."""
     book = rounds.books[key]
     for person in chain.people:
         if person.public in book.terms.reexecutors - {book.me}:
@@ -97,13 +97,13 @@ def vouch_all(rounds: OpenRounds, chain: Chain, key: bytes, verdict: Verdict = A
 
 
 def trainer_of(rounds: OpenRounds, chain: Chain, key: bytes) -> Identity:
-    """The trainer for whose proposal we are called first."""
+    """Return the trainer for whose proposal this peer is the first re-executor."""
     first = rounds.books[key].vouching.vouches.reexecutors
     return next(person for person in chain.people if rounds.books[key].me == first(person.public)[0])
 
 
 def reexecuted(rounds: OpenRounds, chain: Chain, key: bytes, trainer: Identity, verdict: Verdict = ACCEPT) -> Signed:
-    """The proposal of this trainer, which passed the cheap checks and was re-executed here."""
+    """Return a trainer's proposal that passed the cheap checks and was re-executed here."""
     hear(rounds, chain, trainer, proposal(chain, key))
     rounds.record_verdict((key, 0), trainer.public, ACCEPT, NOW)
     rounds.record_replay_start((key, 0), trainer.public)
@@ -112,7 +112,7 @@ def reexecuted(rounds: OpenRounds, chain: Chain, key: bytes, trainer: Identity, 
 
 
 def restarted(chain: Chain, key: bytes, record: JournalRecord) -> tuple[OpenRounds, RoundEffects]:
-    """The first peer, whose disk has this record, opens the round again."""
+    """Open the round again at the first peer after a restart, with this record on its disk."""
     store, made = LedgerStore(chain.store.path.with_name("mine.db"), chain.id), rounds_of(chain)
     store.append_records([record])
     made.apply_state(chain.ledger.state)
@@ -184,7 +184,7 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(
 
 
 def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes, before: OpenRounds) -> None:
-    """A closing needs these bytes: all voters may be restarted while a trainer's disk is lost."""
+    """A closing needs these bytes: all voters may restart while a trainer's disk is lost."""
     open_all(before, chain)
     before.publish_proposal(proposal(chain, key), NOW)
     for person in chain.people[1:3]:
@@ -210,7 +210,7 @@ def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_pa
 def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has_measured_something(
     chain: Chain, key: bytes, rounds: OpenRounds
 ) -> None:
-    """Its guess is long, and the round may need its cut-off."""
+    """Its first estimate is long, and the round may need its cut-off."""
     people, vouches = {person.public: person for person in chain.people}, rounds.books[key].vouching.vouches
     assert rounds.books[key].timers.replay_seconds == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
     for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
@@ -218,7 +218,7 @@ def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has
         rounds.record_verdict((key, 0), trainer.public, ACCEPT, NOW)
         first, second, _ = (people[voter] for voter in vouches.reexecutors(trainer.public))
         said = vouch_on(key, rounds.books[key].proposals[trainer.public], verdict=verdict)
-        for voter, later in ((second, 1.0), (first, 2.0)):  # when the second one begins depends on the guess
+        for voter, later in ((second, 1.0), (first, 2.0)):  # the estimate determines when the second one begins
             hear(rounds, chain, voter, said, NOW + later)
             timers = rounds.books[key].timers
             seconds = expected if voter is first else rounds_module.VOUCH_SECONDS_START
@@ -226,7 +226,7 @@ def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has
 
 
 def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
-    """Two processes with one key, say: the second record is refused, so the second message is never sent."""
+    """With two processes that share a key, for example, the second record is refused, so the second message is never sent."""
     first, second = rounds_of(chain), rounds_of(chain)
     open_all(first, chain)
     open_all(second, chain)
@@ -260,7 +260,7 @@ def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused
 
 
 def with_members(state: LedgerState, *others: Identity) -> LedgerState:
-    """After somebody invited these, who do not vote."""
+    """Return the state after invitations of members that do not vote."""
     member = Member("newcomer", (), 1, None, 0)
     return state.with_modules(
         members=replace(state.members, members={**state.members.members, **{other.public: member for other in others}})
@@ -386,7 +386,7 @@ def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a
     chain: Chain, key: bytes, rounds: OpenRounds, is_first: bool, is_vouch: bool
 ) -> None:
     liar, voter = chain.people[1:3]
-    shown = sign_message(liar, chain.id, proposal(chain, key, variant=1))  # to this voter alone
+    shown = sign_message(liar, chain.id, proposal(chain, key, variant=1))  # sent to this voter alone
     named = vouch_on(key, shown) if is_vouch else ballot_on(chain, key, shown, Verdict.UNJUDGED)
     said: list[tuple[Identity, Proposal | Ballot | Vouch]] = [(liar, proposal(chain, key)), (voter, named)]
     for who, message in reversed(said) if is_first else said:
@@ -489,7 +489,7 @@ def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: byte
 def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_nothing_more_from_us(
     chain: Chain, key: bytes
 ) -> None:
-    """Our ballot names the wrong model, so it does not count here; a second one would be evidence against us."""
+    """Our ballot names the wrong model, so it does not count here. A second ballot would be evidence against us."""
     wrong = Ballot(key, 0, bytes(32), ())
     rounds = rounds_of(chain)
     open_all(rounds, chain, spoken={"ballot": sign_message(chain.people[0], chain.id, wrong)})
@@ -504,7 +504,7 @@ def tag_of(signed: Signed) -> str:
 
 
 def renew(rounds: OpenRounds, chain: Chain, key: bytes, **changes: Any) -> RoundEffects:
-    """A later block gives the open round to others, who are named in `changes`; this peer had spoken as its book says."""
+    """Apply a later block that gives the open round to the peers in `changes`. This peer's earlier statements are in its book."""
     spoken = {tag_of(signed): signed for signed in rounds.own_messages()}
     state = chain.ledger.state
     job = replace(state.jobs.jobs[key], opened_height=state.height + 1, **changes)
@@ -588,7 +588,7 @@ def test_what_new_voters_say_before_we_know_that_they_vote_counts_when_we_do(cha
 
 
 def in_minority(rounds: OpenRounds, chain: Chain, key: bytes, now: float) -> float:
-    """T1 of the open round of this job, once the first of four trainers is here, at once."""
+    """Open the job's round, let the first of four trainers propose at once, and return T1."""
     number = chain.ledger.state.jobs.jobs[key].round
     open_all(rounds, chain, now)
     hear(rounds, chain, chain.people[0], proposal(chain, key, round=number), now)
@@ -597,7 +597,7 @@ def in_minority(rounds: OpenRounds, chain: Chain, key: bytes, now: float) -> flo
 
 
 def closes_at_pace(rounds: OpenRounds, chain: Chain, key: bytes, now: float, pace: float) -> None:
-    """A round of which a majority of the trainers was here after `pace` seconds, and the last one never."""
+    """Close a round in which three of four trainers propose after `pace` seconds, and the last one never does."""
     number = chain.ledger.state.jobs.jobs[key].round
     for person in chain.people[:3]:
         hear(rounds, chain, person, proposal(chain, key, round=number), now + pace)
@@ -650,7 +650,7 @@ def test_a_round_without_a_majority_teaches_nothing(chain: Chain) -> None:
 
 
 def test_who_has_learned_nothing_waits_as_the_others_do_once_a_job_accepts_updates(chain: Chain) -> None:
-    """Else one peer that has just come back, and the loss of another, make each round as long as the job allows."""
+    """Otherwise a peer that has just come back, and one lost peer, would make each round as long as the job allows."""
     key = chain.start(replace(LANGUAGE, rounds=3))
     chain.play(key)
     back = rounds_of(chain)
@@ -676,7 +676,7 @@ def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chai
 
 @pytest.mark.parametrize(("present", "arrival"), [(4, 0.0), (4, 20.0), (3, 0.0), (3, 20.0)])
 def test_the_usual_time_of_a_vouch_contains_no_wait_for_a_trainer(chain: Chain, present: int, arrival: float) -> None:
-    """Otherwise a dead or slow trainer that is awaited round after round would make each wait longer than the one before."""
+    """Otherwise a dead or slow trainer, awaited in each round, would make each wait longer than the one before."""
     assert replays_after(chain, [[2.0] * 4, [11.0] * present], arrival) == rounds_module.REPLAYS_FACTOR * 11.0
 
 
@@ -705,9 +705,10 @@ def test_the_usual_time_of_one_job_is_not_that_of_another(chain: Chain, key: byt
 
 
 def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float = 0.0) -> float:
-    """T2 − T1 of a peer that does not vote, after rounds with these times from the delivery of a proposal to its first vouch.
+    """Return T2 − T1 of a peer that does not vote.
 
-    Other re-executors vouch a minute later: they were not called at once.
+    Each earlier round has a list of times from a proposal's delivery to its first vouch. Other re-executors vouch a minute later,
+    since they were not called at once.
     """
     key = chain.start(replace(LANGUAGE, rounds=len(rounds_before) + 1))
     rounds, people = OpenRounds(Identity(bytes(31) + b"l"), chain.id, {}), {person.public: person for person in chain.people}
@@ -875,13 +876,13 @@ def test_a_vouch_of_a_voter_that_is_not_known_to_re_execute_yet_counts_when_it_i
     assert rounds.books[key].vouching.vouches.accepting_voters(people[1].public, signed_body_digest(signed)) == [people[3].public]
 
 
-# Whoever comes back ---------------------------------------------------------------------------------------------------
+# Trainers that come back ----------------------------------------------------------------------------------------------
 
 
 def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], me: int = 0, rejected: int = 1) -> list[bool]:
-    """Whether the last trainer, never accepted, is waited for in each round that opens at second 0, 1, …
+    """Return, for rounds that open at second 0, 1, …, whether the peer waits for the last trainer, which is never accepted.
 
-    `hears` tells when something last came from it; None: there is no link.
+    `hears` returns the time of the trainer's last message, or None without a link.
     """
     key = chain.start(replace(LANGUAGE, rounds=rounds + 1))
     mine, waited = rounds_of(chain, me), []
@@ -893,7 +894,7 @@ def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], m
         mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
         waited.append(last in mine.books[key].awaited_trainers)
         assert (last in job.awaited) == (number == 0 or not rejected)
-        chain.play(key, rejected, Verdict.NORM)  # for which nobody is suspended
+        chain.play(key, rejected, Verdict.NORM)  # a verdict that suspends nobody
     return waited
 
 
@@ -908,14 +909,14 @@ def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], m
     ],
 )
 def test_a_trainer_that_is_alive_is_waited_for_again(chain: Chain, rounds: int, since: int, expected: list[int]) -> None:
-    """Else whoever is slower than the others, and was missing once, would never be accepted again."""
+    """Otherwise a slow trainer that was missing once would never be accepted again."""
     waited = returning(chain, rounds, lambda number: number - 0.5 if number >= since else None)
     assert [number for number, waits in enumerate(waited) if waits] == expected
 
 
 @pytest.mark.parametrize("heard", [lambda number: None, lambda number: min(number - 0.5, 0.5)])
 def test_whoever_is_dead_or_stopped_is_not_waited_for(chain: Chain, heard: Callable[[int], float | None]) -> None:
-    """A voter that is linked and says nothing: its process stands still."""
+    """A voter with a link and without messages has a stopped process."""
     assert returning(chain, 20, heard) == [True] + [False] * 19
 
 

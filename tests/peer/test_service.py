@@ -1,4 +1,4 @@
-"""Jobs on people's own text, at one real peer that trains; and from models of their own, at four."""
+"""Jobs on people's own text, at one real peer that trains; and jobs from their own models, at four peers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(daemon: Daemon, *arguments: str) -> tuple[int, str, str]:
 
 
 async def finished(daemon: Daemon) -> JobView:
-    """The newest job, when it is over."""
+    """Wait for the end of the newest job and return it."""
 
     async def is_over() -> bool:
         return (await daemon.client.jobs())[-1].state == "finished"
@@ -77,7 +77,7 @@ async def finished(daemon: Daemon) -> JobView:
 
 
 def rule_of(trainer: Daemon, job: str) -> AggregationRule:
-    """As the log has decided it."""
+    """Return the aggregation rule of the job on the log."""
     with closing(PeerDisk(trainer.directory)) as disk:
         return disk.spec(job).rule
 
@@ -290,7 +290,7 @@ def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path, 
 
 
 ROLES = {"ada": TRAINER, "bea": TRAINER, "cyd": TRAINER, "dan": "voter"}
-SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
+SECONDS_MAX = 300.0  # for work that takes ten seconds on an idle machine
 FAST = ("--set", "local_steps=1", "batch=2")
 
 

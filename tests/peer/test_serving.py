@@ -1,4 +1,4 @@
-"""Annotators of the demo and of a client that shares no code with the peer, at real daemons that serve."""
+"""Annotators of the demo, and those of a client that shares no code with the peer, at real daemons that serve."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Annotator:
         self.token = reply["token"]
 
     async def tasks(self, limit: int = 1) -> list[Any]:
-        while True:  # a call waits some seconds, a decision may take longer
+        while True:  # a decision may take longer than one call
             status, reply = await self.site.ask("GET", f"/api/tasks?limit={limit}", token=self.token)
             assert status == 200
             if reply["tasks"]:
@@ -156,7 +156,7 @@ async def test_a_person_labels(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.real("sockets")
 async def test_of_two_answers_at_once_the_first_is_opened(site: Site, tmp_path: Path) -> None:
-    """Both were kept under one name, and the second one's salt does not open the first one's commitment."""
+    """Both were kept under one name. The second answer's salt does not open the first one's commitment."""
     with patience():
         await site.project(tmp_path, votes=2, tasks=TASKS.splitlines(True)[0])
         ann, bob = Annotator(site, "ann"), Annotator(site, "bob")
@@ -184,7 +184,7 @@ NOWHERE = ServingPeerClient("127.0.0.1", 9)
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """As they were before the demo set them."""
+    """Restore signals to their state before the demo."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     yield

@@ -40,7 +40,7 @@ from tests.peer.network import SCRATCH, Network, Seat, certified, network, one_r
 from tests.waiting import patience
 from training.job_spec import FeedbackMemory
 
-LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
+LAG, BETWEEN = 4, 2  # heights, instead of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: the duration of a round varies
 ROUNDS = 10
 
 
@@ -57,7 +57,7 @@ async def job_of(seat: Seat, rounds: int = ROUNDS, memory: FeedbackMemory = Feed
 
 @contextmanager
 def no_decisions() -> Iterator[None]:
-    """Nobody asks for those it missed: on a busy machine they would all be there before the snapshot."""
+    """Disable requests for missed decisions. On a busy machine they would all arrive before the snapshot."""
     with mock.patch.object(BlockSync, "deadline", lambda self, now: None):
         yield
 
@@ -125,7 +125,7 @@ async def test_a_voter_that_was_away_for_long_votes_again_after_it_has_restored(
             await away.event("snapshot", "restored")
         assert away.driver.node is not before
         assert away.driver.node.rounds.measured is before.rounds.measured, "how long rounds take is no part of the state"
-        await seats[2].stop()  # nothing is decided now without the one that was away
+        await seats[2].stop()  # now nothing is decided without the peer that was away
         job = await job_of(seats[0], rounds=1)
         await away.until(lambda driver: job in driver.state.jobs.jobs and not driver.state.jobs.running())
 
@@ -142,7 +142,7 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
             if closed.round == 3 and not went_wrong:
                 went_wrong.append(True)
                 model = host._models[closed.job]
-                wrong = {**model.vectors, "parameters": model.parameters + np.float32(1)}  # as bad memory would make them
+                wrong = {**model.vectors, "parameters": model.parameters + np.float32(1)}  # as defective memory would change them
                 host._models[closed.job] = replace(model, vectors=wrong)
             return root
 
@@ -205,9 +205,9 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
 
 @pytest.mark.parametrize("applies", [True, False])
 async def test_a_history_without_the_block_that_the_invitation_names_is_refused(tmp_path: Path, applies: bool) -> None:
-    """A newcomer that is only a little behind takes decisions one by one: they must lead through its anchor too.
+    """A newcomer that is only a little behind fetches decisions one by one. These must also lead through its anchor.
 
-    Also while it applies nothing, for what is decided is what a snapshot would be trusted by.
+    This holds also while it applies nothing, since a snapshot is verified by decided blocks.
     """
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]
@@ -228,7 +228,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
 
 
 async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_of_its_invitation(tmp_path: Path) -> None:
-    """The same founders have signed two. What it decided of the false one, and has not applied yet, is no block to go on from."""
+    """The same founders have signed two histories. An unapplied block of the false one is no anchor."""
 
     async def begin(made: Network, newcomer: Seat) -> None:
         async def applies_nothing_before_it_is_restored() -> None:
@@ -270,7 +270,7 @@ async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_o
 
 
 async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(tmp_path: Path) -> None:
-    """In the history that it began with a founder left: decisions of the true one are signed by other voters than it expects."""
+    """In its first history a founder left, so the true one's decisions have signatures of other voters than it expects."""
     for history in ("false", "true"):
         (tmp_path / history).mkdir()
     async with network(tmp_path / "false", founders=4, observers=1) as false:
@@ -318,7 +318,7 @@ async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_d
 
 
 async def test_each_transfer_asks_others_first_than_the_one_before(seat: Seat) -> None:
-    """So that those who say nothing, however many there are, never are all that is asked."""
+    """Otherwise silent peers, in any number, could receive all requests."""
     snapshots = seat.driver.state_sync
     snapshots._links = frozenset(bytes([number]) * 32 for number in range(3 * SOURCES_MAX))
     asked: list[bytes] = []
@@ -350,7 +350,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
 
 @pytest.mark.parametrize(("height", "abandoned"), [(40, 0), (0, 1)])
 async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(height: int, abandoned: int, seat: Seat) -> None:
-    """The driver's thread installs to its end, whatever is cancelled. What is not installed is deleted."""
+    """The driver's thread completes the installation despite a cancel. Parts that are not installed are deleted."""
     snapshots, scope, deleted = seat.driver.state_sync, trio.CancelScope(), [0]
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
@@ -384,7 +384,7 @@ async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_i
 
 
 async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) -> None:
-    """A link may break, or come and go, between what a peer says and the moment it is looked at."""
+    """A link may break, or be replaced, between a peer's message and its processing."""
     snapshots = seat.driver.state_sync
     for number in range(100):
         snapshots._update_links()
@@ -396,7 +396,7 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(seat: Seat) 
 
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp_path: Path, existed: bool) -> None:
-    """Blocks come one by one until a snapshot is quicker, which brings no payloads of the heights below it."""
+    """Blocks come one by one until a snapshot is faster. A snapshot contains no payloads of the heights below it."""
     chain, folder = lived(tmp_path / "whole"), tmp_path / "export"
     next(file for file in (tmp_path / "whole" / "blobs").iterdir()).unlink()
     if existed:

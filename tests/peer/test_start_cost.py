@@ -1,4 +1,4 @@
-"""Modules that a process imports before it does its work: most of its start is their import."""
+"""Modules that a process imports before it does its work. Imports take most of its start."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from tests.peer.processes import Daemon, command, daemons, environment
 from tests.waiting import run_process
 
-# `peer` with the arguments behind it; at its end it prints its modules.
+# Runs `peer` with the arguments behind it, and prints its modules at exit.
 PEER = "import atexit, sys; from peer.__main__ import main; atexit.register(lambda: print(*sys.modules)); sys.exit(main())"
-# Of an interpreter alone 68, of trio, PyNaCl and what these need 170.
+# An interpreter alone has 68 modules; trio, PyNaCl and their dependencies have 170.
 VOTER_MODULES_MAX = 520
 VERSION_MODULES_MAX = 120
 # A voter without a job and without a person at its prompt needs none of them.

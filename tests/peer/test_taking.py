@@ -43,7 +43,7 @@ def known() -> None:
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    """A job of bytes with two rounds, then one with a BPE and one round; `test` trains nothing."""
+    """Return a chain with a job of bytes and two rounds, and a job with a BPE and one round. `test` trains nothing."""
     made = Chain(tmp_path_factory.mktemp("chain"))
     first = made.start(BYTES)
     made.play(first, rejected=1)
@@ -228,7 +228,7 @@ def test_an_export_gives_the_same_model_and_its_tokenizer_is_checked(chain: Chai
 
 
 def tuned(objective: str, **more: object) -> ExportableModel:
-    """A model of an objective that adds vectors."""
+    """Return a model of an objective that adds vectors."""
     spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
     size = layout_of(spec).size
     return ExportableModel(
@@ -283,7 +283,7 @@ def based(tmp_path: Path) -> Iterator[Chain]:
 
 
 def started(based: Chain, seed: int) -> tuple[bytes, bytes]:
-    """A job that waits, and what it starts from."""
+    """Start a job that waits. Return its id and the digest of its initial model."""
     start = based.blobs.add_bytes(np.random.default_rng(seed).normal(size=layout_of(LANGUAGE).size).astype("<f4").tobytes())
     return based.start(replace(LANGUAGE, name=f"own {seed}", initial_model=start)), start
 

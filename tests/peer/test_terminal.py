@@ -1,4 +1,4 @@
-"""Terminals, standard input, output and arguments as processes have them: what a person sees, Ctrl-C, and the end."""
+"""Terminals, standard input, output and arguments of real processes: the person's view, Ctrl-C, and the exit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=6
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Of a network with one peer, anna."""
+    """A data directory of a network with one peer, anna."""
     made = tmp_path / "peer"
     assert command("init", "--network", "lab", "--name", "anna", "--data-dir", str(made))[0] == 0
     return made
@@ -50,7 +50,7 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 def descendants(pid: int, count: int) -> list[int]:
-    """The processes that this one started, and those that they did, as soon as there are so many."""
+    """Wait until this process has at least `count` children and grandchildren, and return them."""
 
     def found() -> list[int]:
         return [further for started in children(pid) for further in (started, *children(started))]
@@ -61,7 +61,7 @@ def descendants(pid: int, count: int) -> list[int]:
 
 @pytest.mark.real("processes")
 def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) -> None:
-    silent = socket.create_server(("127.0.0.1", 0))  # a dial that waits for its greeting
+    silent = socket.create_server(("127.0.0.1", 0))  # a dial waits for its greeting
     silent.settimeout(patience_seconds())
     command = f"connect 127.0.0.1:{silent.getsockname()[1]}"
     with silent, terminal(*RUN, "--data-dir", str(directory)) as shown:
@@ -91,7 +91,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         printed = r"(folkmoot1:[\w\n-]+?)\nwhoever joins with it dials .*\npeer>$"
         invitation = re.search(printed, shown.until(printed))
         assert invitation is not None
-        shown.type("status")  # and no Enter
+        shown.type("status")  # without Enter
         shown.until("peer> status$")
         erin.start("join", invitation[1].replace("\n", ""), *RUN[1:], "--name", "erin")
         told = shown.until(r"stands as a voter: `approve erin` approves it\n(.*\n)*peer> status$")
@@ -99,7 +99,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         assert told.count("peer> status") == 1 and told.endswith("\npeer> status")
         shown.type("\x15approve erin\r")
         told = shown.until(r"erin votes now, as one of 2\n(.*\n)*peer>$")
-        shown.type("log 30\r")  # not its last lines alone: blocks may go on
+        shown.type("log 30\r")  # more than its last lines, since blocks may continue
         assert "erin" in shown.until(r"peer> log 30\n(.*\n){3,}peer>$").split("log 30")[1]
 
 
@@ -155,7 +155,7 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
     import_torch_for_ever(tmp_path, monkeypatch)
     with terminal(*demo(tmp_path, 500), "--no-web") as shown:
         shown.until("4 peers are running")
-        pids = [shown.process.pid, *descendants(shown.process.pid, 4 + 3)]  # four peers, of which three train
+        pids = [shown.process.pid, *descendants(shown.process.pid, 4 + 3)]  # four peers and three workers
         shown.close()
         wait_for_ends(pids)
 
@@ -163,7 +163,7 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
 @pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and_its_export_is_reproduced(tmp_path: Path) -> None:
-    """Two replay each proposal of the liar on average."""
+    """On average two peers replay each proposal of the liar."""
     sampled = ("--audit", "sampled", "--attack", "false-update", "--set", "audit_window=6", "audit_rate=1")
     with terminal(*demo(tmp_path, 12), *sampled, "--json", str(tmp_path / "r.json"), columns=120, rows=40) as shown:
         shown.until(r"liar-2 +\d+  .*suspended.*\n(│.*│\n)*╰─+╯$")
@@ -184,7 +184,7 @@ def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and
     assert report["honest_roots_equal"] is True and report["baseline_bits_per_byte"] is None
     assert report["heldout_bits_per_byte"][-1] < report["heldout_bits_per_byte"][0]
     sent = report["bytes_sent"]["trainer-0"]
-    # Of the blobs that were answered some is taken back before it leaves as bulk.
+    # Some replies with blobs are cancelled before they leave as bulk data.
     assert sent["bulk"] > 0 and 0 < sent["reveals"] <= sent["blobs"]
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert "export" in names and any(name.endswith((".png", ".svg")) for name in names)
@@ -300,7 +300,7 @@ def test_standard_input_is_read_once(tmp_path: Path) -> None:
         pass
 
 
-# Standard output that nobody reads ------------------------------------------------------------------------------------
+# Standard output without a reader -------------------------------------------------------------------------------------
 
 
 @pytest.mark.real("processes, and their standard input")
@@ -336,7 +336,7 @@ def test_group_of_broken_pipes_is_quiet_where_output_is_closed(is_closed: bool) 
 
 @pytest.mark.real("processes, and their standard input")
 async def test_each_listing_ends_quietly_where_its_reader_is_gone(tmp_path: Path) -> None:
-    """A running peer answers, and nobody reads the command's output: as text, as JSON and in pieces."""
+    """A running peer answers, and the command's output has no reader: as text, as JSON and in pieces."""
     async with trio.open_nursery() as nursery:
         api = FakeApi()
         api.log.append(EventView(1, 0, "round", "a round", {}))

@@ -1,4 +1,4 @@
-"""Which audits fetch and which waiting counts against a trainer; and the lock that is passed on by lot."""
+"""Audits that fetch, delays that count against a trainer, and the lock that is passed on by lot."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def dispute(number: int, opened: int) -> AuditDuty:
 
 
 class Auditor:
-    """It begins what it may, asks all the time, and is told when an audit needs nothing more."""
+    """An auditor that begins all audits it may, requests data all the time, and is notified when an audit is done."""
 
     def __init__(self) -> None:
         self.turns, self.running, self.looked = AuditScheduler(), set[AuditKey](), 0.0
 
     def at(self, now: float, *due: AuditDuty, round: int, idle: tuple[AuditDuty, ...] = ()) -> dict[AuditKey, float]:
-        """The audits that begin, with the seconds that they have waited as counts against their trainer."""
+        """Return the audits that begin, with the seconds of delay that count against their trainers."""
         for key in self.turns.fetching:
             self.turns.add_waited_seconds(key, now - self.looked)
         self.looked = now
@@ -49,7 +49,7 @@ class Look(NamedTuple):
     now: float
     due: tuple[AuditDuty, ...]
     round: int
-    begins: tuple[AuditDuty, float] | None = None  # the one audit that begins, and the seconds that it has waited
+    begins: tuple[AuditDuty, float] | None = None  # the only audit that begins, and its delay in seconds
     idle: tuple[AuditDuty, ...] = ()
 
 
@@ -110,7 +110,7 @@ JUDGED = dispute(1, opened=3)
             ],
             id="what is not due any more is forgotten",
         ),
-        # The ballots of this peer had missed rounds 2 and 3, so it draws for rounds 2, 3 and 4 at once. No trainer could know.
+        # This peer's ballots were missing in rounds 2 and 3, so it draws for rounds 2, 3 and 4 at once. No trainer could know.
         pytest.param(
             [
                 Look(0.0, (SECOND, THIRD, FOURTH), 5, (SECOND, 0.0)),
@@ -150,7 +150,7 @@ def test_reports_wait_for_older_ones_on_their_trainer_alone(looks: list[Look]) -
 
 
 def test_seconds_in_which_nothing_was_asked_for_count_for_nobody() -> None:
-    """Nor is more counted than for the audit itself, where jobs share what a trainer's uplink shows."""
+    """Where jobs share a trainer's uplink, a waiting audit counts no more seconds than the audit before it."""
     auditor, first, second, of_other = Auditor(), report(1), report(2), report(2, OTHER)
     auditor.at(0.0, first, round=2)
     auditor.at(0.0, first, second, of_other, round=3)
@@ -164,7 +164,7 @@ def test_what_fails_and_begins_again_has_waited_for_nothing() -> None:
     auditor.at(0.0, first, round=2)
     auditor.at(10.0, first, second, round=3)
     assert auditor.at(70.0, second, round=3) == {audit_key(second): 60.0}
-    auditor.at(80.0, dispute(1, opened=3), second, round=3)  # it goes on to run
+    auditor.at(80.0, dispute(1, opened=3), second, round=3)  # it continues to run
     auditor.running.discard(audit_key(second))
     assert auditor.at(90.0, second, round=3) == {audit_key(second): 0.0}
 
@@ -187,7 +187,7 @@ def test_jobs_do_not_wait_for_one_another_and_who_waits_for_all_the_others_waits
 
 
 async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset()) -> list[int]:
-    """In which order those that wait get their turn. `waiting`: whether each goes first."""
+    """Return the order in which waiters get the lock. Each flag of `waiting` tells whether that waiter has priority."""
     lottery, served, held = LotteryLock(), list[int](), 0
     scopes = [trio.CancelScope() for _ in waiting]
 
@@ -205,10 +205,10 @@ async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset())
         async with lottery.hold(lambda: False):
             for number, is_first in enumerate(waiting):
                 nursery.start_soon(wait, number, is_first)
-                await trio.testing.wait_all_tasks_blocked()  # so that they wait in this order
+                await trio.testing.wait_all_tasks_blocked()  # in this order
             for number in cancelled:
                 scopes[number].cancel()
-        async with lottery.hold(lambda: False):  # a newcomer does not come between
+        async with lottery.hold(lambda: False):  # a newcomer does not overtake
             assert not held
             held += 1
             await trio.testing.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""A network upgrades a module that one voter lacks, and a peer dies at the worst moments of applying a block."""
+"""A network upgrades a module that one voter lacks, and a peer dies at the worst moments of a block's application."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TALLY = TallyModule.name
 
 
 def first_rules(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier) -> LedgerRules:
-    """Of a program that knows version 1 of the module `tally` alone."""
+    """The rules of a program that knows version 1 of the module `tally` alone."""
     return LedgerRules(genesis, verifier, (*core_modules(job_rules), TallyModule()))
 
 
 def next_rules(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier) -> LedgerRules:
-    """Of a program that knows versions 1 and 2."""
+    """The rules of a program that knows versions 1 and 2."""
     return LedgerRules(genesis, verifier, (*core_modules(job_rules), TallyModule(), NamedTallyModule()))
 
 
@@ -61,7 +61,7 @@ async def test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_a
             await seat.author.submit("network/upgrade", upgrade)
         await decide_until(newer[0], upgrade.height + 1)
 
-        # It follows the decisions beyond the upgrade, and gives up applying them at the first one that it cannot judge.
+        # It follows the decisions beyond the upgrade, and stops applying them at the first one that it cannot judge.
         await poll(lambda: older.driver.replica.height > upgrade.height)
         await older.driver._applying_ended.wait()
         assert older.driver.state.height == upgrade.height - 1
@@ -81,7 +81,7 @@ async def test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_a
 async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_the_same_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: int
 ) -> None:
-    """The block starts the job, closes its round, or certifies: its model is on disk already, the state is that of before."""
+    """The block starts the job, closes its round, or certifies. The model is on disk already, but the state is older."""
     async with network(tmp_path, founders=4) as made:
         victim, *others = made.seats
         save, saved = victim.store.save_state, 0
@@ -100,12 +100,12 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
         await one_root(others, job)
         assert (await made.start(victim)).driver.state.height < others[0].driver.state.height
         await one_root(made.seats, job)
-        await others[2].stop()  # now the one that came back is needed for every quorum
+        await others[2].stop()  # now every quorum needs the peer that came back
         await one_root(made.seats[:3], await others[0].start_job())
 
 
 async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_reach_its_disk(tmp_path: Path) -> None:
-    """From the last durable model, the decided blocks and the payloads that it keeps."""
+    """It computes them from the last durable model, the decided blocks and its payloads."""
     async with network(tmp_path, founders=4) as made:
         victim, *others = made.seats
         start = StartJob(replace(SCRATCH, rounds=60).encode())
@@ -124,7 +124,7 @@ async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_rea
 
 
 def test_a_wrong_state_is_noticed_after_a_restart_too_however_many_decided_blocks_wait(tmp_path: Path) -> None:
-    """Only the block right behind the state shows it; the driver applies nothing on it, so nothing else would come."""
+    """Only the block right behind the state shows it. The driver applies nothing on a wrong state, so no later block would."""
     chain = Chain(tmp_path / "chain")
     first = chain.ledger.state
     for _ in range(5):

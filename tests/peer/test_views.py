@@ -1,4 +1,4 @@
-"""Tables on screens of every width: whole words, names, the least important columns first to go; and vouches in them."""
+"""Tables on screens of every width: whole words, names, and vouches. The least important columns are dropped first."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_diverging_updates_are_told_apart_from_rejected_ones() -> None:
 
 
 def five(view: Any) -> Any:
-    """A job or a round with five trainers, of which one was absent."""
+    """Return a job or a round with five trainers, of which one was absent."""
     if isinstance(view, JobView):
         return replace(view, accepted=dict.fromkeys(KEYS[:4], 12), rejected={KEYS[4]: {"absent": 3}}, suspended_until={})
     return replace(view, verdicts=dict.fromkeys(KEYS[:4], "accept") | {KEYS[4]: "absent"}, ballots=KEYS[:5])
@@ -241,7 +241,7 @@ def test_control_characters_of_a_cell_do_nothing_to_a_terminal() -> None:
 
 
 class Slow(Voter):
-    """Never finishes the checks of a proposal, unless it made it, or is called first to re-execute it."""
+    """A role that completes checks only of its own proposal, or of one that it is called first to re-execute."""
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         if round.me not in (signed.signer, reexecutor_order(round.terms, signed.signer)[0]):

@@ -1,4 +1,4 @@
-"""What `peer watch` shows of a job, what the prompt says unasked, and how a jump of the own loss is told from chance."""
+"""The view of a job in `peer watch`, messages at the prompt, and the detection of a jump of the own loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def round_of(number: int, bits: float | None) -> RoundView:
 
 
 class Training(FakeApi):
-    """Closes a round each time that somebody asks; its loss is known one question later."""
+    """A job that closes a round at each query. The loss of a round is known one query later."""
 
     async def jobs(self) -> tuple[JobView, ...]:
         self.asked.append("jobs")
@@ -76,7 +76,7 @@ async def test_elsewhere_each_round_is_a_line_and_the_end_is_told(autojump_clock
 
 
 class Unmeasured(Training):
-    """Its first round is closed, and its loss is known to nobody."""
+    """A job whose first round is closed without a known loss."""
 
     async def jobs(self) -> tuple[JobView, ...]:
         self.asked.append("jobs")
@@ -95,7 +95,7 @@ async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(auto
 
 
 class MeasuredLater(Training):
-    """The loss of its first round is known to nobody, while that of the second comes at once."""
+    """A job whose second round has a loss at once, while that of the first is unknown."""
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         return tuple(round_of(number, 4.0 - number if number else None) for number in range(min(len(self.asked), JOB.rounds)))
@@ -134,7 +134,7 @@ def test_a_re_executor_that_is_asked_last_has_a_row_with_the_reason() -> None:
 def test_a_chart_goes_from_an_eighth_of_a_line_to_all_lines() -> None:
     assert bar_chart([0, 1, 2, 3], 10, 2) == ["  ▃█", "▁▆██"]
     assert bar_chart([5.0, 5.0], 10, 1) == ["▁▁"]
-    assert bar_chart(list(range(9)), 3, 1) == ["▁▅█"]  # the newest is always there
+    assert bar_chart(list(range(9)), 3, 1) == ["▁▅█"]  # the newest value is always shown
     assert bar_chart([], 10, 2) == ["", ""]
 
 
@@ -168,15 +168,15 @@ def watched(losses: Iterable[float]) -> LossHistory:
         ([2.0] * (KNOWN_MIN - 1) + [9.0], None),
         ([2.0] * KNOWN_MIN + [2.1], None),
         ([2.0] * KNOWN_MIN + [2.3], KNOWN_MIN),
-        ([5.0, 4.0, 3.0, 2.0, 4.5], None),  # it falls, and rises to what it was lately
-        ([5.0, 4.0, 3.0, 2.0, 1.9, 1.8, 1.8, 1.7, 9.0], 8),  # what it fell by at first hides nothing
-        ([1.6, 1.4] * 4 + [1.8], None),  # it differs as much between rounds
+        ([5.0, 4.0, 3.0, 2.0, 4.5], None),  # it falls, and rises to a recent value
+        ([5.0, 4.0, 3.0, 2.0, 1.9, 1.8, 1.8, 1.7, 9.0], 8),  # the fall at first hides nothing
+        ([1.6, 1.4] * 4 + [1.8], None),  # the usual difference between rounds
         ([1.6, 1.4] * 4 + [2.4], 8),
-        ([1.0, 2.0] * 4 + [1.0, 2.1], 9),  # liars make it differ
-        ([1.5] * 9 + [1.6, 1.7], 10),  # in two steps
+        ([1.0, 2.0] * 4 + [1.0, 2.1], 9),  # liars cause the differences
+        ([1.5] * 9 + [1.6, 1.7], 10),  # the rise takes two steps
         ([1.5] * 9 + [2.0, 9.0, 3.0], 9),
-        ([1.5] * 9 + [9.0, 1.5], None),  # it is over
-        ([1.5] * 9 + [9.0] * LOOKBACK_ROUNDS, None),  # it has been so high for long
+        ([1.5] * 9 + [9.0, 1.5], None),  # the rise is over
+        ([1.5] * 9 + [9.0] * LOOKBACK_ROUNDS, None),  # the loss has been this high for long
         ([1.5] * 9 + [math.inf], 9),
         ([1.5] * 9 + [math.inf] * 3, 9),
     ],
@@ -216,7 +216,7 @@ def test_the_round_before_a_jump_is_most_suspect_and_then_its_neighbours() -> No
 
 
 def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None:
-    """A lie right after a rollback is seen as any other."""
+    """A lie right after a rollback is detected as any other."""
     watch = watched([1.5] * 9 + [1.8] * 3 + [1.8])
     assert first_spike(watch.losses(WATCHED, [(9, 11)]), 13) == 12
     assert first_spike(watch.losses(WATCHED, [(9, 12)]), 13) is None

@@ -1,4 +1,4 @@
-"""What three honest daemons do with a fourth founder, and with strangers, that break every rule of the wire."""
+"""Reactions of three honest daemons to a fourth founder, and to strangers, that break every rule of the wire."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from tests.waiting import patience
 from transport.wire.framing import Channel
 
 MAGIC_BYTES = 8
-# The attacker says nothing while decisions are waited for, and no link is to end by that.
+# The attacker is silent while tests wait for decisions. This must not end a link.
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0", "--suspect-seconds", "60")
 
 
 @dataclass
 class Target:
-    """Three daemons; the fourth founder's key is the attacker's."""
+    """Three daemons. The attacker has the fourth founder's key."""
 
     honest: list[Daemon]
     addresses: list[str]
@@ -87,7 +87,7 @@ class Target:
         return await self.refused(reason) > before
 
     async def decides(self) -> None:
-        """A scratch round passes, and all three have one root."""
+        """Assert that a scratch round completes, and that all three have one root."""
         job = await self.client.run_test_round()
         with patience():
             while True:
@@ -125,7 +125,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @asynccontextmanager
 async def ended_for(target: Target, reason: str, connected: AbstractAsyncContextManager[Hostile]) -> AsyncIterator[Hostile]:
-    """What is done on this connection ends it, and the reason is counted once more, and shown."""
+    """Assert that the body's actions on this connection end it, and that the reason is counted once more and shown."""
     before = await target.refused(reason)
     async with connected as hostile:
         yield hostile
@@ -226,7 +226,7 @@ def statement(target: Target, height: int, kind: Any = Prepare, view: int = 0) -
 
 
 def forged(target: Target, height: int, signers: int, kind: Any = Commit) -> Certificate:
-    """A certificate whose signatures are the attacker's own under the names of others."""
+    """Return a certificate whose signatures are the attacker's own under the names of others."""
     vote = codec.encode(statement(target, height, kind))
     return Certificate(vote, {key: target.founder.sign(vote) for key in target.voters.keys[:signers]})
 
@@ -336,11 +336,11 @@ async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) ->
         await hostile.shake_hands()
 
 
-# What depends on how far a peer has applied: counted, not punished ---------------------------------------------------------
+# Messages that depend on a peer's applied height: counted without a penalty ------------------------------------------------
 
 
 async def open_round(target: Target, hostile: Hostile) -> JobView:
-    """A scratch job of the attacker's own: its round stays open until the attacker proposes."""
+    """Start a scratch job of the attacker's own. Its round stays open until the attacker proposes."""
     height = (await target.client.status()).height
     nonce = 1 + sum(job.name == "hostile" for job in await target.client.jobs())
     transaction = Transaction(nonce, height + 100, "job/start", codec.encode(StartJob(replace(SCRATCH, name="hostile").encode())))
@@ -409,7 +409,7 @@ async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(ta
 
 
 def may_lead(target: Target, height: int, view: int) -> bool:
-    """Whether it may be the founder's turn. At most one voter is left out, which may be a daemon that was slow."""
+    """Return True if it may be the founder's turn. The schedule may leave out one voter, such as a slow daemon."""
     keys = target.voters.keys
     left_in = [keys, *(tuple(key for key in keys if key != left_out) for left_out in keys)]
     return any(LeaderSchedule(height, keys, present).leader_of_view(view) == target.founder.public for present in left_in)
@@ -420,7 +420,7 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
     before = await target.refused("not-the-leader")
     async with link(target.address, target.chain_id, target.founder) as hostile:
         with patience():
-            while await target.refused("not-the-leader") == before:  # if it was decided, or given up, meanwhile, it says nothing
+            while await target.refused("not-the-leader") == before:  # no effect if the height is decided meanwhile
                 height = (await target.client.status()).height + 1
                 view = next(view for view in range(4) if not may_lead(target, height, view))
                 propose = Propose(target.voters.hash, height, view, bytes(32))
@@ -431,12 +431,12 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
                 )
                 with trio.move_on_after(1.0):
                     await hostile.closed()
-        await hostile.closed()  # on a busy machine it was said more than once, and may be counted so
+        await hostile.closed()  # on a busy machine several proposals were sent and may be counted
 
 
 @pytest.mark.real("sockets")
 async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_shows_the_proof(target: Target) -> None:
-    """The last of the founder's doings: nobody listens to it afterwards."""
+    """This is the founder's last attack, since every peer ignores it afterwards."""
     pair = [Proposal(bytes(32), 0, bytes(32), bytes([n]) * 32, 8, bytes(32), None) for n in range(2)]
     first, second = (sign_message(target.founder, target.chain_id, proposal) for proposal in pair)
     async with link(target.address, target.chain_id) as stranger:

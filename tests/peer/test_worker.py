@@ -34,7 +34,7 @@ SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, mi
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 
-# A worker without torch: it does what the text of an OpenJobRequest's path tells it to, and logs what it was asked.
+# A worker without torch. It follows commands in the text of an OpenJobRequest's path, and logs its requests.
 FAKE = """
 import os, signal, sys, time
 from training import worker_protocol
@@ -80,7 +80,7 @@ class Fake:
         return self.journal.read_text().splitlines()
 
     async def until(self, what: str) -> None:
-        # Another process writes the journal, so there is nothing to wait for but its lines.
+        # Another process writes the journal, so a test can only wait for its lines.
         while what not in self.asked():  # noqa: ASYNC110
             await trio.sleep(0.001)
 
@@ -100,7 +100,7 @@ async def fake(tmp_path: Path) -> AsyncIterator[Fake]:
 
 
 def fake_worker(folder: Path) -> tuple[WorkerSupervisor, Path]:
-    """With its journal."""
+    """Return a worker of this kind with its journal."""
     script, journal = folder / "fake.py", folder / "journal"
     script.write_text(FAKE)
     return WorkerSupervisor(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001), journal
@@ -131,7 +131,7 @@ async def test_a_failed_request_says_why_and_the_worker_lives_on(fake: Fake) -> 
 
 
 async def order_of(fake: Fake, waiting: list[worker_protocol.WorkerRequest[Any]]) -> list[str]:
-    """In which order a worker that was busy while they came in one after another carries them out."""
+    """Return the order in which a busy worker carries out requests that arrived one after another."""
     async with trio.open_nursery() as nursery, trio.open_nursery() as busy:
         busy.start_soon(fake.worker.ask, evaluate("hang"))
         await fake.until("hang")
@@ -325,7 +325,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
             assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
             evaluated = await worker.ask(worker_protocol.EvaluateRequest(JOB, model))
             assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
-            # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
+            # A request for a proposal is served before the text ends, and leaves the text unchanged.
             text = worker_protocol.GenerateRequest(
                 JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
             )
@@ -339,7 +339,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
                 )
             whole = "".join(done.text for done in slices)
             assert (await worker_protocol.generate_text(worker.ask, text)).text == whole
-            # Where the worker lost the text, as by a restart, it begins anew behind what was told.
+            # A worker that has lost the text, as after a restart, generates it again behind the delivered characters.
             lost = replace(text, text_number=9, told_characters=100)
             while not (part := await worker.ask(lost)).text:
                 pass
@@ -354,7 +354,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
 
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
-    """Or an engine would copy them at each turn from one text to another."""
+    """Otherwise an engine would copy them at each switch between texts."""
     ReplicatedModel.initial(JOB, SPEC).save(tmp_path / "model")
     none: Any = None
     context = WorkerContext(none, lambda: None, 1)

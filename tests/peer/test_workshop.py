@@ -1,4 +1,4 @@
-"""What a role does in open rounds begins and ends with them."""
+"""The work of a role in open rounds begins and ends with them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Busy:
 
 
 def shop_of(chain: Chain, role: Busy, rounds: OpenRounds | None = None, call: Any = None) -> RoundExecutor:
-    nothing: Any = SimpleNamespace(fetch_blob=None, audit_bytes_sent_by_peer=dict)  # nobody asks the network
+    nothing: Any = SimpleNamespace(fetch_blob=None, audit_bytes_sent_by_peer=dict)  # no network access
     me, events = chain.people[0], EventLog()
     rooms = chain.store, chain.blobs, chain.host, nothing
     rounds = rounds or OpenRounds(me, chain.id, {})
@@ -107,7 +107,7 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
             prune(key, 4, spec)
             assert not chain.host.round_directory(key, 1).exists()
             released.set()
-            nursery.cancel_scope.cancel()  # waits for the thread, and raises what it raised
+            nursery.cancel_scope.cancel()  # waits for the thread, and raises its error
     assert chain.host.round_directory(key, 4).exists()
     chain.close()
 
@@ -123,7 +123,7 @@ def test_figures_are_told_in_words() -> None:
 
 
 class Judge(Busy):
-    """A role that proposes nothing. Each re-execution begins at once, and ends when the test says so."""
+    """A role that proposes nothing. Each re-execution begins at once, and ends when the test ends it."""
 
     def __init__(self, error: Exception | None = None, checks: Verdict = Verdict.ACCEPT) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class OneRound:
         self.shop.open_round((self.key, 0), self.job, False)
 
     def renew(self) -> None:
-        """A later block gives the round to the same peers again."""
+        """Apply a later block that gives the round to the same peers again."""
         state = self.chain.ledger.state
         self.job = replace(self.job, opened_height=state.height + 1)
         self.rounds.apply_state(state.with_modules(jobs=replace(state.jobs, jobs={self.key: self.job})))
@@ -206,7 +206,7 @@ class OneRound:
         return sign_message(voter, self.chain.id, Vouch(self.key, 0, (judgement,)))
 
     def place(self, trainer: Identity) -> int:
-        """After how many others this peer is called for a proposal of this trainer."""
+        """Return this peer's index in the order of re-executors for a proposal of this trainer."""
         return self.rounds.books[self.key].vouching.vouches.reexecutors(trainer.public).index(self.chain.people[0].public)
 
     def at(self, place: int) -> Identity:
@@ -270,7 +270,7 @@ async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path,
 async def test_a_voter_that_is_called_rejects_a_proposal_that_fails_its_checks_without_re_execution(
     tmp_path: Path,
 ) -> None:
-    """A liar rejects so, too: its checks fail for each honest proposal."""
+    """A liar causes the same vote, since its checks fail for each honest proposal."""
     role = Judge(checks=Verdict.REPLAY)
     async with one_round(tmp_path, role) as made:
         for person in made.chain.people[1:]:

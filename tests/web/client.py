@@ -1,7 +1,6 @@
 """An annotator's program that shares no code with Folkmoot. It knows docs/protocol/values.md and the table of the HTTP API.
 
-It writes its own msgpack and signs with Ed25519. Its calls wait for their replies, so that whoever has an event loop gives them a
-thread.
+It writes its own msgpack and signs with Ed25519. Its calls block, so a caller with an event loop runs them in a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Answer = tuple[int, ...]
 
 
 def encode(value: Any) -> bytes:
-    """Of what statements hold: booleans, whole numbers of 0 or more, text, bytes, and arrays of these."""
+    """Encode a value of a statement: a boolean, a whole number of 0 or more, text, bytes, or an array of these."""
     if value is False or value is True:
         return b"\xc3" if value else b"\xc2"
     if isinstance(value, int):
@@ -56,7 +55,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """Of a problem; raises `AssertionError` if this is none."""
+        """The code of a problem. Raises `AssertionError` if the reply is not a problem."""
         assert self.headers["content-type"].partition(";")[0] == "application/problem+json", (self.status, self.text)
         problem = self.body
         assert problem["status"] == self.status and problem["title"] and problem["detail"], problem
@@ -71,13 +70,13 @@ class Site:
     host: str
     port: int
     seconds: float = field(default_factory=patience_seconds)
-    source: str = ""  # the address of this machine that it is asked from
+    source: str = ""  # the address of this machine that requests come from
     _network: dict[str, Any] = field(default_factory=dict)
 
     def ask(
         self, method: str, path: str, body: Any = None, token: str = "", headers: Mapping[str, str | bytes] | None = None
     ) -> Reply:
-        """Raises `OSError` or `http.client.HTTPException` if nobody answers."""
+        """Send a request and return the reply. Raises `OSError` or `http.client.HTTPException` if nobody answers."""
         source = (self.source, 0) if self.source else None
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.seconds, source_address=source)
         sent = {"Authorization": f"Bearer {token}"} if token else {}
@@ -97,7 +96,7 @@ class Site:
 
     @property
     def network(self) -> dict[str, Any]:
-        """Who this peer is, and on which chain."""
+        """The chain id and the identity of this peer."""
         if not self._network:
             self._network = self.get("/api/v1/network").body
         return self._network
@@ -122,12 +121,12 @@ class Site:
 
 
 class Person:
-    """Somebody with a key who annotates at a site, or at several."""
+    """An annotator with a key, at one site or several."""
 
     def __init__(self, name: str, seed: bytes | None = None) -> None:
         self.name, self._secret = name, SigningKey(seed or os.urandom(32))
         self.key = bytes(self._secret.verify_key)
-        self._tokens: dict[int, str] = {}  # of each site
+        self._tokens: dict[int, str] = {}  # by site
 
     def sign(self, chain_id: str, tag: str, *fields: Any) -> bytes:
         return self._secret.sign(f"folkmoot/2/{tag}\0".encode() + bytes.fromhex(chain_id) + encode([tag, *fields])).signature
@@ -150,7 +149,7 @@ class Person:
         )
 
     def token(self, site: Site, *, anew: bool = False) -> str:
-        """Of the session at this site, which begins if there is none."""
+        """Return the token of the session at this site. Begin a session if there is none."""
         if anew or id(site) not in self._tokens:
             challenge = self.challenge(site).body
             self._tokens[id(site)] = self.begin(site, challenge["nonce"], challenge["expires_ms"]).body["token"]
@@ -160,7 +159,7 @@ class Person:
         return site.get(f"/api/tasks?limit={limit}" + (f"&project={project}" if project else ""), self.token(site))
 
     def statement(self, site: Site, assignment: str, answer: Answer, salt: bytes) -> dict[str, Any]:
-        """The body of a submission."""
+        """Return the body of a submission."""
         key = bytes.fromhex(assignment)
         signature = self.sign(site.network["chain_id"], "annotation", key, committed(key, salt, answer))
         return {"assignment": assignment, "answer": list(answer), "salt": salt.hex(), "signature": signature.hex()}
@@ -176,7 +175,7 @@ class Person:
 
 
 def receipt_holds(text: str, site: Site, annotation: str, commitment: bytes, height: int) -> bool:
-    """Whether this is the site's peer's signature under the statement that it saw this commitment decided at this height."""
+    """Return True if the site's peer signed that it saw this commitment decided at this height."""
     body = encode(["annotation-receipt", bytes.fromhex(annotation), commitment, height])
     try:
         signed = b"folkmoot/2/annotation-receipt\0" + bytes.fromhex(site.network["chain_id"]) + body

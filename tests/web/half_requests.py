@@ -1,7 +1,8 @@
-"""`python -m tests.web.half_requests PORT COUNT HOSTS [silent]`: a stranger that begins COUNT requests and ends none.
+"""`python -m tests.web.half_requests PORT COUNT HOSTS [silent]`: a stranger that begins COUNT requests and completes none.
 
-They come from HOSTS addresses of this machine in turn: 127.0.0.2 and so on. It prints the number of its connections once it has
-made all of them, and keeps them until it is ended. A process has few descriptors, so several processes make thousands.
+The requests come from HOSTS addresses of this machine in turn: 127.0.0.2 and so on. The program prints the number of its
+connections when it has made all of them, and keeps them until it is killed. One process has few descriptors, so several processes
+make thousands.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-AT_ONCE = 100  # connections on their way: fewer than the backlog of the peer's kernel
+AT_ONCE = 100  # concurrent connection attempts: fewer than the backlog of the peer's kernel
 PER_PROCESS = 800  # below the soft limit of 1,024 that many systems have
 HALF = b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
 
 async def begin(port: int, source: str, said: bytes, ways: asyncio.Semaphore) -> asyncio.StreamWriter:
-    """A half request. Tries again until it is connected."""
+    """Send half a request. Retry until the connection is made."""
     while True:
         async with ways:
             try:
@@ -38,7 +39,7 @@ async def begin_all(port: int, count: int, hosts: int, said: bytes) -> None:
 
 @contextmanager
 def strangers(port: int, count: int, hosts: int, *more: str) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """Processes that make `count` half requests together. Each is ended by its process id."""
+    """Start processes that make `count` half requests together. End each one by its process id."""
     counts = [min(PER_PROCESS, count - start) for start in range(0, count, PER_PROCESS)]
     command = [sys.executable, "-m", "tests.web.half_requests", str(port)]
     processes = [
@@ -55,7 +56,7 @@ def strangers(port: int, count: int, hosts: int, *more: str) -> Iterator[Sequenc
 
 
 def connected(processes: Sequence[subprocess.Popen[str]]) -> int:
-    """How many connections they have made, once they have made all."""
+    """Return the number of their connections when all are made."""
     made = 0
     for process in processes:
         assert process.stdout is not None

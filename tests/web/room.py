@@ -1,4 +1,4 @@
-"""A real daemon in this process that serves annotators on a real socket, and people who speak to it in threads of their own."""
+"""A real daemon in this process that serves annotators on a real socket, and annotators that call it in their own threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAYS = "web pages are served at http://"
 
 
 class Room:
-    """A peer alone in its network. Its disk outlives its process: it may be served again."""
+    """A peer alone in its network. Its disk outlives its process, so it may be served again."""
 
     def __init__(self, folder: Path, network: str = "lab") -> None:
         self.folder, self.directory = folder, folder / "peer"
@@ -37,17 +37,17 @@ class Room:
 
     @asynccontextmanager
     async def running(self, **more: Any) -> AsyncIterator[RunningPeer]:
-        """It may serve nobody."""
+        """Run the peer. It may have settings with which it serves nobody."""
         flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
         config = load_settings(flags, {"HOME": str(self.folder)}).config
-        with patience(120.0):  # projects, people and their answers
+        with patience(120.0):  # for projects, people and their answers
             async with running_daemon(config) as daemon:
                 yield daemon
 
     async def project(
         self, daemon: RunningPeer, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0
     ) -> ImportView:
-        """The first `gold` tasks are gold: `sad` where their number is odd."""
+        """Import a project. The first `gold` tasks are gold, with the label `sad` at odd numbers."""
         file = self.folder / f"{name}.jsonl"
         lines = [
             {"text": f"text {number}"} | ({"gold": ("glad", "sad")[number % 2]} if number < gold else {})
@@ -70,12 +70,12 @@ async def served_at(daemon: RunningPeer) -> tuple[str, int]:
 
 
 async def said(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
-    """What a call comes back with that waits for its reply."""
+    """Run a blocking call in a thread and return its result."""
     return await trio.to_thread.run_sync(partial(call, *arguments, **more))
 
 
 async def together(count: int, call: Callable[..., T], *arguments: Any) -> list[T]:
-    """What so many calls at once come back with."""
+    """Run `count` equal calls at once and return their results."""
     replies: list[T] = []
 
     async def ask() -> None:
@@ -96,7 +96,7 @@ async def enrolled(site: Site, *names: str) -> list[Person]:
 
 
 async def assigned(site: Site, person: Person, limit: int = 1, least: int = 1, project: str = "") -> list[dict[str, Any]]:
-    """Its tasks, `limit` at most, as soon as there are `least`: one call waits some seconds, a decision may take longer."""
+    """Return at least `least` and at most `limit` tasks of this person. Retry, since a decision may take longer than one call."""
     while True:
         reply = await said(person.tasks, site, limit, project)
         assert reply.status == 200, reply
@@ -106,7 +106,7 @@ async def assigned(site: Site, person: Person, limit: int = 1, least: int = 1, p
 
 
 async def settled(site: Site, assignment: str) -> Reply:
-    """What the site says of an annotation whose task is settled; returns as soon as it is."""
+    """Wait until the annotation's task is settled, and return the site's reply."""
     while True:
         reply = await said(site.annotation, assignment)
         if reply.status == 200 and reply.body["state"] == "settled":

@@ -1,4 +1,4 @@
-"""What operators see and do by HTTP, and who else cannot: at a real peer."""
+"""Pages and calls of operators over HTTP at a real peer, and their protection against everybody else."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
             reply = await said(site.ask, "POST", f"/api/v1/projects/{view.project}/tasks?format=csv", b"none", token)
             assert reply.code == "misfit"
             with patience():
-                while any(type(thing) is HttpProblem for thing in gc.get_objects()):  # noqa: ASYNC110 - nothing tells
+                while any(type(thing) is HttpProblem for thing in gc.get_objects()):  # noqa: ASYNC110 - no event announces it
                     await trio.sleep(0.05)
         finally:
             gc.enable()
@@ -263,7 +263,7 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
                 f"{path}json", json.dumps([{"data": {"text": "three"}, "predictions": 5}, {"data": {"text": "four"}}]).encode()
             )
         ).body["tasks"] == 4
-        # A body that is larger than any other call takes.
+        # This body is larger than other calls accept.
         large = b"".join(b'{"text": "%d %s"}\n' % (number, b"x" * 400) for number in range(600))
         assert len(large) > 64 << 10 and (await sends(f"{path}jsonl", large)).body["tasks"] == 604
         assert (await sends(f"{path}jsonl", b"x" * ((16 << 20) + 1))).code == "too-large"

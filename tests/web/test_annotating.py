@@ -1,4 +1,4 @@
-"""Annotators at a real peer: a client that shares no code with it, over real sockets."""
+"""Annotators at a real peer, with a client that shares no code with it, over real sockets."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_a_lease_of_a_closed_project_is_not_shown_and_takes_the_place_of_n
 
 
 async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) -> None:
-    """Nobody has them: an annotator would hold leases of tasks that nobody can show."""
+    """The project's page is on no disk, so no peer could show the tasks of such leases."""
     async with room.serving() as (daemon, site):
         lost = await room.project(daemon, tasks=20, name="lost")
         page = daemon.driver.state.module_state(CurationState).pages.get_record(page_key(bytes.fromhex(lost.project), 0))
@@ -225,7 +225,7 @@ async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room
 async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_told(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No batch is decided for a while: an answer waits, an enrolment cannot be promised; then all of it is decided."""
+    """While no batch is decided, the peer stores an answer and cannot confirm an enrolment. Later both are decided."""
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
         (ann,) = await enrolled(site, "ann")
@@ -355,7 +355,7 @@ async def test_a_slip_in_a_call_costs_that_call_and_not_the_peer(room: Room, mon
 
 
 async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: Room) -> None:
-    """An author can name a page that nobody has in the place of one that is leased from."""
+    """An author can replace a page that has leases with a page that nobody holds."""
     async with room.serving() as (daemon, site):
         projects = {
             view.project
@@ -384,14 +384,14 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         watched = held[0]["assignment"]
         heartbeat = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
         assert heartbeat.body == {"assignments": [watched]}
-        # All eight leases are of the other project: three of these that have no heartbeat make room.
+        # All eight leases belong to the other project. Three of those without a heartbeat are released.
         with patience():
             tasks = await assigned(site, ann, 3, 3, chosen)
         assert {task["project"] for task in tasks} == {chosen} and {task["project"] for task in held} == {other}
         rows = daemon.driver.state.module_state(CurationState).assignments
         states = [rows.get_record(bytes.fromhex(task["assignment"])).state for task in held]  # type: ignore[union-attr]
         assert states[0] is AssignmentState.LEASED and states.count(AssignmentState.RELEASED) == 3
-        # Answers to released tasks count while nobody has their places.
+        # Answers to released tasks count while nobody else has their places.
         released = held[states.index(AssignmentState.RELEASED)]["assignment"]
         assert (await said(ann.submit, site, released, (1,))).status == 201
         for _ in range(2):
@@ -413,12 +413,12 @@ async def test_where_a_chosen_project_has_no_task_left_nothing_is_decided(room: 
         await room.project(daemon, tasks=4, name="second")
         (ann,) = await enrolled(site, "ann")
         held = await assigned(site, ann, 1, 1, chosen)
-        monkeypatch.delattr(StatementBatcher, "add_statement")  # whoever wishes for a lease fails
+        monkeypatch.delattr(StatementBatcher, "add_statement")  # every lease request fails
         assert await assigned(site, ann, 2, 1, chosen) == held
 
 
 def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
-    """An event that is set once a release waits to be decided."""
+    """Return an event that is set when a release waits for its decision."""
     put, waits = StatementBatcher.add_statement, trio.Event()
 
     def noted(gatherer: StatementBatcher, statement: Statement, done: trio.Event | None = None) -> trio.Event:
@@ -431,7 +431,7 @@ def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
 
 
 async def test_no_more_leases_are_given_back_than_a_chosen_project_needs(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where other blocks are decided before the one with the releases."""
+    """This holds also if other blocks are decided before the one with the releases."""
     waits = first_release(monkeypatch)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=8)

@@ -1,4 +1,4 @@
-"""People without a key of their own: this peer keeps it under their passphrase, signs for them, and the log says so."""
+"""People without their own key: the peer keeps a key under their passphrase and signs for them, and the log records it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def signed(site: Site, way: str, name: str = "ann", passphrase: str = PASS
 
 
 def browser(site: Site, reply: Reply) -> dict[str, str]:
-    """Headers that the peer's own page sends along."""
+    """Return the headers that the peer's own page sends."""
     cookie = reply.headers["set-cookie"].partition(";")[0]
     return {"Cookie": cookie, "Origin": f"http://{site.host}:{site.port}", "X-Folkmoot": "1"}
 
 
 async def labelled(site: Site, headers: dict[str, str], answer: list[int]) -> tuple[str, Reply]:
     while not (tasks := (await said(site.ask, "GET", "/api/tasks", None, "", headers)).body["tasks"]):
-        pass  # a call waits some seconds, a decision may take longer
+        pass  # a decision may take longer than one call
     (task,) = tasks
     return task["assignment"], await said(
         site.ask, "POST", "/api/submit", {"assignment": task["assignment"], "answer": answer}, "", headers
@@ -103,7 +103,7 @@ async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path)
 async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving() as (_, site):
         assert (await signed(site, "up")).status == 201
-        for free in (2, -3):  # so the second one costs half a minute: the next one comes before that, however busy the machine is
+        for free in (2, -3):  # the second attempt costs half a minute, so the next one is too early on any machine
             monkeypatch.setattr(session_api, "WRONG_PASSPHRASES_FREE", free)
             assert (await signed(site, "in", passphrase=f"wrong horse {free}")).code == "unauthorized"
         assert (await signed(site, "in", passphrase="wrong horse")).code == "too-many"

@@ -1,4 +1,4 @@
-"""What a foreign page or a foreign name can do with the browser of somebody who is signed in here: nothing."""
+"""Attacks by a foreign page or host name on the browser of a signed-in person. None of them succeeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from web.calls import REQUIRED
 from web.routes import OPERATOR, ClientClass, Route
 from web.site import load_site
 
-PATH = "/api/v1/sign-out"  # a call that changes something
+PATH = "/api/v1/sign-out"  # a call that changes state
 WEB, SERVICE = Path(web.__file__).parent, Path(service.__file__).parent
 LISTENER = WEB / "asyncio_bridge.py"
 NO_FILES = (
@@ -135,14 +135,14 @@ async def test_defence_no_request_names_a_path_of_the_disk(tmp_path: Path) -> No
 
 @pytest.fixture
 def notes() -> Iterator[None]:
-    """A feature of others is defended like those of this program."""
+    """A third-party feature, defended like the built-in ones."""
     with listed():
         yield
 
 
 @pytest.mark.real("sockets")
 async def test_defence_no_route_of_any_feature_takes_what_it_does_not_declare(notes: None, tmp_path: Path) -> None:
-    """Each route of the list of features: other hosts, other methods, no token, others' tokens, foreign pages, bad bodies."""
+    """Each route of all features, with other hosts, other methods, no token, others' tokens, foreign pages and bad bodies."""
     async with Room(tmp_path).serving() as (daemon, site):
         (ann,) = await enrolled(site, "ann")
         tokens = {OPERATOR: await operator(daemon), ANNOTATOR: await said(ann.token, site), READER: "hello"}
@@ -161,18 +161,18 @@ def path_of(route: Route, is_file: bool) -> str:
 
 
 class Refusal(NamedTuple):
-    """A request, and how it is refused."""
+    """A request, and its expected refusal."""
 
     body: Any
     token: str
     headers: dict[str, str]
     replies: tuple[tuple[int, str], ...]
-    method: str = ""  # empty: that of the route
+    method: str = ""  # empty: the route's own method
     is_file: bool = False  # the body is a file
 
 
 def refusals(route: Route, tokens: Mapping[ClientClass, str]) -> Iterator[Refusal]:
-    """Requests that this route refuses."""
+    """Return the requests that this route refuses."""
     token = tokens[route.client] if route.client else ""
     yield Refusal({}, token, {"Host": "evil.example"}, ((421, "misdirected"),))
     yield Refusal(None, token, {}, ((405, "method"),), "DELETE")
@@ -198,7 +198,7 @@ def refusals(route: Route, tokens: Mapping[ClientClass, str]) -> Iterator[Refusa
 
 
 def complete_body(route: Route) -> dict[str, Any] | None:
-    """A well-formed body, so that nothing but its sender is wrong."""
+    """Return a well-formed body, so that only the sender is wrong."""
     required = {field.name: value_of(field.kind.schema) for field in route.body_fields if field.default is REQUIRED}
     return required if route.body_fields else None
 

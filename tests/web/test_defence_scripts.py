@@ -1,4 +1,4 @@
-"""Defence: whatever people write is shown as text, and nothing of it runs. `xss.txt` holds a string a line."""
+"""Defence: all text that people write is shown as text, and no script in it runs. `xss.txt` holds one string per line."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CORPUS = Path(__file__).with_name("xss.txt").read_text("utf-8").split("\n")[:-1]
 OPTIONS = [text for text in CORPUS if len(text) <= OPTION_CHARACTERS_MAX][:OPTIONS_MAX]
 NAMES = [text for text in CORPUS if len(text) <= NAME_CHARACTERS_MAX]
 PER_TASK = 24
-# Every string calls this, if it runs.
+# Every string calls this function if it runs.
 ALARM = "window.alert = () => { document.documentElement.dataset.ran = 'true'; };"
-# Elements that no page of ours has, handlers and addresses of scripts.
+# Elements, event handlers and script addresses that none of our pages contains.
 STRANGE = """
   const strange = 'script, iframe, frame, img, object, embed, link, style, meta, base, video, audio, math, marquee, '
     + 'template:not(main > template)';
@@ -34,7 +34,7 @@ STRANGE = """
 
 
 def visible(text: str) -> str:
-    """A control character stands as its code on a page."""
+    """Return the text as a page shows it: a control character as its code."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", _code, text)
 
 
@@ -75,7 +75,7 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
         await harmless(page)
         await sign_in(page, site, token)
         others = (*(other.path for other in PAGES.pages), "/admin#projects", "/admin#people", "/admin#log")
-        for path in others if kind == "label" else ("/review",):  # of pairs, the rest says no more
+        for path in others if kind == "label" else ("/review",):  # pairs differ only on this page
             await page.open(f"{address(site)}{path}")
             await page.until("document.querySelector('.here') && !document.querySelector('main').textContent.includes('Asking')")
             await harmless(page)

@@ -1,4 +1,4 @@
-"""Strangers that fill the web port, or send anything. `python -m tests.fuzz.http --seconds 120` looks further."""
+"""Strangers that fill the web port or send arbitrary data. `python -m tests.fuzz.http --seconds 120` searches longer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVING = ("--role", "annotator", "--web-listen", "127.0.0.1:0", "--sign-up", "o
 
 @asynccontextmanager
 async def served(folder: Path, descriptors_max: int | None = None, *more: str) -> AsyncIterator[tuple[Daemon, Site]]:
-    """A peer in a process of its own, alone in its network, that serves annotators."""
+    """Run a peer in its own process, alone in its network, that serves annotators."""
     directory = folder / "peer"
     status, _, complaint = command("init", "--network", "flood", "--listen", "127.0.0.1:0", "--data-dir", str(directory))
     assert status == 0, complaint
@@ -51,7 +51,7 @@ async def served(folder: Path, descriptors_max: int | None = None, *more: str) -
 
 
 async def decides(daemon: Daemon, site: Site, name: str) -> None:
-    """A page answers, somebody enrols, and a height is decided for it."""
+    """Assert that a page answers, a person enrols, and a block is decided for the enrolment."""
     before = (await daemon.client.status()).height
     assert (await said(site.get, "/annotate")).status == 200
     reply = await said(Person(name).enrol, site)
@@ -78,7 +78,7 @@ async def test_half_requests_end_no_peer_and_shut_out_no_visitor(
 
 @pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(tmp_path: Path) -> None:
-    """Peers, monitors, and people: each port has its share."""
+    """Each port (peers, monitors, annotators) has its own share of descriptors."""
     async with served(tmp_path, 256, "--metrics", "127.0.0.1:0") as (daemon, site):
         listening = (await daemon.client.status()).listen_addresses[0]
         monitors = (daemon.directory / "services" / "metrics" / "address").read_text()
@@ -183,7 +183,7 @@ async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.Log
         api: CurationRpc = daemon.api  # type: ignore[assignment]
         known = await said(http.known_at, site, (await room.project(daemon, tasks=200)).project, await api.create_web_token())
         seen = await http.hammer(known, SECONDS, seed=1)
-        if seen.requests <= 50:  # a busy machine
+        if seen.requests <= 50:  # a busy machine makes fewer
             seen = await http.hammer(known, 10 * SECONDS, seed=1)
         assert not seen.problems and seen.requests > 50 and {200, 400} <= seen.statuses.keys()
         assert (await said(site.get, "/healthz")).status == 200
@@ -213,7 +213,7 @@ async def test_an_expectation_that_is_no_text_is_refused(tmp_path: Path) -> None
 
 
 def test_every_call_is_among_what_strangers_send() -> None:
-    """A new call is fuzzed from its first day."""
+    """Each new call is fuzzed from its first day."""
     person, site = Person("ann"), Site("127.0.0.1", 1)
     site._network = {"chain_id": "00" * 32, "peer_key": "00" * 32}
     known = http.Known(site, person, "token", "operator", "00" * 32, ("11" * 32,))

@@ -1,4 +1,4 @@
-"""One host takes no more of a serving peer than its share: sign-up, sign-in, streams, and who asks for whom."""
+"""Limits per host at a serving peer: sign-up, sign-in, streams, and the identity of a host behind a proxy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at(site: Site, source: str) -> Site:
 @asynccontextmanager
 async def served(folder: Path, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[RunningPeer, Site]]:
     async with Room(folder).serving(sign_up, **more) as (daemon, site):
-        await said(lambda: site.network)  # known from now on
+        await said(lambda: site.network)  # fetched once, then cached
         yield daemon, site
 
 
@@ -61,7 +61,7 @@ async def test_a_host_enrols_so_many_and_others_still_come_in(tmp_path: Path, mo
         assert (refused.status, refused.code) == (429, "too-many") and int(refused.headers["retry-after"]) > 0
         assert (await signed(site, "up", "ann")).status == 201
         again = enrolment(site, "ben", False)
-        for _ in range(9):  # an enrolment that is decided takes nothing
+        for _ in range(9):  # a decided enrolment costs nothing
             assert (await said(site.ask, "POST", "/api/v1/annotators", again)).status == 201
 
 
@@ -109,7 +109,7 @@ async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_
     async with served(tmp_path) as (_, site):
         assert (await signed(site, "up", "ann")).status == 201
         stranger, statuses = at(site, "127.0.0.66"), Counter[int]()
-        while not statuses[429]:  # on a slow machine the wait after the fifth is over before the next one
+        while not statuses[429]:  # on a slow machine the delay after the fifth attempt is over before the next one
             assert statuses.total() < 4 * session_api.WRONG_PASSPHRASES_FREE, statuses
             statuses[(await signed(stranger, "in", "ann", "wrong horse battery")).status] += 1
         assert statuses[401] >= session_api.WRONG_PASSPHRASES_FREE
@@ -145,7 +145,7 @@ async def test_a_host_has_so_many_streams_and_loses_the_oldest_to_others(tmp_pat
         others = [await said(stream, site, source) for source in ("127.0.0.5", "127.0.0.6", "127.0.0.7")]
         assert [reply.status for reply in others] == 3 * [200]
         assert (await said(stream, site, "127.0.0.8")).status == 429, "four hosts have one each"
-        await said(read_all, strangers[0])  # it ends
+        await said(read_all, strangers[0])  # the stream ends
         await said(read_all, strangers[1])
         assert await said(others[2].readline)
         for reply in (*strangers, *others):
@@ -179,7 +179,7 @@ async def test_metrics_are_of_this_machine_and_of_operators(tmp_path: Path) -> N
 
 
 def by_http_1_0(site: Site) -> bytes:
-    """As nginx asks that nobody has set up further."""
+    """Send a request as nginx does in its default configuration, and return the answer."""
     with socket.create_connection((site.host, site.port), site.seconds) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         answer = b""
@@ -197,7 +197,7 @@ async def test_a_host_reads_in_one_file_at_a_time_and_others_one_beside_it(tmp_p
             await said(slow.sendall, head.encode())
             with patience():
                 reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
-                while reply.status == 200:  # the slow one is not read yet
+                while reply.status == 200:  # the slow client has not read yet
                     reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
             assert (reply.status, reply.code) == (429, "too-many")
             assert (await said(site.ask, "POST", path, b'{"text": "a"}', token)).status == 200

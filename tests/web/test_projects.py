@@ -1,4 +1,4 @@
-"""What the author of a project, and a voter, say of it, as words to a real peer that serves annotators."""
+"""Commands of a project's author and of a voter, at a real peer that serves annotators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Author:
     capture: pytest.CaptureFixture[str]
 
     async def types(self, *words: str) -> str:
-        """What a terminal shows then."""
+        """Run a command and return its output in a terminal."""
         self.capture.readouterr()
         status = await trio.to_thread.run_sync(cli.main, [*words, "--data-dir", str(self.room.directory)])
         shown = self.capture.readouterr()
@@ -61,13 +61,13 @@ async def author(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIte
 
 
 async def contested(author: Author) -> tuple[ImportView, list[Person], list[str]]:
-    """Two people say two things of the only task: it waits for its author."""
+    """Let two people give different answers to the only task, so that it waits for its author."""
     view = await author.room.project(author.daemon, tasks=1, votes=2)
     people = await enrolled(author.site, "ann", "bob")
     leases = [(await assigned(author.site, who))[0]["assignment"] for who in people]
     for who, lease, answer in zip(people, leases, ((0,), (1,)), strict=True):
         assert (await said(who.submit, author.site, lease, answer)).status == 201
-    applied = author.daemon.driver.block_applied  # as it is before somebody looks
+    applied = author.daemon.driver.block_applied  # taken before the query, so that no block is missed
     while (await author.daemon.api.projects())[0].review == 0:  # type: ignore[attr-defined]
         await applied.wait()
         applied = author.daemon.driver.block_applied
@@ -181,7 +181,7 @@ async def test_a_redacted_text_is_gone_and_its_label_stays(author: Author) -> No
 
 
 async def test_what_was_replaced_while_a_peer_was_away_goes_when_it_is_back(tmp_path: Path) -> None:
-    """It went away between the decision and the deletion: the old page is on its disk."""
+    """The peer stopped between the decision and the deletion, so the old page is still on its disk."""
     room = Room(tmp_path)
     async with room.serving() as (daemon, _):
         await room.project(daemon, tasks=2)
@@ -195,7 +195,7 @@ async def test_what_was_replaced_while_a_peer_was_away_goes_when_it_is_back(tmp_
 
 
 async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bob is wrong in each task; two of the three are gold."""
+    """Bob is wrong in each task. Two of the three tasks are gold."""
     monkeypatch.setattr("curation.ledger.curation_module.OPENING_MS", 1)
     daemon, site = author.daemon, author.site
     view = await author.room.project(daemon, tasks=3, gold=2)
@@ -211,7 +211,7 @@ async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkey
 
 
 async def test_no_page_tells_whether_it_has_gold(author: Author) -> None:
-    """Three hundred tasks are two pages. One task is gold, and no blob has anything of it."""
+    """Three hundred tasks fill two pages. One task is gold, and no blob contains anything about it."""
     view = await author.room.project(author.daemon, tasks=300, gold=1)
     rows = [curation(author.daemon).pages.get_record(page_key(bytes.fromhex(view.project), number)) for number in range(2)]
     assert all(row is not None and row.gold is not None for row in rows)
@@ -268,7 +268,7 @@ async def test_an_import_that_was_cut_off_goes_on(author: Author, monkeypatch: p
     ((key, _),) = curation(author.daemon).projects.items()
     folder = author.room.directory / "services" / "serve"
     with closing(sqlite3.connect(folder / "imported.sqlite")) as database, database:
-        # As if the peer had ended before the page at 4 was decided.
+        # The peer seems to have stopped before the page at 4 was decided.
         database.execute("DELETE FROM imported WHERE first > 4")
         database.execute("UPDATE imported SET root = ? WHERE first = 4", (bytes(32),))
     shown = await author.types("tasks", "import", str(file), "--project", "other")
@@ -316,7 +316,7 @@ async def test_wrong_lines_of_a_file_stand_below_one_another(author: Author) -> 
 
 
 async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_path: Path) -> None:
-    """A member may name any blob as its own: a model of 400 MB that its peer has, too. No stranger's call reads it."""
+    """A member may name any blob as its own, even a model of 400 MB on its peer's disk. No stranger's call reads it."""
     async with Room(tmp_path).serving() as (daemon, site):
         author, blobs, made = authors.TransactionSubmitter(daemon.driver), daemon.driver.blobs, list[bytes]()
         large = blobs.add_bytes(bytes(GUIDELINES_BYTES_MAX + 1))

@@ -1,4 +1,4 @@
-"""A folder of labels with proofs convinces whoever knows the chain; no file of it can be changed unnoticed."""
+"""A folder of labels with proofs convinces everybody that knows the chain. A change of any file in it is noticed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = 3
 
 
 async def proven(folder: Path) -> tuple[Path, str]:
-    """What a real peer wrote of a project whose tasks are settled by two votes each; and its chain id."""
+    """Return an export of a real peer, with a project of tasks settled by two votes each, and the chain id."""
     room = Room(folder)
     async with room.serving() as (daemon, site):
         api: CurationRpc = daemon.api  # type: ignore[assignment]
@@ -29,7 +29,7 @@ async def proven(folder: Path) -> tuple[Path, str]:
             assert (await said(person.submit, site, assignment, [0])).status == 201
         for _, assignment in answers:
             await settled(site, assignment)
-        await api.set_project_phase(project.project, "paused")  # its block certifies the labels
+        await api.set_project_phase(project.project, "paused")  # the block with this command certifies the labels
         view = await api.export_task_proofs(project.project, str(folder / "labels"))
         await api.export_tasks(project.project, str(folder / "plain.jsonl"))
         assert view.tasks == TASKS

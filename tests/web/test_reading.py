@@ -1,4 +1,4 @@
-"""What everybody may read, made once a height; and leases that end with their pages or their client's heartbeats."""
+"""Public data, computed once a height; and leases that end with their pages or with their client's heartbeats."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: 
         for name, path in paths.items():
             made.clear()
             replies = await together(5, site.get, path)
-            at = {reply.body["height"]: reply.body for reply in replies}  # a block may come meanwhile
+            at = {reply.body["height"]: reply.body for reply in replies}  # a block may be applied between the requests
             assert all(reply.status == 200 and reply.body == at[reply.body["height"]] for reply in replies)
             assert set(made) == {name} and len(made) <= len(at)
         height = daemon.driver.state.height
@@ -167,7 +167,7 @@ A, B = bytes([1] * 32), bytes([2] * 32)
 
 def test_an_assignment_lapses_once_a_while_after_its_last_heartbeat() -> None:
     beats = LeaseHeartbeats()
-    assert beats.seconds_left(0.0) == HEARTBEAT_SECONDS_MAX  # a first one may come at once
+    assert beats.seconds_left(0.0) == HEARTBEAT_SECONDS_MAX  # the first heartbeat may come at once
     beats.record_heartbeats([A, B], 0.0)
     beats.record_heartbeats([A], 30.0)
     assert beats.pop_lapsed(HEARTBEAT_SECONDS_MAX - 1) == []

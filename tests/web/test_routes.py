@@ -1,4 +1,4 @@
-"""Routes, pages and files as programs and browsers get them: as declared, and nothing runs but the files of this peer."""
+"""Routes, pages and files as clients receive them. They match their declarations, and only this peer's scripts run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def operator(daemon: RunningPeer) -> str:
 
 
 async def disputed(site: Site, task: dict[str, Any], first: Person, second: Person) -> None:
-    """Two people say two things of a task with two votes: it waits for its author. The first one has its lease already."""
+    """Let two people answer a task with two votes differently, so that it waits for its author. `first` already has its lease."""
     (lease,) = [lease["assignment"] for lease in await assigned(site, second, 8) if lease["task"] == task["task"]]
     for person, assignment, answer in ((first, task["assignment"], (1,)), (second, lease, (0,))):
         assert (await said(person.submit, site, assignment, answer)).status == 201
@@ -92,7 +92,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "height": 2,
             "task": contested["task"],
         }
-        for route in sorted(ROUTES, key=lambda route: route.operation == "sign_out"):  # the token is good until then
+        for route in sorted(ROUTES, key=lambda route: route.operation == "sign_out"):  # sign-out comes last
             if route.operation == "events":
                 continue
             ids["assignment"] = more["assignment"] if route.operation == "release_task" else second

@@ -1,4 +1,4 @@
-"""Real peers in one process serve annotators: their batches, a peer killed with an answer, seals that nobody can open."""
+"""Real peers in one process that serve annotators: their batches, a killed peer that held an answer, seals that fail to open."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ async def servers(folder: Path) -> AsyncIterator[list[Server]]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_openings, "SEAL_DELAY_MS", SEAL_MS)
-    # one of four is gone, perhaps the one whose turn it is
+    # One of four peers is down, and may be the one whose turn it is.
     monkeypatch.setattr(annotator_api, "DECISION_WAIT_SECONDS", PATIENCE_SECONDS)
 
 
 async def two_with_one_task(folder: Path, first: Server, second: Server) -> list[tuple[Person, str]]:
-    """Ann at the first peer and Bob at the second one, each with an assignment of the one task there is."""
+    """Return Ann at the first peer and Bob at the second one, each with an assignment of the only task."""
     file = folder / "moods.jsonl"
     file.write_text(json.dumps({"text": "text"}))
     api = cast(CurationRpc, service_of(second.seat))
@@ -140,7 +140,7 @@ async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
         look = answer_openings.AnswerOpenings.process_due_openings
 
         async def look_in_turn(openings: answer_openings.AnswerOpenings, state: CurationState, now_ms: int) -> None:
-            """The time of the honest one comes when the liar has tried, however late that is."""
+            """Delay the honest peer's turn until the liar has tried."""
             has_tried = any(DOES_NOT_OPEN in event.text for event in await liar.seat.events.wait_for_events(0, 0.0))
             is_too_soon = openings._desk.me == honest.seat.public and not has_tried
             await look(openings, state, 0 if is_too_soon else now_ms)
@@ -163,7 +163,7 @@ def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> Leas
 
 
 async def gathered(folder: Path, make: Callable[[Seat], list[LeaseRequest]]) -> CurationState:
-    """The state when all these statements have been in a decided batch."""
+    """Return the state after all these statements have been in a decided batch."""
     async with network(folder, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
         (seat,) = made.seats
         gatherer = StatementBatcher(desk_of(seat, load_settings({"data_directory": seat.folder}, {"HOME": str(folder)}).config))
@@ -178,13 +178,13 @@ async def gathered(folder: Path, make: Callable[[Seat], list[LeaseRequest]]) -> 
 
 
 async def test_statements_that_no_single_transaction_takes_go_into_several_batches(tmp_path: Path) -> None:
-    """Else the peer tries the same batch for ever, and none of its annotators gets or answers a task any more."""
+    """Otherwise the peer would retry the same batch for ever, and none of its annotators could get or answer a task."""
     without = tuple(bytes([number]) * 32 for number in range(EXCLUDED_PROJECTS_MAX))
     await gathered(tmp_path, lambda seat: [_wish(seat, Identity(n.to_bytes(32)), without) for n in range(BATCH_MAX)])
 
 
 async def test_a_statement_with_a_false_signature_goes_and_takes_no_other_with_it(tmp_path: Path) -> None:
-    """Else every batch with it is refused, for ever."""
+    """Otherwise every batch with this statement would be refused for ever."""
 
     def true_and_false(seat: Seat) -> list[LeaseRequest]:
         true = _wish(seat, Identity(bytes(32)))

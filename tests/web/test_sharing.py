@@ -1,4 +1,4 @@
-"""Rates, tables, turns and connections that hosts share: connections give way where there are too many."""
+"""Rates, tables, turns and connections that hosts share. Connections are evicted when there are too many."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_waiter_that_is_called_after_its_cancellation_hands_its_turn_on(
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(take_turn, turns, "c", order)
             await trio.testing.wait_all_tasks_blocked()
-            scope.cancel()  # and without a checkpoint the turn of "a" ends
+            scope.cancel()  # the turn of "a" ends without a checkpoint
     assert order == ["c"]
 
 
@@ -214,7 +214,7 @@ async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on(tmp_p
 
 @dataclass
 class Port:
-    """Places with a clock that the test sets."""
+    """Connection slots with a clock that the test sets."""
 
     most: int = 8
     proxies: tuple[str, ...] = ()
@@ -236,7 +236,7 @@ class Port:
         pytest.param((), [("abaa", [0])], id="a host at its bound loses its own oldest connection"),
         pytest.param(
             (),
-            [("aabbccdd", []), (["visitor"], [0]), (["visitor"], [0, 2])],  # not the visitor, and not the host that has lost one
+            [("aabbccdd", []), (["visitor"], [0]), (["visitor"], [0, 2])],  # other hosts follow in turn
             id="where all places are taken, the host with most loses one",
         ),
         pytest.param(("proxy",), [(["proxy"] * 8, []), (["proxy"], [0])], id="a proxy may have all places"),
@@ -244,8 +244,8 @@ class Port:
             ("proxy",),
             [
                 (["proxy"] * 6, []),
-                ([f"stranger {number}" for number in range(6)], [6, 7, 8, 9]),  # strangers give way to one another
-                (["proxy"] * 2, [6, 7, 8, 9, 10, 0]),  # a proxy with more is like any other host
+                ([f"stranger {number}" for number in range(6)], [6, 7, 8, 9]),  # strangers evict one another
+                (["proxy"] * 2, [6, 7, 8, 9, 10, 0]),  # a proxy with more connections counts as any other host
             ],
             id="a proxy with three quarters of all places, or less, gives way to nobody",
         ),

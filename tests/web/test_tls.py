@@ -1,4 +1,4 @@
-"""https: browsers keep keys of their own there alone. At a peer that has a certificate, and behind nginx with `proxy_pass`."""
+"""HTTPS, without which browsers create no keys: at a peer with a certificate, and behind nginx with `proxy_pass`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def told(daemon: RunningPeer) -> str:
 
 
 def asked(address: str, method: str, path: str, body: Any = None, cookie: str = "") -> tuple[int, Message]:
-    """Status and headers."""
+    """Send a request and return its status and headers."""
     connection = http.client.HTTPSConnection(
         address, timeout=patience_seconds(), context=ssl.create_default_context(cafile=CERTIFICATE)
     )
@@ -88,7 +88,7 @@ def certificate_at(address: str) -> str:
 
 @pytest.mark.real("sockets")
 async def test_the_certificate_is_read_again_on_sighup(tmp_path: Path) -> None:
-    """Of a process that a signal reaches. Files that are no pair leave the certificate as it was."""
+    """The process receives a signal. Files that do not match each other leave the certificate unchanged."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     shutil.copy(CERTIFICATE, certificate)
     shutil.copy(KEY, key)
@@ -127,7 +127,7 @@ async def test_what_is_no_certificate_is_named_and_the_peer_goes_on(
 
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-FIRST_SECONDS = 30.0  # nginx that waits for a full buffer takes 60 and more; alone it takes a tenth of a second
+FIRST_SECONDS = 30.0  # nginx that buffers the stream takes 60 s or more; unbuffered it takes 0.1 s
 
 
 CONFIGURATION = """

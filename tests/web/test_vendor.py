@@ -1,4 +1,4 @@
-"""Libraries of others are as they were published: nobody reviews minified code."""
+"""Vendored libraries match their published files, since nobody reviews minified code."""
 
 from __future__ import annotations
 

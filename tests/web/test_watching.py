@@ -1,4 +1,4 @@
-"""What machines watch: health, metrics, and the stream of events."""
+"""Interfaces for machines: health, metrics, and the stream of events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Event = tuple[str, str, Any]  # id, kind, data
 
 
 class Over:
-    """Another object, some of whose calls are others."""
+    """A proxy of another object that replaces some of its calls."""
 
     def __init__(self, of: Any, **calls: Any) -> None:
         self._of = of
@@ -68,7 +68,7 @@ async def listening(site: Site, query: str = "", **headers: str) -> AsyncIterato
 
 
 def block(stream: HTTPResponse) -> str:
-    """What comes before the next empty line; nothing at the end."""
+    """Return the lines up to the next empty line, or an empty text at the end of the stream."""
     found = ""
     while (line := stream.readline().decode()) not in ("", "\n"):
         found += line
@@ -122,7 +122,7 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(room: Room) -> None:
             await api.set_project_phase(view.project, "paused")
             seen = await said(until, stream, "project")
         assert int(seen[0]) > int(first[0]) and seen[2]["state"] == "paused"
-        await api.set_project_phase(view.project, "open")  # nobody listens
+        await api.set_project_phase(view.project, "open")  # without a listener
         async with listening(site, **{"Last-Event-ID": first[0]}) as stream:
             assert await said(until, stream, "project") == seen, "what it had not seen, with the numbers that it had"
             assert (await said(until, stream, "project"))[2]["state"] == "open"
@@ -167,7 +167,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         await look(live)
 
     monkeypatch.setattr(LiveFeed, "_look", counted)
-    monkeypatch.setattr("curation.service.event_feeds.LOOK_INTERVAL_SECONDS", 1_000.0)  # no look by the clock while they come
+    monkeypatch.setattr("curation.service.event_feeds.LOOK_INTERVAL_SECONDS", 1_000.0)  # no look by the clock
     async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
         for stream in [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]:
             await said(until, stream, "live")
@@ -285,7 +285,7 @@ async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monke
 @pytest.mark.real("sockets")
 async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.event_stream.LISTENER_QUEUE_MAX", 2)
-    monkeypatch.setattr("web.event_stream._Event.text", f"data: {'x' * (1 << 22)}\n\n")  # one alone is more than sockets hold
+    monkeypatch.setattr("web.event_stream._Event.text", f"data: {'x' * (1 << 22)}\n\n")  # larger than socket buffers
     room, dropped, tell = Room(tmp_path), threading.Event(), EventStreams._tell
 
     def noted(listening: EventStreams, events: Any) -> None:
@@ -300,7 +300,7 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
             view = await room.project(daemon, tasks=1)
             api: Any = daemon.api
             states = itertools.cycle(("paused", "open"))
-            while not dropped.is_set():  # one look may see what several moves have changed
+            while not dropped.is_set():  # one look may see the changes of several moves
                 await api.set_project_phase(view.project, next(states))
 
             def drained() -> int:
@@ -314,12 +314,12 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio_bridge, "SHUTDOWN_SECONDS", 30.0)  # after which streams are cut off
+    monkeypatch.setattr(asyncio_bridge, "SHUTDOWN_SECONDS", 30.0)  # after this time streams are cut off
     async with trio.open_nursery() as nursery:
         async with Room(tmp_path).serving() as (_, site):
             stream = await said(opened, site)
             assert (await said(event, stream))[1] == "block"
-            nursery.start_soon(said, stream.read)  # to its end
+            nursery.start_soon(said, stream.read)  # reads to the end of the stream
             stopped = trio.current_time()
         assert trio.current_time() - stopped < asyncio_bridge.SHUTDOWN_SECONDS
     stream.close()
@@ -349,7 +349,7 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch, room: Room) -
         assert "3 heights" in why_unhealthy(replace(status, state="behind", heights_behind=3))
         monkeypatch.setattr("peer.api.handlers.local_peer_handler.why_halted", lambda *given: "HALTED: another machine signs")
         while (ill := await said(site.get, "/healthz")).status == 200:  # noqa: ASYNC110
-            await trio.sleep(0.05)  # the peer looks at itself once a second
+            await trio.sleep(0.05)  # the peer checks its health once a second
         assert (ill.status, ill.code) == (503, "unhealthy") and "another machine" in ill.body["detail"]
 
 
@@ -358,7 +358,7 @@ def look(height: int) -> dict[str, Any]:
 
 
 class Looks:
-    """A feed whose looks end when the test says so."""
+    """A feed whose looks end when the test ends them."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
@@ -396,7 +396,7 @@ def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_anot
                 ann, ben = (asyncio.create_task(session.get(f"http://{host}:{port}/")) for _ in range(2))
                 first, second = await looks.asked.get(), await looks.asked.get()
                 first.set_result(look(1))
-                follows = await looks.asked.get()  # one of them listens now
+                follows = await looks.asked.get()  # one of the two clients listens now
                 second.set_result(look(2))
                 await asyncio.wait((ann, ben))
                 follows.set_result(look(2))
