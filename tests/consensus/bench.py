@@ -82,7 +82,7 @@ class Bench:
         return self.step(MessageInput(peer, message))
 
     def give_prepares(self, block: bytes) -> None:
-        """Of as many as make a quorum of four with the replica under test."""
+        """Give prepares of two voters, which form a quorum of four together with the replica under test."""
         for voter in others(self)[:2]:
             self.give(voter, self.prepare(voter, block))
 

@@ -39,7 +39,7 @@ CHAIN_ID = bytes(range(32))
 
 @dataclass
 class Honest:
-    """One honest voter at the frontier, reduced to what it may sign."""
+    """One honest voter at the frontier, reduced to the rules of signing."""
 
     signer: FastSigner
     view: int = 0
@@ -113,7 +113,7 @@ class Company:
         return any(liar.public == key for liar in self.liars)
 
     def propose(self, view: int, item: int) -> tuple[bytes, AgreementMessage] | None:
-        """By whoever leads this view: a new block, or the one it is obliged to. A liar may do it again."""
+        """Propose as the leader of this view: a new block, or the required one. A lying leader may propose again."""
         key = self.leader(view)
         honest = next((voter for voter in self.honest if voter.signer.public == key), None)
         before = self.proposals.setdefault(view, [])
@@ -174,7 +174,7 @@ class Company:
     # Certificates ----------------------------------------------------------------------------------------------------
 
     def certify(self, kind: type[Prepare] | type[Commit], view: int) -> tuple[bytes, AgreementMessage] | None:
-        """What a quorum, the liars among it, has signed in this view: a Prepared, or a Decision that moves the frontier on."""
+        """Certify a block of this view with a quorum that includes the liars: a Prepared, or a Decision, which ends the height."""
         for offer in self.proposals.get(view, []):
             digest = codec.decode_message(offer.propose.body, (Propose,)).block
             statement = kind(self.voters.hash, self.height, view, digest)
@@ -219,7 +219,7 @@ class Company:
         return codec.decode_message(certificate.vote, (Prepare,)).view
 
     def hear_me(self, message: AgreementMessage, block_of: dict[bytes, StoredBlock]) -> None:
-        """What the replica under test has sent counts for the others, as far as they are at its height."""
+        """Count a message of the replica under test for the other voters, if they are at its height."""
         match message:
             case Vote(vote=signed):
                 statement: Prepare | Commit = codec.decode_message(signed.body, (Prepare, Commit))  # type: ignore[assignment]

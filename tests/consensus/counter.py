@@ -92,7 +92,7 @@ class Counter:
 
 @dataclass
 class Log(Counter):
-    """Its short form names each number by its digest; whoever has not heard of one cannot tell the body."""
+    """Its short form names each number by its digest. A peer that lacks a number cannot expand the body."""
 
     known: dict[bytes, int] = field(default_factory=dict)
 

@@ -39,7 +39,7 @@ class Node:
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     replica: Replica | None = None  # None: crashed
     inbox: list[ReplicaInput] = field(default_factory=list)
-    life: int = 0  # counts restarts: what was scheduled for an earlier life is void
+    life: int = 0  # counts restarts: events that were scheduled for an earlier life are void
     syncing: bool = False
     deadline: float | None = None
     offset: float = 0.0  # seconds that its clock is ahead
@@ -99,7 +99,7 @@ class Network:
     # Lives -----------------------------------------------------------------------------------------------------------
 
     def crash(self, node: Node) -> None:
-        """Whatever is not durable is lost, in the middle of a turn too."""
+        """Stop a replica. All data that are not durable are lost, in the middle of a turn too."""
         node.replica, node.inbox, node.syncing, node.deadline = None, [], False, None
         node.life += 1
         for other in self.all:

@@ -48,7 +48,7 @@ class Newcomer(Bench):
 
 
 def history(first: bytes, count: int) -> list[Decision]:
-    """What the founders decide if the first block holds these items."""
+    """Return the decisions of the founders if the first block holds these items."""
     bench, decisions = Newcomer(), []
     for height in range(1, count + 1):
         bench.now += 1.0
@@ -60,7 +60,7 @@ def history(first: bytes, count: int) -> list[Decision]:
 
 
 def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_a_newcomer() -> None:
-    """Invariant: below its anchor, a newcomer decides what follows from its last block, whatever else is certified there."""
+    """Invariant: below its anchor, a newcomer decides the certified blocks that follow from its last block, and no others."""
     bench, true = Newcomer(), history(ONE, 3)
     bench.follow(true[0])
     bench.hear_commits(history(FALSE, 2)[1].block)
@@ -70,8 +70,8 @@ def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
 def test_a_certified_block_that_does_not_follow_from_ours_is_dropped(anchor_height: int) -> None:
-    """Invariant: every decided block names the decided one before it as its parent. Who trusts its voters says that they lie, and
-    goes on saying so."""
+    """Invariant: every decided block names the decided one before it as its parent. A replica that trusts its voters reports the
+    fork, and keeps its report."""
     bench, true, false = Newcomer(anchor_height=anchor_height), history(ONE, 3), history(FALSE, 2)
     bench.follow(true[0])
     bench.hear_commits(false[1].block)
@@ -134,8 +134,8 @@ def test_a_certified_rival_of_a_decided_block_is_evidence_and_reported(later: in
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_signatures_of_a_decision_that_does_not_follow_are_evidence(is_first: bool) -> None:
-    """Invariant: whoever commits to two blocks in one view is accused, in whatever order the two come, also if one of them cannot
-    be taken. What cannot be taken does not count."""
+    """Invariant: a voter that commits to two blocks in one view is accused, in both orders of arrival, also if one block does not
+    follow. A block that does not follow is not decided."""
     bench = Bench()
     block = bench.block(bench.leader())
     false = encode_block(replace(decode_block(block), parent=bytes(32)))

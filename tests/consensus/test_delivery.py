@@ -1,4 +1,4 @@
-"""When a ballot is cast and what it names, while some of what was proposed does not come."""
+"""Time and contents of a ballot while some proposed payloads do not arrive."""
 
 from __future__ import annotations
 

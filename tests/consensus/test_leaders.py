@@ -1,4 +1,4 @@
-"""Whose turn it is: only a view that failed takes one away, whatever liars choose to show."""
+"""The turns of leaders: a voter loses its turn only by a failed view, for any evidence that liars show."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_liars_lead_no_more_than_their_own_turns(n: int, seed: int) -> None:
 @pytest.mark.parametrize("n", [4, 7, 10])
 @given(st.integers(0, 2**32))
 def test_beside_their_own_turns_liars_lead_only_those_of_voters_whose_views_really_failed(n: int, seed: int) -> None:
-    """Honest voters are gone for a while. Who is back loses no turn after its time, once an honest block could show it."""
+    """Honest voters are offline for a while. After its return and an honest block that can show it, a voter keeps its turns."""
     history = History(n, seed)
     out: dict[bytes, int] = {}  # honest voters whose views failed -> the height whose block may take them back
     gone: set[bytes] = set()

@@ -60,7 +60,7 @@ def give_up(network: Network, liar: Node, view: int, to: list[Node]) -> None:
 
 
 def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None, **changes: object) -> None:
-    """A block of view 0, in which something may be wrong. Of `items` None nobody ever gets the body."""
+    """Offer a block of view 0 with these changes. Nobody gets the body if `items` is None."""
     assert liar.replica is not None
     body = codec.encode(items or [])
     block: Block = liar.replica._chain._envelope(liar.key, int(network.now * 1_000), None, body)
@@ -185,7 +185,7 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(network: Net
 
 
 def test_idle_time_is_nobodys_time_to_decide(network: Network) -> None:
-    """What others have said, and said again, starts no view timer: it would be over when work comes."""
+    """Messages of others, also repeated ones, start no view timer. It would expire before work comes."""
     liar, honest = leader_and_others(network)
     give_up(network, liar, 0, honest)
     offer(network, liar, honest[:1], None)
@@ -245,7 +245,7 @@ def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so
 
 
 def test_who_gave_up_the_view_still_waits_for_the_block_s_time(bench: Bench) -> None:
-    """It may prepare nothing in it, but what it waits for has not come."""
+    """It may prepare nothing in the view, but the awaited time has not come."""
     block = ahead(bench, 3_600.0)
     bench.give(bench.leader(), bench.propose(block))
     assert bench.turn.deadline is not None
@@ -278,7 +278,7 @@ def test_behind_a_block_from_the_future_the_next_may_follow_at_once_but_not_late
 
 
 def heights(network: Network, count: int) -> list[float]:
-    """Seconds that so many heights take, one item each, at everybody that is there."""
+    """Return the seconds of each of `count` heights, with one item each, until all running voters have decided."""
     taken = []
     for _ in range(count):
         there = [node for node in network.all if node.replica is not None]

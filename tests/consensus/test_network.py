@@ -1,4 +1,4 @@
-"""Whole calm networks: what a killed leader costs, who leads afterwards, how voters join."""
+"""Whole networks without faulty links: the cost of a killed leader, the leaders after it, and joining voters."""
 
 from __future__ import annotations
 

@@ -677,7 +677,7 @@ def behind_a_change_of_voters() -> tuple[Bench, DecidedBlock, Decision]:
 
 
 def test_no_decision_is_asked_for_while_it_is_unknown_whose_signatures_prove_it() -> None:
-    """A block may be applied slowly; what came meanwhile would be of no use, and would be asked for again and again."""
+    """A block may be applied slowly. Decisions that come meanwhile are useless and would be requested again and again."""
     bench, first, _ = behind_a_change_of_voters()
     bench.give(others(bench)[0], Status(40, 0))
     assert bench.replica.height == 3 and bench.turn.deadline is None and not bench.sent(GetDecisions)

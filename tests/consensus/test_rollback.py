@@ -51,7 +51,7 @@ def tell_all(bench: Bench, height: int | None = None, signed: tuple[Signed, ...]
 
 
 def is_silent(bench: Bench) -> bool:
-    """Whether a sound proposal makes it sign nothing."""
+    """Return whether the replica signs nothing for a valid proposal."""
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), bytes([0x91, 100 + bench.replica.height]))))
     return not bench.sent_votes(Prepare)
 
@@ -183,7 +183,7 @@ def test_the_voters_of_the_height_to_be_signed_must_answer_not_those_of_an_old_s
     assert check.voters_without_answer(bytes(32), new) == new.keys[1:]
 
 
-# What was forgotten ---------------------------------------------------------------------------------------------------
+# Forgotten statements -------------------------------------------------------------------------------------------------
 
 
 def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_is_decided(bench: Untold) -> None:
@@ -290,7 +290,7 @@ def test_what_we_signed_in_rounds_is_handed_on_and_silences_no_vote() -> None:
 
 
 def of_a_copy(bench: Bench, height: int) -> Signed:
-    """What another machine signed with our key."""
+    """Return a statement that another machine signed with our key."""
     return bench.sign(bench.place, Prepare(bench.voters.hash, height, 5, bytes(32)))
 
 
@@ -514,7 +514,7 @@ def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timer
 
 @pytest.mark.parametrize(("n", "needed"), [(2, 1), (3, 2), (4, 3), (5, 3), (7, 5)])
 def test_in_which_life_something_was_signed_is_known_when_enough_others_have_answered(n: int, needed: int) -> None:
-    """A backup that asks the voter that lags behind must not take what it signed itself for another machine's."""
+    """A restored backup that asks a lagging voter must not take its own statements for those of another machine."""
     keys = tuple(bytes([number]) * 32 for number in range(1, n + 1))
     me, others, voters = keys[0], keys[1:], VoterSet(keys)
 
@@ -531,7 +531,7 @@ def test_in_which_life_something_was_signed_is_known_when_enough_others_have_ans
         assert (check.duplicate_identity_reason is not None) == (answers >= needed), answers
         assert check.no_votes_below == 9
     if needed < voters.quorum:
-        return  # as many as open the check are enough
+        return  # the answers that open the check are enough
     late = asked(voters.quorum - 1)
     for voter in others:
         late.record_answer(voter, 8, 5)

@@ -1,6 +1,6 @@
 """One replica among voters of which f lie, under any order of events that hypothesis can think of.
 
-What it signs and keeps is checked after every step, from its sends and its journal alone.
+Its signatures and its records are checked after every step, from its sends and its journal alone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OneReplica(RuleBasedStateMachine):
         self.now = 1_000.0
         self.disk, self.old_disk = MemoryJournal(), MemoryJournal()
         self.log = Log(self.company.voters)
-        self.slots: dict[tuple[str, int, int], bytes] = {}  # what was ever sent, over all restarts
+        self.slots: dict[tuple[str, int, int], bytes] = {}  # all sent statements, over all restarts
         self.order: list[Statement] = []
         self.asked: list[tuple[bytes, Any]] = []  # requests it has sent and that nobody answered yet
         self.unapplied: list[DecidedBlock] = []
@@ -249,7 +249,7 @@ class OneReplica(RuleBasedStateMachine):
 
     @rule(item=st.integers(0, 99), delivered=MOSTLY, phases=st.integers(1, 5))
     def the_agreement_goes_on(self, item: int, delivered: bool, phases: int) -> None:
-        """The honest do what comes next, one after another."""
+        """The honest voters take their next steps, one after another."""
         self.log.hear(item)
         if delivered:
             self.step(WorkChangedInput())
@@ -383,7 +383,7 @@ class OneReplica(RuleBasedStateMachine):
 
     @rule(lost=st.booleans(), event=st.sampled_from((TickInput(), WorkChangedInput())), answered=MOSTLY)
     def it_is_killed_and_starts_again(self, lost: bool, event: ReplicaInput, answered: bool) -> None:
-        """In the middle of a turn: what it would have written is all on disk or not at all; nothing of it was sent."""
+        """Kill it in the middle of a turn: all of its records are on disk or none are, and nothing was sent."""
         turn = self.replica.step(event, self.now)
         if not lost:
             self.disk.append_records(turn.records)
@@ -401,7 +401,7 @@ class OneReplica(RuleBasedStateMachine):
             self.log.apply(self.unapplied.pop(0))
         self.build(self.disk.read_restart_state(), answered)
 
-    # What must hold --------------------------------------------------------------------------------------------------
+    # Invariants ------------------------------------------------------------------------------------------------------
 
     @invariant()
     def memory_is_bounded(self) -> None:
@@ -415,7 +415,7 @@ class OneReplica(RuleBasedStateMachine):
             assert len(book.proposals) <= VIEWS_AHEAD_MAX + 1
 
     def teardown(self) -> None:
-        """Whatever has happened: the honest ones that are still there bring it to where they are."""
+        """Check that the remaining honest voters bring it to their height, after any events."""
         if not hasattr(self, "replica"):
             return
         while self.replica.height < self.company.height or self.unapplied:
@@ -442,7 +442,7 @@ TestOneReplica = OneReplica.TestCase
 
 
 def test_a_block_that_nobody_can_read_is_fetched_and_never_passed_on() -> None:
-    """Its leader gives it to whoever asks. Passing it on would mean reading it."""
+    """Its leader sends it to every peer that asks. To pass it on, the replica must have read it."""
     machine = OneReplica()
     for place in range(7):
         machine.start(n=7, place=place, answered=True)

@@ -67,7 +67,7 @@ class Decoder:
     always: bool = True  # whatever is valid is accepted; a transaction may be well formed and still have no place
 
     def accepts(self, data: bytes) -> bool:
-        """Whether `data` is read. Whatever is read must be written the same again."""
+        """Return whether `data` is accepted. Accepted data must encode to the same bytes again."""
         try:
             value = self.decode(data)
         except self.refuses:
@@ -267,7 +267,7 @@ def _frames() -> Decoder:
 
 
 def _sessions() -> Decoder:
-    """What an initiator sends: everything from the preamble on, and two frames."""
+    """Return a decoder of the bytes of an initiator, from the preamble on, with two frames."""
 
     class Recorder(bytearray):
         def module_state(self, session: Any) -> Any:
@@ -385,7 +385,7 @@ def _write_ahead_log() -> Decoder:
 
 
 def _node() -> Decoder:
-    """Whatever comes over a link, through everything that reads it, into a peer in the middle of a round."""
+    """Return a decoder of the messages of a link, with all their handlers, in a peer in the middle of a round."""
     pack = Pack(voters=4, count=4)
     pack[0].say(pack.world.tx(PEOPLE[0], "job/start", jobs.StartJob(LANGUAGE)))
     pack.until(lambda shell: bool(shell.node.ledger.rounds))
@@ -427,7 +427,7 @@ def _ledger() -> list[Decoder]:
         return rules.encode_state(rules.decode_state(data))
 
     def opened(data: bytes) -> Any:
-        """Content that nobody changed on the way is judged too: whoever signs may sign anything."""
+        """Apply the data as content with a valid signature, since a member may sign anything."""
         return rules.apply_transaction(state, sign_message(PEOPLE[1], world.chain, codec.decode(Transaction, data)))
 
     def unsigned(signed: Signed) -> bytes:

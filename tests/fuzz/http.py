@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.http --seconds 120`: what strangers may send to a serving peer, valid and not, on real sockets.
+"""`python -m tests.fuzz.http --seconds 120`: valid and invalid requests of strangers to a serving peer, on real sockets.
 
-No reply may be a server's error, except a 503 that says `no-quorum`. The peer goes on, complains of nobody in its log, and its
-memory does not grow with what it was sent.
+No reply may be a server error, except a 503 with `no-quorum`. The peer keeps running, logs no complaint, and its memory does
+not grow with the number of requests.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Known:
-    """What an honest annotator knows of a site: requests are made from it."""
+    """An honest annotator's knowledge of a site. Requests are made from it."""
 
     site: Site
     person: Person
@@ -254,7 +254,7 @@ def _chunked(data: bytes, random: Random) -> bytes:
 
 
 async def hammer(known: Known, seconds: float, seed: int) -> Seen:
-    """Sends for so long, from several connections at once; what came of it."""
+    """Send requests for some seconds over several connections at once. Return the results."""
     seen, end = Seen(), trio.current_time() + seconds
 
     async def send(worker: int) -> None:

@@ -1,4 +1,4 @@
-"""A generator of values for any wire type, made from its annotations: a new message is covered as soon as it is written."""
+"""A generator of values for any wire type, made from its annotations, so that new messages need no further code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRA_ITEMS_MAX = 3  # the same of collections, which nest
 
 @functools.cache
 def strategy_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of `kind`. Raises `TypeError` for what is no wire type: then either the message is wrong or this function is."""
+    """Return values of `kind`. Raises `TypeError` if it is no wire type: either the message or this function is wrong."""
     return _bounded(kind, Length(0, COLLECTION_MAX))
 
 
@@ -79,7 +79,7 @@ def _record(kind: Any) -> st.SearchStrategy[Any]:
 
 
 SIZE_MAX = 1 << 20  # longer bounds cost too much to exceed in every run; the same code checks them
-Change = tuple[str, Any]  # what is wrong, and the whole plain value with it
+Change = tuple[str, Any]  # the change, and the whole plain value with it
 
 
 def outside(kind: Any, value: Any) -> Iterator[Change]:

@@ -43,7 +43,7 @@ def stepped(transition: StateTransition) -> list[bytes]:
 def compute_transition(
     rules: LedgerRules, state: LedgerState, height: int, time_ms: int, certified_root: bytes, body: BlockBody
 ) -> StateTransition:
-    """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
+    """Return the effects of a block with this body. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
     assert height == state.height + 1
     return _dated(rules._effect(state, body), time_ms, certified_root)
 

@@ -1,4 +1,4 @@
-"""How probable it is that a liar is found out by the auditors that are drawn: the closed forms."""
+"""Closed forms of the probability that the drawn auditors find a liar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def found_by_one(n: int, rate: float = RATE) -> float:
 def escape(n: int, rate: float = RATE, missing: int = 0) -> float:
     """Probability that one round's audits of a liar's proposal find nothing.
 
-    Of f liars, who as auditors say that all is well, and of `missing` honest ones nothing is to be feared.
+    The f liars report no fault as auditors, and `missing` honest voters are not drawn.
     """
     return (1 - found_by_one(n, rate)) ** (n - faults_tolerated(n) - missing)
 

@@ -85,7 +85,7 @@ class Court(World):
             self.round()
 
     def due(self, trainer: bytes | None = None, disputes: bool = False) -> list[tuple[FastSigner, AuditDuty]]:
-        """What everybody has to do."""
+        """Return the open audit duties with their auditors."""
         everybody = [(person, due) for key, person in self.people.items() for due in audit_duties(key, self.state)]
         return [
             (person, due)
@@ -111,7 +111,7 @@ class Court(World):
             self.say(person, due)
 
     def open_losses(self, but: Iterable[bytes] = ()) -> None:
-        """Every trainer opens what it may open, but these."""
+        """Open all losses that may be opened, except those of the trainers `but`."""
         for key, person in self.people.items():
             for due in self.rules.audits_module.loss_openings_due(key, self.state) if key not in but else ():
                 self.decide(self.tx(person, LOSS_OPENING_KIND, self.opening(due.round, due.trainer)))
@@ -146,7 +146,7 @@ A, B, C, D = (person.public for person in PEOPLE[:4])
 
 
 def withheld(court: Court, auditor: FastSigner, trainer: bytes, times: int = 1) -> None:
-    """Says that this trainer withholds a proposal, as soon as it is drawn for one, which the others replay."""
+    """Report `times` times that a trainer withholds a proposal which the auditor was drawn for. The others can replay it."""
     for _ in range(times):
         while not any(person is auditor for person, _ in court.due(trainer)):
             court.round()

@@ -26,7 +26,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`notebook/write`: what was there under these names is overwritten; nil erases it."""
+    """`notebook/write`: overwrites the notes with these names. Nil erases a note."""
 
     notes: Annotated[dict[Name, Text | None], Length(1, NOTES_MAX)]
 

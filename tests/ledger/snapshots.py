@@ -171,7 +171,7 @@ class Chain(World):
         return TrustedBlock(height, self.decided[height].digest)
 
     def shelf(self, until: int | None = None) -> SnapshotStore:
-        """Of a peer that has applied all of it, or a part."""
+        """Return the snapshot store of a peer that has applied all blocks, or those up to a height."""
         shelf = SnapshotStore(self, self.models)
         for height in range(1, (until or self.state.height) + 1):
             shelf.add_applied_state(self.states[height], 0.0)
@@ -197,7 +197,7 @@ def lived(height: int = 40) -> Chain:
     return chain
 
 
-Says = Callable[[SnapshotRequest, Any], Any]  # (what was asked, the honest answer) -> what is sent; None: nothing
+Says = Callable[[SnapshotRequest, Any], Any]  # (request, honest answer) -> answer that is sent, or None for silence
 
 
 def honestly(request: SnapshotRequest, answer: SnapshotAnswer) -> SnapshotAnswer:

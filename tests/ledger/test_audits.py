@@ -102,7 +102,7 @@ def test_the_first_round_has_no_draws_and_the_next_ones_have_nonces_of_all_who_v
 
 
 def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | None]]) -> RoundCertificate:
-    """Of all voters, some of whom reveal or commit to something of their own."""
+    """Return a closing by all voters, some of which reveal and commit to the given nonces."""
     honest = court.nonces
     court.nonces = lambda key, voter: nonces.get(voter, honest(key, voter))  # type: ignore[method-assign]
     try:
@@ -370,7 +370,7 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
 
 
 def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
-    """After so many disputes the reports that they keep back lapse as all others do."""
+    """After a number of disputes, the pending reports of the liars lapse like all others."""
     court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1, rounds=1)
     for _ in range(2 * FALSE_CHALLENGES_MAX + 1):
         assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
@@ -987,7 +987,7 @@ def test_a_volunteer_is_not_drawn_for_a_trainer_that_it_is_apart_from(undrawn: C
 
 
 def drawn_as_said(court: Court) -> None:
-    """Who volunteers is drawn for what it was told before, and nobody else may."""
+    """Check that exactly the rounds with proposals to volunteer for accept a volunteer, for each member."""
     for key, person in court.people.items():
         told: dict[int, set[bytes]] = {}
         for due in court.rules.audits_module.proposals_to_volunteer_for(key, court.state):
@@ -1175,7 +1175,7 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
 def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_nobody_awaits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
+    """A pending report may find a lie, so proposals that are kept for volunteers go first. Disputed ones stay."""
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3, rounds=2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]
@@ -1229,7 +1229,7 @@ def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(ongo
 
 
 def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(ongoing: Court) -> None:
-    """Of four voters one is missing after a rotation, so that the open round is renewed in the same block."""
+    """After a rotation one of four voters is missing, so that the open round is renewed in the same block."""
     ongoing.convict(A)
     ongoing.round(trainers=(B, C, D))
     opened = ongoing.job(ongoing.key).opened_height

@@ -1,4 +1,4 @@
-"""Who belongs and who votes: every rule of a membership transaction, and when it acts."""
+"""Membership: every rule of its transactions, and the heights at which they act."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def approved(world: World, *voters: int, candidate: FastSigner = NEW) -> None:
 
 
 def voting(world: World) -> list[bool]:
-    """Whether the newcomer decides the next height and the one after."""
+    """Return whether the newcomer votes at the next height and at the one after it."""
     return [NEW.public in world.state.members.voters, NEW.public in world.state.members.upcoming]
 
 
@@ -112,7 +112,7 @@ def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeyp
 
 
 def test_there_is_always_room_for_voters_new_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was invited can have new keys as well, and must not take the last places with them."""
+    """Invited members can rotate their keys too, and must not take the last places for old keys."""
     monkeypatch.setattr(members, "OLD_KEYS_MAX", 1)
     world.decide(world.admission(PEOPLE[8]))
     world.decide(world.rotation(PEOPLE[8], PEOPLE[9]))
@@ -159,7 +159,7 @@ def test_its_own_voter_revokes_an_invitation(world: World) -> None:
 
 
 def test_nobody_revokes_what_another_has_signed_nor_its_token(world: World) -> None:
-    """The token's public key is seen by all while an admission waits: whoever signs it again must not shut the newcomer out."""
+    """All peers see the token's public key while an admission waits. A second signature must not exclude the newcomer."""
     assert "who alone can revoke it" in (
         world.problem(world.tx(PEOPLE[1], "member/revoke", RevokeInvitation(world.invitation()))) or ""
     )

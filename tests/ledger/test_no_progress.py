@@ -105,7 +105,7 @@ def test_two_keys_of_one_member_are_one_trainer() -> None:
 
 
 def test_a_job_without_workers_is_not_watched() -> None:
-    """Its author alone says what its updates are."""
+    """Its author alone supplies its updates."""
     world, key = world_with_job(SCRATCH + b":200")
     assert close(world, key, times=2 * NO_PROGRESS_ROUNDS).phase is JobPhase.RUNNING
 

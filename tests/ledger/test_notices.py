@@ -33,7 +33,7 @@ def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str,
 
 
 def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None, empty_after: int = 0) -> None:
-    """What these say of these transactions, and so many empty blocks after it."""
+    """Add inclusion lists of these voters with these transactions, then decide `empty_after` empty blocks."""
     digests = tuple(sorted(transaction_digest(signed) for signed in of))
     for person in persons:
         assert world.ledger.add_inclusion_list(
@@ -43,18 +43,18 @@ def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: i
 
 
 def refusal(world: World, *transactions: Signed) -> str | None:
-    """Of a block with just these transactions, or an empty one."""
+    """Return why a block with just these transactions is refused, or None. Without transactions the block is empty."""
     return world.ledger.why_body_refused(world.state.height + 1, codec.encode(BlockBody((), (), transactions)), b"")
 
 
 def waiting(world: World, person: FastSigner = PEOPLE[0]) -> Signed:
-    """A transaction that the next block must carry, if f+1 voters say so."""
+    """Return a transaction that the next block must include if f+1 voters list it."""
     signed = register(world, person)
     assert world.ledger.mempool.add_transaction(signed)
     return signed
 
 
-# What a voter says ----------------------------------------------------------------------------------------------------
+# Lists of a voter -----------------------------------------------------------------------------------------------------
 
 
 def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: World) -> None:
@@ -107,7 +107,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
         world.ledger.add_inclusion_list(PEOPLE[1].public, InclusionList(9, tuple(reversed(said.transactions))))
 
 
-# What a block must carry ----------------------------------------------------------------------------------------------
+# Required transactions of a block -------------------------------------------------------------------------------------
 
 
 def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(signed: Signed, world: World) -> None:

@@ -1,4 +1,4 @@
-"""A pool holds the same in whatever order the same transactions came between two blocks: no leader lacks what others wait for."""
+"""The mempool depends on no order of arrival between two blocks, so that no leader lacks an awaited transaction."""
 
 from __future__ import annotations
 

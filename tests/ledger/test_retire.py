@@ -1,4 +1,4 @@
-"""A member that is gone: what it takes to retire it, what it loses, and how it comes back."""
+"""Retirement of an absent member: its conditions, its effects, and the return of the member."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stood(world: World, person: FastSigner) -> None:
     world.decide(world.tx(person, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))
 
 
-# What it takes --------------------------------------------------------------------------------------------------------
+# Conditions -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_quorum_of_wishes_takes_the_vote_two_heights_later_and_the_roles_at_once(world: World) -> None:
@@ -262,7 +262,7 @@ def test_who_was_retired_trains_no_job_alone_until_it_is_back(comes_back: str) -
 
 
 def test_a_key_that_waits_for_its_turn_or_leaves_is_not_retired_meanwhile(world: World) -> None:
-    """Of three changes one acts in a block."""
+    """One of three changes acts per block."""
     changed = [world.rotation(PEOPLE[2], PEOPLE[8]), world.rotation(SUBJECT, NEW)]
     world.decide(*changed, world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     assert "changes its key" in (world.problem(wish(world, 0, NEW)) or "")

@@ -1,4 +1,4 @@
-"""Rollbacks: what a conviction, a stop and the last round do to the rounds of a job that audits may still undo."""
+"""Rollbacks: effects of a conviction, a stop and the last round on the rounds that audits may still undo."""
 
 from __future__ import annotations
 
@@ -625,7 +625,7 @@ def test_of_too_many_anchors_those_in_between_go_and_no_rollback_becomes_much_lo
 def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_to_the_oldest_anchor_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In that block nobody says what is in doubt."""
+    """In that block the audits report no contestable round."""
 
     def broken(*given: object) -> StateChange:
         raise ValueError("planted")
@@ -683,7 +683,7 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
 
 
 def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer(court: Court) -> None:
-    """Of too many anchors some are forgotten, and meanwhile voters may have asked for one of these."""
+    """Surplus anchors are dropped, and voters may have requested one of them meanwhile."""
     job, members = court.job(court.key), court.state.members
     wanted = replace(job, rollback_requests=dict.fromkeys(members.voters, 4))
     assert _voted_back(wanted, members) == 4
@@ -691,7 +691,7 @@ def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer(court: Court)
 
 
 def test_a_request_is_about_the_line_that_its_author_saw(court: Court) -> None:
-    """It may be decided after the rollback that it asks for, and is no request for another one."""
+    """It may be decided after the requested rollback, and then requests no further one."""
     late = court.tx(ANN, "job/rollback", RequestRollback(court.key, 4))
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
     court.round()
@@ -761,7 +761,7 @@ def test_a_job_with_all_rounds_taken_goes_on_after_a_rollback() -> None:
     assert (court.job(court.key).phase, court.job(court.key).rounds_in_model) == (JobPhase.RUNNING, 4)
 
 
-# What goes back, and what stays -------------------------------------------------------------------------------------------
+# Restored and kept fields -------------------------------------------------------------------------------------------------
 
 RESTORED = {"rounds_in_model", "model_root", "anchors"}
 OPENED = {  # of the round that opens after it

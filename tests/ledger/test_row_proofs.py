@@ -1,4 +1,4 @@
-"""A proof of one row convinces whoever knows the genesis, of what is true, and of nothing else."""
+"""Proofs of one row: with the genesis alone, true ones are accepted and false ones are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def opened(data: bytes) -> RowProof:
     return codec.decode(RowProof, codec.decode_message(data, (RowProofFile,)).content)
 
 
-# What it proves ------------------------------------------------------------------------------------------------------
+# Proven statements ---------------------------------------------------------------------------------------------------
 
 
 def test_a_row_is_proven_at_the_newest_certified_height_by_the_genesis_alone(chain: Chain) -> None:
@@ -108,7 +108,7 @@ def test_a_version_of_the_module_that_the_network_does_not_run_names_no_fields(c
     assert checked(made(chain, HERE), (*core_modules(PlainJobs()), Later())).record is None
 
 
-# What it does not prove ----------------------------------------------------------------------------------------------
+# Refused proofs ------------------------------------------------------------------------------------------------------
 
 
 def is_refused(data: bytes) -> bool:
@@ -284,7 +284,7 @@ class _DecoyModule(Module[_Decoy]):
 
 
 def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_module() -> None:
-    """Whoever does not know it is told the number of the field, and no name of a table."""
+    """A client without the module gets the number of the field instead of the name of a table."""
     chain = Chain(modules=(_DecoyModule(),))
     chain.decide()
     honest = opened(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), "decoy/notes", HERE))

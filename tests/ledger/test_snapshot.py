@@ -59,7 +59,7 @@ def module(height: int) -> GetSnapshotPart:
     return GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0)
 
 
-# What is kept --------------------------------------------------------------------------------------------------------
+# Kept snapshots ------------------------------------------------------------------------------------------------------
 
 
 def test_peers_that_applied_different_heights_offer_the_same_snapshot(chain: Chain) -> None:
@@ -115,7 +115,7 @@ def test_whoever_asks_at_every_height_takes_nobody_the_snapshot_that_is_being_fe
 
 
 def test_a_snapshot_between_two_multiples_stays_while_somebody_fetches_it_whatever_else_is_asked_for(chain: Chain) -> None:
-    """Whoever was invited after the last multiple can restore nothing else yet."""
+    """A peer that was invited after the last multiple can restore no other snapshot yet."""
     shelf = chain.shelf(until=17)
     for height in range(18, 44):
         shelf.add_applied_state(chain.states[height], 0.0)
@@ -200,7 +200,7 @@ def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_a
     assert shelf.answer_request(module(height), 0.0) != NoSnapshot(height), "what is there it gives"
 
 
-# What nobody should ask ----------------------------------------------------------------------------------------------
+# Invalid requests ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
 
 
 def test_links_of_another_history_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
-    """Whoever is shown one of them among the true ones would take this peer for a liar."""
+    """A peer that receives one of them among the true ones would blame this peer."""
     store, links = LedgerStore(tmp_path / "ledger.db", chain.chain), chain.light_blocks(0, 29)
     foreign = replace(links[0], header=chain.get_header(2) or b"")
     store.restore_snapshot(

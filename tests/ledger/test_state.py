@@ -1,4 +1,4 @@
-"""The replicated state: its root, its bytes, and what a job goes through."""
+"""The replicated state: its root, its bytes, and the phases of a job."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def test_whoever_gave_up_its_vote_counts_no_more_for_ending_a_job(world: World) 
 def test_where_too_many_can_train_voters_come_first_and_then_whoever_came_first(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys can be chosen, and one voter alone can invite as many as it likes."""
+    """Keys can be chosen, and one voter alone can invite any number of members."""
     monkeypatch.setattr(jobs, "TRAINERS_MAX", 4)
     early, late = sorted(PEOPLE[8:10], key=lambda person: person.public, reverse=True)
     for person, token in ((early, PEOPLE[10]), (late, PEOPLE[11])):

@@ -1,4 +1,4 @@
-"""Open rounds whose voters or trainers are not there any more: they get those of now, and what was said in them still counts."""
+"""Open rounds whose voters or trainers have left: they get the current ones, and their earlier messages still count."""
 
 from __future__ import annotations
 

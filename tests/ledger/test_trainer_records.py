@@ -61,7 +61,7 @@ def started(rounds: int = 200) -> tuple[World, bytes]:
 def close(
     world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[bytes] = frozenset(), rejecting: int = 9, times: int = 1
 ) -> None:
-    """A round in which these proposals are refused; of their re-executors so many vouch for that, and the others are unsure."""
+    """Close rounds in which these proposals are refused: `rejecting` re-executors vouch for that, the others do not judge."""
     for _ in range(times):
         job, terms = world.job(key), world.job(key).round_terms(key)
         verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers if trainer not in away}

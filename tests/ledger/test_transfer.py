@@ -60,7 +60,7 @@ def serving(chain: Chain, *names: bytes) -> dict[bytes, Server]:
     return {name: Server(chain.shelf()) for name in names}
 
 
-# What must work ------------------------------------------------------------------------------------------------------
+# Successful transfers ------------------------------------------------------------------------------------------------
 
 
 def test_a_newcomer_gets_the_certified_state_from_several_peers_at_once(chain: Chain) -> None:
@@ -161,7 +161,7 @@ def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever the store has written since."""
+    """Later writes of the store do not change them."""
     monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 2_000)
     chain = Chain()
     store = LedgerStore(tmp_path / "ledger.sqlite", chain.chain)
@@ -223,7 +223,7 @@ def renamed(offer: SnapshotOffer) -> dict[str, bytes]:
 
 
 def joined(offer: SnapshotOffer) -> dict[str, bytes]:
-    """Of the tree over the modules an inner node, as if it were one module's digest."""
+    """Return the modules' digests, with an inner node of their tree in place of the first two digests."""
     first, second, *rest = sorted(offer.modules)
     return {first: merkle.node_hash(offer.modules[first], offer.modules[second]), **{name: offer.modules[name] for name in rest}}
 
@@ -320,7 +320,7 @@ def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain
     assert D not in assert_restored(Fetch(chain, servers).run(), chain).blamed
 
 
-# Who is slow, or gone ------------------------------------------------------------------------------------------------
+# Slow and absent peers -----------------------------------------------------------------------------------------------
 
 
 def silent(request: SnapshotRequest, answer: Any) -> Any:
@@ -375,7 +375,7 @@ def test_voters_are_asked_first_and_the_others_in_a_ring(chain: Chain) -> None:
 
 
 def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain: Chain) -> None:
-    """Else whoever is the only one with some height sends it as slowly as it likes."""
+    """Otherwise the only holder of a height could send it arbitrarily slowly."""
     alone = chain.shelf()
     latest = chain.state.height - 1
 
@@ -450,7 +450,7 @@ def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_c
 
 
 def test_where_many_join_at_once_whoever_finds_no_place_has_the_next_multiple_soon() -> None:
-    """Who fetched just before still holds the places for snapshots between multiples."""
+    """Earlier clients still hold the places for snapshots between multiples."""
     chain = lived(90)
     fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(45)))
     for name in (A, B, C):
@@ -528,7 +528,7 @@ def test_a_question_about_what_was_left_meanwhile_is_asked_anew() -> None:
 
 
 def test_a_key_that_votes_no_more_counts_like_any_stranger() -> None:
-    """What it offers is true, and nobody else holds it any more."""
+    """Its snapshot is true, but no other peer holds it any more."""
     chain = Chain()
     chain.start()
     for place, person in enumerate(PEOPLE[4:8]):
@@ -689,14 +689,14 @@ def test_retired_keys_cannot_lead_a_newcomer_astray_that_trusts_a_recent_block()
 
 
 def another_chain(true: Chain) -> Chain:
-    """Of the same founders."""
+    """Return another chain of the same founders."""
     false = Chain()
     false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
     return false
 
 
 def led_astray(true: Chain) -> Chain:
-    """The founders of height 1 sign another history, long after, in which one of them leaves."""
+    """Return a history that the founders of height 1 sign long afterwards, and in which one of them leaves."""
     false = another_chain(true)
     false.dismiss_voter(PEOPLE[2])
     false.grow(60)
@@ -707,7 +707,7 @@ def led_astray(true: Chain) -> Chain:
 def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_invitation(
     decided: int, applied: int | None
 ) -> None:
-    """What was decided below the trusted block is worth nothing: not as a block to go on from, and not for its voters."""
+    """Decisions below the trusted block are ignored, both as a block to continue from and for their voters."""
     true = lived(40)
     false = led_astray(true)
     state = None if applied is None else false.states[applied]

@@ -162,7 +162,7 @@ class World:
         evidence: tuple[Evidence, ...] = (),
         empty_after: int = 0,
     ) -> LedgerState:
-        """One block, and so many empty ones after it."""
+        """Decide one block, then `empty_after` empty ones."""
         self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
         self.decide_empty(empty_after)
         return self.state
@@ -172,7 +172,7 @@ class World:
             self.decide()
 
     def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
-        """What every peer does with a decided body; a model's new root is a hash of nothing real."""
+        """Apply a decided body, as every peer does. The new model roots are arbitrary hashes."""
         before = self.state
         transition = compute_transition(
             self.rules, before, before.height + 1, before.time_ms + after_ms, before.state_root, decode_body(body)
@@ -189,7 +189,7 @@ class World:
         return hashlib.sha256(key + self.state.state_root).digest()
 
     def keep(self, before: LedgerState, after: LedgerState, body: bytes) -> None:
-        """A world forgets what was decided."""
+        """Keep nothing of a decided block."""
 
     def follow(self) -> None:
         """Books of exactly the open rounds, as `peer.node.open_rounds` keeps them."""
@@ -208,7 +208,7 @@ class World:
         self.ledger.rounds.update(books)
 
     def read_back(self) -> LedgerState:
-        """The state as it is after it was written to bytes."""
+        """Return the state after encoding and decoding."""
         return self.rules.decode_state(self.rules.encode_state(self.state))
 
     def problem(
@@ -238,7 +238,7 @@ class World:
         return tuple(Judgement(t, signed_body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
 
     def nonces(self, key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
-        """What an honest voter reveals and commits to; nothing where audits are not sampled."""
+        """Return an honest voter's revealed nonce and its commitment, or (None, None) if audits are not sampled."""
         audits = self.state.audits.jobs.get(key)
         if audits is None:
             return None, None
@@ -246,20 +246,20 @@ class World:
         return nonce_of(voter, known.round) if known else None, commit_nonce(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
-        """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
+        """Record proposals, vouches of all re-executors, and ballots of `voters` (default: all), with the same verdicts."""
         terms = self.ledger.rounds[key].terms
         vouched = {trainer: verdict for trainer, verdict in verdicts.items() if trainer in terms.trainers_to_vouch_for}
         self.vouch(key, dict.fromkeys(terms.reexecutors if vouched else (), vouched))
         self.cast(key, verdicts, voters)
 
     def vouch(self, key: bytes, verdicts: Mapping[bytes, Mapping[bytes, Verdict]]) -> None:
-        """By re-executor: its verdicts."""
+        """Record vouches, given the verdicts of each re-executor."""
         for voter, judged in verdicts.items():
             said = Vouch(key, self.job(key).round, self.judgements(key, judged))
             self.ledger.rounds[key].add_vouch(sign_message(BY_KEY[voter], self.chain, said), said, 0.0)
 
     def cast(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
-        """Everybody proposes, and all of `voters` (default: all) vote."""
+        """Record proposals of these trainers, and ballots of `voters` (default: all)."""
         book = self.ledger.rounds[key]
         for trainer in verdicts:
             signed = self.proposal(key, trainer)

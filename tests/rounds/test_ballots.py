@@ -48,7 +48,7 @@ from tests.rounds.building import (
     vouched,
 )
 
-# What ballots decide --------------------------------------------------------------------------------------------------
+# Decisions of ballots -------------------------------------------------------------------------------------------------
 
 judgements = st.dictionaries(st.integers(0, 2), st.tuples(st.sampled_from(Verdict), st.integers(0, 1)), max_size=3)
 
@@ -199,7 +199,7 @@ def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging
     assert all(result.rejected[KEYS[i]] is NORM for i in too_large), "the model takes it as any other update that is too large"
 
 
-# What comes in --------------------------------------------------------------------------------------------------------
+# Received messages ----------------------------------------------------------------------------------------------------
 
 
 def test_two_different_proposals_are_evidence_once_and_judged_as_equivocation_for_good() -> None:
@@ -302,7 +302,7 @@ def test_whoever_does_not_vote_says_nothing() -> None:
 
 
 def walk(mine: OpenRoundState) -> list[tuple[str, float]]:
-    """Follows the deadlines, and nothing else, until there are none; says when what was sent, in seconds after opening."""
+    """Follow the deadlines alone until none is left. Return each sent message with its seconds after the opening."""
     sent, now = [], OPENED
     for _ in itertools.repeat(None, 20):
         if (due := mine.make_ballot_if_due(now)) is not None:
@@ -323,7 +323,7 @@ def walk(mine: OpenRoundState) -> list[tuple[str, float]]:
 
 @given(st.floats(0.001, 100), st.floats(0.001, 100), st.floats(0, 2e9))
 def test_the_four_timers_are_reached_in_order_by_deadlines_alone(maximum: float, replays: float, at: float) -> None:
-    """Whatever the rounding of the moments: no timer expires unseen."""
+    """No timer expires unseen, for any rounding of the times."""
     of, timers = terms(auditors=3), RoundTimeouts(maximum, replays)
     for me, speaks_at in ((0, maximum + replays), (3, maximum + replays + round_state.LIGHT_VOTER_SECONDS)):
         mine = OpenRoundState(of, KEYS[me], OPENED, timers)
@@ -400,7 +400,7 @@ def test_who_was_awaited_in_the_rounds_before_is_a_minority_too() -> None:
 
 
 def test_a_round_in_which_even_the_first_is_late_gives_the_others_three_times_as_long() -> None:
-    """Everybody became slower: whoever comes first must not be the only one that is accepted."""
+    """All trainers became slower, and the first one must not be the only one that is accepted."""
     mine = book(3, terms(trainers=4), USUAL)
     hear_proposal(mine, 0, now=OPENED + 19)
     assert mine.proposal_timeout_seconds == pytest.approx(round_state.PROPOSALS_FACTOR * 19, abs=1e-3)
@@ -423,7 +423,7 @@ def test_quick_rounds_do_not_make_a_minority_hasty_and_the_job_has_the_last_word
 
 
 def test_who_measured_nothing_and_has_no_update_of_its_own_yet_waits_for_its_worker() -> None:
-    """After a restart of all, workers start: whoever needs none, and lies, must not be accepted alone."""
+    """After a restart of all peers, workers start. A liar that needs no worker must not be accepted alone."""
     back = RoundTimeouts(60.0, 30.0, proposals_usual_seconds=0.0)
     trains, votes = book(1, terms(trainers=3), back), book(3, terms(trainers=3), back)
     for mine in (trains, votes):

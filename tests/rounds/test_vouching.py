@@ -1,4 +1,4 @@
-"""Vouching: how many vouches an accepted proposal needs, who is asked for them, and what a closing carries.
+"""Vouching: the vouches that an accepted proposal needs, the voters that are asked for them, and the contents of a closing.
 
 The proof: while at most f of a round's voters lie, an honest voter has re-executed each accepted proposal, or made it itself.
 Liars accept everything; honest voters accept nothing false. The cases are all numbers of voters from 1 to 13, of re-executors,
@@ -95,7 +95,7 @@ def cases(n: int) -> Iterator[Case]:
 
 
 def unsafe(case: Case, honest: Verdict) -> bool:
-    """Whether the false proposal is accepted, if honest re-executors say `honest` and the others follow their own rules."""
+    """Return whether the false proposal is accepted if honest re-executors vouch `honest` and other voters follow the rules."""
     of, trainer = case.terms, case.trainer
     re_executing = [voter for voter in range(13) if KEYS[voter] in of.reexecutors]
     vouches = {voter: {trainer: ACCEPT if voter in case.liars else honest} for voter in re_executing}
@@ -211,7 +211,7 @@ def renewed_terms(case: Renewal) -> tuple[RoundTerms, set[bytes], bytes, bytes]:
 
 
 def is_fooled(case: Renewal) -> bool:
-    """Whether vouches of at most f liars of the renewed round are enough for a false proposal of one of the trainer's keys."""
+    """Return whether vouches of at most f liars in the renewed round suffice for a false proposal of a key of the trainer."""
     of, liars, *keys = renewed_terms(case)
     if len(liars & of.voters) > of.faults:
         return False
@@ -260,7 +260,7 @@ def test_the_proof_finds_vouches_of_former_voters(monkeypatch: pytest.MonkeyPatc
     assert VouchSet.from_vouches(of, said).has_enough_vouches(trainer, bytes(32)), "with the check left out it would be accepted"
 
 
-# Who is asked -------------------------------------------------------------------------------------------------------------
+# Order of requests --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", EVERYBODY)
@@ -348,7 +348,7 @@ def liars_of(of: RoundTerms, trainer: int, is_honest: bool) -> Iterator[dict[byt
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
 def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
-    """Honest work gets its vouches, and more than f voters reject what is false."""
+    """Honest work gets its vouches, and more than f voters reject a false proposal."""
     f = faults_tolerated(n)
     for auditors, trainer in itertools.product(range(2 * f + 1, n + 1), (0, 12)):
         of = terms(n, auditors, trainers=13)
@@ -524,7 +524,7 @@ def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_i
         assert after.vouching.make_vouch_if_due() == says
 
 
-# What a voter makes of vouches ----------------------------------------------------------------------------------------------
+# A voter's use of vouches ---------------------------------------------------------------------------------------------------
 
 
 def light(vouches: Mapping[int, Verdict], n: int = 7) -> Verdict | None:

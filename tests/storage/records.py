@@ -1,4 +1,4 @@
-"""What a peer keeps of a chain whose blocks are a few bytes: records made up for the store alone."""
+"""Records of a chain whose blocks are a few bytes. They are valid for the store alone."""
 
 from __future__ import annotations
 

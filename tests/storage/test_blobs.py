@@ -238,7 +238,7 @@ def keep(blobs: DiskBlobStore, number: int, *contents: bytes) -> None:
 
 
 def started(tmp_path: Path) -> DiskBlobStore:
-    """By another process, which has verified what is there."""
+    """Return the store as a new process opens it, with its retained files verified."""
     blobs = DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
     blobs.verify_retained()
     return blobs
@@ -376,7 +376,7 @@ def test_a_damaged_buffer_is_not_gone_on_from_either(blobs: DiskBlobStore, tmp_p
 
 
 def test_where_a_kept_file_is_damaged_another_of_that_name_which_is_not_stays(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    """What came since then, from a peer that has it too, is its own file."""
+    """A copy that was fetched later from another peer is a file of its own."""
     add_temporary(blobs, DIGEST, DATA, "round 3")
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).unlink()

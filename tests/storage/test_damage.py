@@ -82,7 +82,7 @@ def stopped(disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> Disk:
 
 
 def killed(folder: Path) -> Disk:
-    """What a peer that was killed leaves: half of it in the database, half in the log."""
+    """Return the files of a killed peer: half of the records are in the database, half in the log."""
     path = folder / "ledger.db"
     log = path.with_name(path.name + LOG)
     store = LedgerStore(path, CHAIN)
@@ -209,7 +209,7 @@ def test_a_log_without_any_transaction_is_not_damaged(disk: Disk) -> None:
 
 
 def every_flip(disk: Disk, folder: Path) -> int:
-    """How many flips made something else come back than what was durable."""
+    """Return the number of flips after which the store loads other data than the durable ones."""
     whole, wrong = loaded(disk.put(folder, {})), 0
     for suffix, data in disk.files.items():
         for position in range(len(data)):

@@ -112,7 +112,7 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
     disk.rows.write_changes(disk.database, changes)
     disk.database.execute("COMMIT")
     disk.rows._recent.clear()
-    for hash, *_, slot in waiting:  # whoever looked for kept data before the block did now asks the disk, and finds other rows
+    for hash, *_, slot in waiting:  # a reader that missed the kept data reads the disk, which has other rows
         assert isinstance(slot, int) and disk.rows.read_bucket(slot, hash) is None
     assert dict(snapshot.items()) == many(300)
     disk.close()

@@ -1,4 +1,4 @@
-"""What survives: all of a turn or nothing, one vote per slot, and one clear line when the disk is not to be trusted."""
+"""Durability of the ledger store: a turn is written whole or not at all, a slot has one vote, and damage is reported."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transa
 @pytest.mark.parametrize("writes", [False, True])
 def test_all_figures_of_a_measurement_are_seen_or_none(store: LedgerStore, writes: bool) -> None:
     class Read(dict[str, float]):
-        """What the store holds of them is read between any two figures, as another thread may."""
+        """Figures that are read from the store between any two of them, as another thread may do."""
 
         def items(self) -> Any:
             for item in super().items():
@@ -299,7 +299,7 @@ with later():
 
 @contextmanager
 def later() -> Iterator[None]:
-    """A program with two more forms of the database: what was measured has a unit, and then there is a table of units."""
+    """Simulate a later program with two more schema versions: a unit per measurement, then a table of units."""
     real = storage.ledger_store.SCHEMA_VERSION, storage.ledger_store._TABLES
     (old,) = (table for table in real[1] if "TABLE measured" in table)
     wide, units = old.replace("value REAL,", "value REAL, unit TEXT,"), "CREATE TABLE units (unit TEXT PRIMARY KEY)"
@@ -347,7 +347,7 @@ def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled
 
 
 def test_a_database_that_is_looked_at_stays_as_it_is(filled: Path) -> None:
-    """Of a peer that ended well, or was killed; of this form, or an earlier one."""
+    """The peer ended well or was killed, and the schema is the current one or an earlier one."""
     with closing(LedgerStore(filled, CHAIN)) as store:
         decided = store.decided_height
         killed = filled.parent / "killed"
@@ -459,7 +459,7 @@ def change(path: Path, *statements: str) -> None:
     database.close()
 
 
-WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
+WRITTEN_ANEW = {  # reading -> change of the row that is read
     "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.get_decision(2)),
     "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.read_restart_state()),
     "its height": ("UPDATE blocks SET height = -height", lambda store: store.get_decision(-2)),

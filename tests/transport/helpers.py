@@ -1,4 +1,4 @@
-"""What the transport tests share: a blob store in memory, keys, and a pair of sessions joined back to back."""
+"""Shared helpers of the transport tests: a blob store in memory, keys, and a pair of connected sessions."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class PolicyDouble(EverybodyIsMember):
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> PolicyDouble:
-        """Of those of these options that are its own."""
+        """Remove the fields of this class from `options` and return a double with them."""
         return cls(**{field.name: options.pop(field.name) for field in dataclasses.fields(cls) if field.name in options})
 
     def classify(self, peer: bytes) -> PeerClass:

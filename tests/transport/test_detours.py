@@ -52,7 +52,7 @@ def link(network: Swarm, peer: Swarm) -> PeerLink | None:
 
 
 def is_over(network: Swarm, peer: Swarm, relay: Swarm | None) -> bool:
-    """Whether the link between these two is over this relay now; None: whether it is direct."""
+    """Return whether the link between these two peers uses this relay, or is direct if `relay` is None."""
     info = link(network, peer)
     return info is not None and info.relay == (relay.me if relay else None)
 
@@ -84,7 +84,7 @@ def _holding(held: bytearray, take: Callable[..., None]) -> Callable[..., None]:
 
 
 async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
-    """The next so many messages, by sender; a link that ends meanwhile is a failure."""
+    """Return the next `count` messages by sender. The test fails if a link ends meanwhile."""
     found: dict[bytes, list[bytes]] = defaultdict(list)
     while sum(map(len, found.values())) < count:
         event = await network.events.receive()
@@ -467,7 +467,7 @@ async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWo
 
 @pytest.mark.real("sockets")
 async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reached, not reached, and not known: what is reserved is kept where nobody knows, and given up where nobody reaches it."""
+    """A relay keeps its reservations while its reachability is unknown, and drops them once it cannot be reached."""
     said = {CAROL.public: ReachabilityState.UNKNOWN}
     by_itself = Swarm.reachability.fget
     assert by_itself is not None

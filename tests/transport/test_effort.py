@@ -259,7 +259,7 @@ async def test_a_process_that_was_stopped_charges_nobody_for_that() -> None:
     assert link.cpu_account.wait_seconds() <= 0
 
 
-# What was received and waits ------------------------------------------------------------------------------------------
+# Received messages that wait ------------------------------------------------------------------------------------------
 
 
 def link_of(peer: bytes, standing: PeerClass) -> PeerLink:

@@ -42,7 +42,7 @@ async def _run_here(work: Callable[[], None]) -> None:
 
 
 class Links:
-    """Two holders. What a frozen one was asked it answers when it thaws, as a stopped process with open sockets does."""
+    """Two holders. A frozen holder answers its requests when it thaws, like a stopped process with open sockets."""
 
     nursery: trio.Nursery
 
@@ -162,7 +162,7 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
 
 
 async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(links: Links, autojump_clock: MockClock) -> None:
-    """All parts of an object share what is known of a holder: another one has come of it meanwhile."""
+    """All parts of an object share the state of a holder, and another part came from it meanwhile."""
     links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0])
@@ -213,10 +213,10 @@ async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links
         links.exchange.peer_disconnected(FROZEN)
         assert not transfer.under_way
         transfer.under_way[FROZEN, 0] = trio.current_time()
-        transfer.restart()  # what has come was wrong: all of it is needed again
+        transfer.restart()  # the received data were wrong, and all of them are requested again
         assert not transfer.is_under_way(FROZEN, 0, trio.current_time())
         transfer.under_way[FROZEN, 0] = trio.current_time()
-        links.exchange._decline(FROZEN, transfer)  # it sends nothing of what waits there
+        links.exchange._decline(FROZEN, transfer)  # the holder sends none of the requested pieces
         assert not transfer.under_way
         links.peers.add(FROZEN)
         links.exchange.peer_connected(FROZEN)
@@ -283,7 +283,7 @@ async def test_the_only_link_is_given_all_the_time_and_asked_once(links: Links, 
 
 
 async def test_a_holder_that_answers_others_is_busy_and_not_silent(links: Links, autojump_clock: MockClock) -> None:
-    """Its queue is long: what was asked last comes after all the rest."""
+    """Its queue is long, and it answers the last request after all others."""
     links.frozen.clear()
     async with trio.open_nursery() as nursery:
         for place, blob in enumerate(BLOBS[:4]):
@@ -309,7 +309,7 @@ async def _gets_it(links: Links, seconds: float) -> None:
 async def test_a_blob_that_is_deleted_as_soon_as_it_is_there_is_fetched_again(
     links: Links, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its round was closed; whoever asks for it now needs it for something else."""
+    """Its round was closed, and a new request has another purpose."""
     links.thaw()
     finish = MemoryWriter.finish
 
@@ -356,7 +356,7 @@ async def drip(links: Links, blob: bytes) -> None:
     [
         (SLOW[:TRANSFERS_MAX], False, False, TURN_SECONDS + 1),
         (SLOW, True, False, 0.1),
-        (SLOW, True, True, 0.1),  # as many as one auditor ever fetches
+        (SLOW, True, True, 0.1),  # the most blobs that one auditor fetches
     ],
 )
 async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reveals_hold_up_nobody(

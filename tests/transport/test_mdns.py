@@ -1,4 +1,4 @@
-"""Peers of one local network: what they show there, whom they find, and what of that they believe. On loopback."""
+"""Discovery on the local network, over loopback: announcements, found addresses, and protection against false ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP = "224.0.0.251"
 
 
 class Heard:
-    """One peer's half of the local network, and what it was told."""
+    """The multicast DNS of one peer, with a record of the found addresses and the messages to the operator."""
 
     def __init__(self, chain: bytes, listening: tuple[str, ...] = ("127.0.0.1:7001",)) -> None:
         self.found, self.told = dict[str, None](), list[str]()

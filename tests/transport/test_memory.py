@@ -1,4 +1,4 @@
-"""What only the in-memory twin has: conditions and partitions, in virtual time."""
+"""Features of the in-memory transport alone: conditions and partitions, in virtual time."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_reveals_one_after_another_come_once_over_a_link_slower_than_the_p
 async def test_a_reveal_that_is_given_up_and_wanted_again_does_not_stand_still(
     rate: float, seconds: float, autojump_clock: MockClock
 ) -> None:
-    """What the first fetch had asked for comes before the first chunk of the second one, which cannot use it."""
+    """The chunks of the first fetch come before those of the second one, which cannot use them."""
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=rate))
         alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
@@ -293,7 +293,7 @@ def test_nothing_passes_in_a_drop_out_longer_than_the_queue() -> None:
 
 
 def carry(flow: TcpFlow, count: int, now: float = 0.0) -> float:
-    """When the last of so many bytes arrives, sent as fast as window and uplink allow."""
+    """Return the arrival time of the last of `count` bytes, sent as fast as window and uplink allow."""
     arrival, size = now, 4 * SEGMENT_BYTES
     for _ in range(-(-count // size)):
         while (at := flow.next_send_at(now)) > now:

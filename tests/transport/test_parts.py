@@ -31,7 +31,7 @@ DATA = random.Random(3).randbytes(COUNT * PART - 7)
 
 
 class Counting(DiskBlobStore):
-    """A store that counts what is asked of it and what comes."""
+    """A store that counts the pieces that it serves and the writes that it begins."""
 
     def __init__(self, folder: Path, *held: bytes, part_bytes: int = PART) -> None:
         super().__init__(folder / "kept", folder / "passing", part_bytes)
@@ -106,7 +106,7 @@ async def test_two_peers_that_fetch_give_each_other_what_they_have(tmp_path: Pat
 
 
 async def seconds_of_a_fetch(folder: Path, others: int) -> float:
-    """From the one that has it, which is named, beside so many peers that have nothing."""
+    """Fetch from the one holder, which is named, beside `others` peers without the object, and return the seconds."""
     folder.mkdir()
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
@@ -120,7 +120,7 @@ async def seconds_of_a_fetch(folder: Path, others: int) -> float:
 
 
 async def test_peers_that_have_nothing_cost_little_time(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A round trip of .2 s to each of them would be seconds."""
+    """A round trip of 0.2 s to each of them would take seconds."""
     assert await seconds_of_a_fetch(tmp_path / "many", 20) < 1.0 + await seconds_of_a_fetch(tmp_path / "none", 0)
 
 

@@ -1,4 +1,4 @@
-"""Which record of a peer holds, how long, and who hears of it: what others cannot do with records that they pass on."""
+"""Peer records: which one is valid, for how long, where it is sent, and which changes a forwarding peer cannot make."""
 
 from __future__ import annotations
 

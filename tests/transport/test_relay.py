@@ -1,4 +1,4 @@
-"""What a relay forwards, in which order, how fast, and what it refuses; and that it can neither read nor change it."""
+"""A relay: the order and the rate of its forwarding, its refusals, and its inability to read or change the data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORD = bytes(CIRCUIT_RECORD_BYTES_MAX)
 
 
 class World:
-    """A relay; what it sends to whom, and when."""
+    """A relay with a clock and a record of its messages."""
 
     def __init__(self, *members: bytes) -> None:
         self.sent: list[tuple[bytes, Any]] = []
@@ -65,7 +65,7 @@ class World:
         self.relay.on_message(source, CircuitData(name, lane, data))
 
     def forward(self, seconds: float = 0.0) -> list[CircuitData]:
-        """What is forwarded in that time, to ends that read it at once."""
+        """Advance the clock and return the forwarded data. Both ends read at once."""
         before, end = len(self.sent), self.now + seconds
         now = self.now
         while now <= end:

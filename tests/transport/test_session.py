@@ -49,7 +49,7 @@ def test_both_sides_learn_each_others_key() -> None:
 
 
 def recorded_conversation() -> tuple[list[bytes], list[bytes]]:
-    """What each side sent in a handshake with one message each way, as chunks."""
+    """Return the chunks that each side sends in a handshake and one message each way."""
     initiator, responder = make_session(ALICE, True), make_session(BOB, False)
     sent: dict[NoiseSession, list[bytes]] = {initiator: [], responder: []}
     initiator.outbox.push(Channel.APPLICATION, b"from alice", Priority.VOTE)
@@ -93,7 +93,7 @@ def test_a_flipped_bit_anywhere_is_never_accepted(flip: int) -> None:
                 reason = error.reason
             assert not messages(before), position
             if position < frame_at:
-                # The first message holds only a key: the responder cannot tell, but what it answers is not opened.
+                # The first message holds only a key. The responder accepts a changed one, but its answer cannot be decrypted.
                 assert reason is not None, position
             else:
                 assert reason in ("bad-tag", "bad-frame") or position < frame_at + 2, position

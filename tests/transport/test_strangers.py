@@ -1,4 +1,4 @@
-"""What strangers may take of a peer, over real sockets: memory, slots. Members lose nothing by them."""
+"""Limits of the memory and the slots that strangers take, over real sockets. Members lose nothing to them."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
 
 @pytest.mark.real("sockets")
 async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
-    """What comes before the link is in use is in nobody's budget."""
+    """No budget contains the data that come before the link is in use."""
     alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
     for identity in (DAVE, BOB):
         stream, session = await tcp.connect(alice), make_session(identity, True)
@@ -211,7 +211,7 @@ async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp
 
 @pytest.mark.real("sockets")
 async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld) -> None:
-    """A stranger is dropped before it has said so much."""
+    """A stranger is dropped earlier."""
     piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
     alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
     stream, session = await connected(tcp, alice, DAVE)

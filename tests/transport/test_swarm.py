@@ -1,4 +1,4 @@
-"""What only TCP has: dialing, listening, handshakes that hang, floods, addresses that spread."""
+"""Features of TCP alone: dialing, listening, handshakes that hang, floods, addresses that spread."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
 ) -> None:
     look, told = socket.getaddrinfo, list[str]()
 
-    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # whoever answers for names here may take longer than a dial may
+    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # a real resolver may take longer than the timeout of a dial
         if host == b"nobody.invalid":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return look(host, *rest)
@@ -380,7 +380,7 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
 
 @pytest.mark.real("sockets")
 async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp: SwarmWorld) -> None:
-    """Bob tells each of them where its key is said to be; whoever answers there proves the key, and is another process."""
+    """Bob sends each of them an address of its own key. The peer at that address proves the key and is another process."""
     bob = await tcp.start(BOB, bootstrap=[])
     original = await tcp.join(ALICE, bob)
     copy = await tcp.start(ALICE, bootstrap=[bob.address])

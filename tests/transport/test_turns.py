@@ -259,7 +259,7 @@ def asks(made: UploadQueue, peer: bytes, count: int, of: int = 0) -> None:
 
 
 def waits(made: UploadQueue, peer: bytes) -> bool:
-    """Whether its turn comes when others give their places back."""
+    """Return whether the peer gets a slot when others give theirs back."""
     return any(peer in made.on_declined(DIGEST, key, 1.0) for key in KEYS[4 : 4 + UPLOAD_SLOTS])
 
 

@@ -1,4 +1,4 @@
-"""A store of buckets in memory: what it kept is there again after a restart."""
+"""A store of buckets in memory, with a simulated restart that keeps the stored buckets."""
 
 from __future__ import annotations
 

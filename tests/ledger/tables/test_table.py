@@ -79,7 +79,7 @@ def buckets_of(table: Table[Note]) -> list[Bucket]:
     return list(buckets(node_of(table)))
 
 
-# What a table is ---------------------------------------------------------------------------------------------------------
+# Definition of a table ---------------------------------------------------------------------------------------------------
 
 
 def refused(why: str, *proof: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: 
 @given(HISTORIES, HISTORIES)
 @settings(max_examples=100)
 def test_two_histories_that_end_in_the_same_rows_have_one_tree(one: list[Changes], other: list[Changes]) -> None:
-    """Whatever was there between, and in whatever steps it was asked for."""
+    """The tree depends neither on earlier rows nor on the steps in which it was hashed."""
     rows = many(40)
     tables = []
     for history in (one, other):
@@ -182,7 +182,7 @@ BODIES = st.lists(st.tuples(st.lists(CHANGES, min_size=1, max_size=3), st.intege
 @given(BODIES, st.randoms(use_true_random=False))
 @settings(max_examples=20)
 def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_their_rows_alone(blocks: Any, order: Any) -> None:
-    """Most bodies are never decided, and older tables are asked again: what is remembered of one is nothing in another."""
+    """Most bodies are never decided, and older tables are used again. The cache of one table does not affect another."""
     rows = many(40)
     store, table = MemoryBucketStore(), table_of(rows)
     seen = [(table, rows)]
@@ -453,7 +453,7 @@ def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
     refused("bad-part", table.root.hash, "01011", replace(part, siblings=()))
 
 
-# What a row may be -------------------------------------------------------------------------------------------------------
+# Types of rows -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -528,7 +528,7 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
 
 @pytest.mark.real("threads")
 def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashed_and_stored() -> None:
-    """Whoever exports takes a table whose tree nobody has made yet, and reads on while later blocks take its slots."""
+    """The export begins before the tree exists, and continues while later blocks take its slots."""
     store, rows, draw = MemoryBucketStore(), many(1_000), random.Random(3)
     table, keys = table_of(rows), list(rows)
     shared, failures, stop = [(table, rows)], list[BaseException](), threading.Event()
@@ -560,7 +560,7 @@ def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashe
 
 
 class Overtaken(dict[int, Any]):
-    """What a version kept, where commits of another thread come right after somebody has looked whether a slot is in it."""
+    """The kept data of a version, with commits of another thread right after the first look-up of a slot."""
 
     def __init__(self, commits: Callable[[], None]) -> None:
         self._commits: Callable[[], None] | None = commits
