@@ -174,7 +174,7 @@ class Company:
     # Certificates ----------------------------------------------------------------------------------------------------
 
     def certify(self, kind: type[Prepare] | type[Commit], view: int) -> tuple[bytes, AgreementMessage] | None:
-        """Certify a block of this view with a quorum that includes the liars: a Prepared, or a Decision, which ends the height."""
+        """Certify a block of this view with a quorum that includes the liars: a Prepared, or a Decision that ends the height."""
         for offer in self.proposals.get(view, []):
             digest = codec.decode_message(offer.propose.body, (Propose,)).block
             statement = kind(self.voters.hash, self.height, view, digest)

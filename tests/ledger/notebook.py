@@ -57,5 +57,5 @@ class NotebookModule(Module[NotebookState]):
 
 
 def notes(count: int, first: int = 0, text: bytes = b"") -> dict[bytes, Any]:
-    """So many notes with names of their own."""
+    """Return `count` notes with names of their own."""
     return {b"%d" % number: text or b"note %d" % number for number in range(first, first + count)}

@@ -44,7 +44,7 @@ def test_where_fewer_can_reexecute_than_are_wanted_all_of_them_do() -> None:
 
 
 def test_the_probability_is_the_product_divided_by_the_reexecutors_in_that_order() -> None:
-    """.9 × 7 / 9 in doubles is not .9 × (7 / 9): a peer that computes it otherwise has another state."""
+    """In doubles, 0.9 × 7 / 9 differs from 0.9 × (7 / 9). A peer that computes it otherwise has another state."""
     bound = int(0.9 * 7 / 9 * 2.0**64)
     assert bound != int(0.9 * (7 / 9) * 2.0**64)
     lots = {KEYS[1]: bound - 1, KEYS[2]: bound}
@@ -89,7 +89,7 @@ def test_tickets_differ_by_job_round_auditor_trainer_and_nonce() -> None:
     assert len({sortition_ticket(*place) for place in places}) == len(places)
 
 
-# How probable it is that a liar is found out -----------------------------------------------------------------------------
+# Probability of an audit of a liar ---------------------------------------------------------------------------------------
 
 
 class Round:
@@ -105,7 +105,7 @@ class Round:
         return set(draw_auditors(here, self.n - 1, AUDITORS, self.rate)).isdisjoint(self.honest)
 
     def choices(self, leader: bool) -> Iterator[tuple[bytes, ...]]:
-        """Yield the sets of nonces that liars can omit: their own, and as leader those of ballots that a closing does not need."""
+        """Yield the nonces that liars can omit: their own, and as leader those of ballots that a closing does not need."""
         for count in range(self.n - quorum(self.n) + 1 if leader else 1):
             for left_out in combinations(self.honest, count):
                 for withheld in range(len(self.liars)):
@@ -141,7 +141,7 @@ def test_a_tenth_of_the_audits_finds_it_too_only_later(n: int) -> None:
 
 @pytest.mark.parametrize("n", [4, 7, 10])
 def test_liars_that_withhold_their_nonces_gain_nothing(n: int) -> None:
-    """With one seed of all nonces each liar would double the draws to choose from: .394 → .633, .489 → .932, .521 → .997."""
+    """With one seed of all nonces each liar would double the draws to choose from: 0.394 → 0.633, 0.489 → 0.932, 0.521 → 0.997."""
     assert share(n, 500, False) == share(n, 500, None)
     one_seed = 1 - (1 - escape(n)) ** 2 ** faults_tolerated(n)
     assert one_seed == pytest.approx({4: 0.633, 7: 0.932, 10: 0.997}[n], abs=0.001)

@@ -98,7 +98,7 @@ def test_an_invitation_admits_one_member_who_trains_and_votes_only_when_it_says_
 
 
 def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One voter alone could else leave no room for anybody, nor for a new key of a member."""
+    """Otherwise one voter alone could leave no room for new members, nor for a new key of a member."""
     monkeypatch.setattr(members, "PRESENT_MEMBERS_MAX", 11)
     for person, token in ((PEOPLE[8], PEOPLE[10]), (PEOPLE[9], PEOPLE[11])):
         world.decide(world.admission(person, token=token))
@@ -142,7 +142,7 @@ def test_a_used_invitation_is_forgotten_only_when_it_has_expired(world: World) -
 
 
 def test_an_invitation_lives_by_the_time_of_the_parent_block(world: World) -> None:
-    """Not by heights: two hundred empty blocks in a second cost no invitation, and no clock is asked."""
+    """It expires by block time, so that two hundred empty blocks in a second do not expire it, and no clock is read."""
     world.decide_empty(200)
     now = world.state.time_ms
     assert world.problem(world.admission(NEW, expires=now)) is None
@@ -205,7 +205,7 @@ def test_one_voter_fills_only_its_own_part_of_what_was_revoked(world: World, mon
 
 
 def test_a_key_that_goes_takes_what_it_revoked_with_it_and_its_invitations_admit_nobody(world: World) -> None:
-    """So nobody grows the table by one key after the other."""
+    """Otherwise the table would grow by one key after the other."""
     world.decide(world.tx(PEOPLE[0], "member/revoke", RevokeInvitation(world.invitation())))
     world.decide(world.tx(PEOPLE[1], "member/revoke", RevokeInvitation(world.invitation(PEOPLE[1]))))
     world.decide(world.rotation(PEOPLE[0], OTHER), evidence=(world.double(PEOPLE[1]),))

@@ -1,4 +1,4 @@
-"""No leader hides a transaction for long: what f+1 voters have waited for must be in the block, unless it cannot be."""
+"""Inclusion lists: a block must include the transactions that f+1 voters have waited for, unless they cannot be applied."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> N
 
 
 def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None:
-    """Otherwise two halves of the voters, each waiting for another one, would refuse every block for ever."""
+    """Otherwise two halves of the voters, each of which waits for another one, would refuse every block for ever."""
     left, right = register(world, PEOPLE[0]), register(world, PEOPLE[0], roles=("trainer",))
     for signed in (left, right):
         world.ledger.mempool.add_transaction(signed)
@@ -183,7 +183,7 @@ def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World
 
 
 def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job that is due can start when another transaction of the block has registered a third trainer."""
+    """The queued job can start when another transaction of the block has registered a third trainer."""
     monkeypatch.setattr(pool_module, "SELECTION_PASSES_MAX", 1)
     world.decide(register(world, PEOPLE[0]))
     start = world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE), expires=200)

@@ -26,18 +26,18 @@ from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, PlainJobs, World
 from tests.sim.keys import FastSigner
 
 FOUNDERS = 4
-AFTERMATH = 2  # heights; a thousand would be too long to wait here
+AFTERMATH = 2  # heights; a thousand would take too long here
 
 
 class ManyJobs(PlainJobs):
-    """Jobs with sampled audits, as many at a time as there may be."""
+    """Jobs with sampled audits, up to the largest number of running jobs."""
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         return replace(super().terms_of_spec(spec), needs_worker=False)
 
 
 class TwoWays(World):
-    """Each block is applied twice: to the state that the block before left, and to one that was read from bytes."""
+    """A world that applies each block twice: to the state of the block before, and to that state decoded from bytes."""
 
     def __init__(self) -> None:
         super().__init__(FOUNDERS, FOUNDERS)

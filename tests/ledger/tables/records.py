@@ -1,4 +1,4 @@
-"""Rows of tests, and a second, tiny implementation of docs/protocol/tables.md that shares nothing with the first."""
+"""Rows of tests, and a second, small implementation of docs/protocol/tables.md, independent of the first."""
 
 from __future__ import annotations
 

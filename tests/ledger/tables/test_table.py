@@ -385,7 +385,7 @@ def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
 
 
 def fetched(table: Table[Note], of: str) -> tuple[tuple[bytes, bytes], ...]:
-    """As a newcomer does it."""
+    """Fetch the ranges as a newcomer does."""
     data = codec.encode(table.prove_range(of))
     assert len(data) <= table.root.part_bytes_max
     return verify_range(table.root.hash, of, codec.decode(RangeProof, data))
@@ -434,7 +434,7 @@ def test_a_part_with_other_rows_is_refused() -> None:
 
 
 def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
-    """With one row in the range the way may end above it; that row must then be shown, not passed off as one beside it."""
+    """With one row in the range its path may end above the range. The proof must then show this row inside the range."""
     key = KEYS[0]
     table = table_of({key: Note(1)})
     of = records.bits(key)[:3]
@@ -574,7 +574,7 @@ class Overtaken(dict[int, Any]):
 
 @pytest.mark.parametrize("last", [Note(2), None])
 def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(last: Note | None) -> None:
-    """One row is one bucket, in a slot that each commit takes, or gives up."""
+    """One row is one bucket, in a slot that each commit takes or frees."""
     store, table = MemoryBucketStore(), table_of({b"key": Note(0)})
     store.save_table(table)
 
@@ -598,7 +598,7 @@ def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
 
 
 class CrossedKey(bytes):
-    """A key whose second hash stands for another thread that reads rows, which forgets all known records when there are many."""
+    """A key whose second hash simulates another thread, which reads rows and clears the full cache of known records."""
 
     def __new__(cls, key: bytes, table: Table[Note]) -> CrossedKey:
         made = super().__new__(cls, key)
@@ -616,7 +616,7 @@ class CrossedKey(bytes):
 
 
 def test_a_row_is_read_although_another_thread_forgets_the_known_ones() -> None:
-    """A `KeyError` of one machine alone would pass for a bug of the module, which all peers meet alike."""
+    """A `KeyError` of one machine alone would pass for a bug of the module, which all peers would see."""
     rows = many(5)
     table = table_of(rows)
     _ = table.root
