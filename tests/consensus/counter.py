@@ -1,4 +1,4 @@
-"""Consensus: a small application to agree on, a log of numbers, each decided once, and voters that come and go."""
+"""Consensus: a small application, a log of numbers that are decided once each, with voters that join and leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENESIS_ROOT = hashlib.sha256(b"genesis").digest()
 
 @dataclass
 class Counter:
-    """Items below `CHANGE` are just numbers; `CHANGE + i` makes candidate i a voter, or removes it if it is one."""
+    """Items below `CHANGE` are numbers. `CHANGE + i` makes candidate i a voter, or removes it if it is one."""
 
     founders: VoterSet
     candidates: tuple[bytes, ...] = ()

@@ -98,7 +98,7 @@ def test_a_failure_is_forgotten_when_its_time_is_over_and_its_leader_is_seen_aga
 
 @dataclasses.dataclass
 class History:
-    """Decided heights. Liars choose, at random, when they are silent and which commits they make and show; honest ones do not."""
+    """A history of decided heights. At random, liars are silent, sign some commits and show some of them. Honest voters do not."""
 
     n: int
     seed: int
@@ -116,7 +116,7 @@ class History:
         return set(keys) - self.liars
 
     def decide(self, gone: Collection[bytes] = ()) -> tuple[LeaderSchedule, Block, int]:
-        """The next height, without those that are gone: who could lead it, its block, and the view it took."""
+        """Decide the next height without the absent voters. Return its leader schedule, its block, and its view."""
         height = self.leaders.height if self.parent is None else self.parent.height + 1
         leaders = make_leader_schedule(height, self.voters, self.parent)
         view = 0

@@ -1,4 +1,4 @@
-"""A voter whose disk may have been rolled back: whom it asks, when it is silent, and what the others remember for it."""
+"""A voter with a disk that may have been rolled back: its questions, its silence, and the memory of the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ONE, TWO = b"\x91\x01", b"\x91\x02"
 
 
 class Untold(Bench):
-    """Nobody has answered the first question yet."""
+    """A replica without an answer to its first question."""
 
     def tell_that_nothing_was_heard(self) -> None:
         pass
@@ -134,7 +134,7 @@ def test_an_observer_asks_nothing_and_may_speak_in_rounds() -> None:
 def test_f_liars_cannot_silence_by_their_height_and_more_claims_than_that_hold_until_it_is_reached(
     claims: tuple[int, ...], silent: bool
 ) -> None:
-    """Six voters tolerate one liar, and four of them are a quorum: two that are ahead do not keep the others from answering."""
+    """Six voters tolerate one liar, and four are a quorum. Two voters that are ahead do not stop the answers of the others."""
     bench = follower(Untold, n=len(claims) + 1)
     for other, claim in zip(others(bench), claims, strict=True):
         tell(bench, other, claim)
@@ -207,7 +207,7 @@ def test_a_lower_statement_that_turns_up_later_does_not_shorten_the_silence() ->
 
 
 def test_who_is_silent_stays_so_over_another_restart(bench: Untold) -> None:
-    """It may stand above the statement that was forgotten by then, and nobody tells of it again."""
+    """It may be above the forgotten statement then, and nobody reports this statement again."""
     forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
     for other in others(bench):
         tell(bench, other, 1, (forgotten,))
@@ -295,7 +295,7 @@ def of_a_copy(bench: Bench, height: int) -> Signed:
 
 
 def at_height(height: int) -> Bench:
-    """It was allowed to sign at height 1, and is at this one now."""
+    """Return a replica at this height that was allowed to sign at height 1."""
     bench = follower()
     tell_all(bench)
     assert bench.replica.may_sign_round_messages
@@ -347,7 +347,7 @@ def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
 
 
 def test_a_copy_beside_its_original_hears_of_it_at_every_height_and_signs_nothing() -> None:
-    """The original signs at each height; the copy learns of each signature only when the next height is open."""
+    """The original signs at each height. The copy learns of each signature only when the next height is open."""
     copy = follower(Untold)
     heights = 0
     while copy.replica.duplicate_identity_reason is None:
@@ -471,7 +471,7 @@ def test_a_rolled_back_voter_contradicts_nothing_that_it_said_and_votes_again(lo
         backups.append(copy.deepcopy(node.journal))
         assert decided_by_all(network, item)
     network.inject(100)
-    network.run_until(network.now + 0.025, lambda: False)  # the next height is being voted on
+    network.run_until(network.now + 0.025, lambda: False)  # voting on the next height has begun
     network.crash(node)
     node.journal = backups[-lost]
     network.restart(node)

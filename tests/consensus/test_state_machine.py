@@ -55,7 +55,7 @@ from tests.sim.keys import FastVerifier
 
 Statement = Propose | Prepare | Commit | Timeout
 STATEMENTS = (Propose, Prepare, Commit, Timeout)
-AHEAD = st.sampled_from((0, 0, 0, 0, 1, -1))  # of the view that the honest are in
+AHEAD = st.sampled_from((0, 0, 0, 0, 1, -1))  # the view of the honest voters
 MOSTLY = st.sampled_from((True, True, True, False))
 CHOICES = st.integers(0, 1 << 16)
 EXAMPLES, STEPS = 100, 50  # hundreds of decisions and restarts in a few seconds
@@ -71,7 +71,7 @@ class OneReplica(RuleBasedStateMachine):
         self.log = Log(self.company.voters)
         self.slots: dict[tuple[str, int, int], bytes] = {}  # all sent statements, over all restarts
         self.order: list[Statement] = []
-        self.asked: list[tuple[bytes, Any]] = []  # requests it has sent and that nobody answered yet
+        self.asked: list[tuple[bytes, Any]] = []  # unanswered requests that it has sent
         self.unapplied: list[DecidedBlock] = []
         self.senders_of_bad: set[bytes] = set()
         self.build(RestartState(), answered)
@@ -127,7 +127,7 @@ class OneReplica(RuleBasedStateMachine):
         if signed.signer != self.company.me.public:
             assert isinstance(statement, Propose), "only proposals of others are passed on"
             return
-        is_decided = statement.height in self.disk.decided  # in the same turn: its slot is never needed again
+        is_decided = statement.height in self.disk.decided  # in the same turn, which needs its slot no more
         assert is_decided or any(voted.signed == signed for voted in self.disk.votes), "sent before it was durable"
         slot = (statement.TAG, statement.height, statement.view)
         if self.slots.setdefault(slot, signed.body) != signed.body:
@@ -177,7 +177,7 @@ class OneReplica(RuleBasedStateMachine):
     def view(self, ahead: int) -> int:
         return max(0, self.company.view + ahead)
 
-    # What happens ----------------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------------------
 
     @rule(item=st.integers(0, 99))
     def work_comes(self, item: int) -> None:
@@ -222,7 +222,7 @@ class OneReplica(RuleBasedStateMachine):
     @precondition(lambda self: self.company.mail)
     @rule(choice=CHOICES, sender=CHOICES)
     def something_said_before_arrives(self, choice: int, sender: int) -> None:
-        """Late, again, or from somebody who passes it on; of any height and view."""
+        """A valid statement arrives late, again, or from a forwarding peer, with any height and view."""
         self.give(self.peer(sender), self.company.mail[-1 - choice % min(60, len(self.company.mail))][1])
 
     @precondition(lambda self: self.company.mail)
@@ -323,7 +323,7 @@ class OneReplica(RuleBasedStateMachine):
 
     @rule(choice=CHOICES, ahead=AHEAD, kind=st.sampled_from(STATEMENTS), digest=CHOICES)
     def a_liar_says_anything(self, choice: int, ahead: int, kind: Any, digest: int) -> None:
-        """Well formed and well signed: whatever it contradicts, it is evidence at most."""
+        """A liar sends a well-formed, signed statement. If it contradicts another one, it is evidence at most."""
         company, view = self.company, self.view(ahead)
         liar = company.liars[choice % len(company.liars)]
         known = [*sorted(company.blocks), bytes(32)]

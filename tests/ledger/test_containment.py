@@ -275,7 +275,7 @@ def test_a_transaction_that_cannot_say_whether_it_waits_is_refused_where_it_fail
 
 
 def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
-    """Return a network after an upgrade to the last version. A network that was `founded` with the module began with version 1."""
+    """Return a network after an upgrade to the last version. If `founded`, it began with version 1 of the module."""
     name, version = modules[-1].name, modules[-1].version
     world = World()
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded

@@ -141,7 +141,7 @@ def test_a_tenth_of_the_audits_finds_it_too_only_later(n: int) -> None:
 
 @pytest.mark.parametrize("n", [4, 7, 10])
 def test_liars_that_withhold_their_nonces_gain_nothing(n: int) -> None:
-    """With one seed of all nonces each liar would double the draws to choose from: 0.394 → 0.633, 0.489 → 0.932, 0.521 → 0.997."""
+    """With one seed of all nonces each liar would double its choice of draws: 0.394 → 0.633, 0.489 → 0.932, 0.521 → 0.997."""
     assert share(n, 500, False) == share(n, 500, None)
     one_seed = 1 - (1 - escape(n)) ** 2 ** faults_tolerated(n)
     assert one_seed == pytest.approx({4: 0.633, 7: 0.932, 10: 0.997}[n], abs=0.001)

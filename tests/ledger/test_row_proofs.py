@@ -140,7 +140,7 @@ def honest_ones(chain: Chain) -> list[bytes]:
 def test_a_liar_who_mends_the_digest_proves_nothing_with_a_changed_byte(
     chain: Chain, honest_ones: list[bytes], data: st.DataObject
 ) -> None:
-    """A key without a row may turn into another one, which has none either: that is as true."""
+    """A key without a row may turn into another key without a row, whose proof is true as well."""
     honest = data.draw(st.sampled_from(honest_ones))
     changed = flipped(honest, data.draw(st.integers(0, len(honest) - 1)), data.draw(st.integers(1, 255)))
     assert_proves_no_lie(chain, codec.encode(RowProofFile(changed, hashlib.sha256(changed).digest())))
@@ -175,7 +175,7 @@ Change = Callable[[Chain, RowProof], RowProof]
 
 
 def _other_root(chain: Chain, proof: RowProof) -> RowProof:
-    """All of it fits together, but for the header that the voters signed."""
+    """Return a proof that is consistent, except for the header that the voters signed."""
     lie = chain.fork()
     lie.write({HERE: b"a lie"})
     lie.decide()
@@ -183,7 +183,7 @@ def _other_root(chain: Chain, proof: RowProof) -> RowProof:
 
 
 def _own_voters(chain: Chain, proof: RowProof) -> RowProof:
-    """A chain of the same genesis that somebody else has signed."""
+    """Return a proof from a chain of the same genesis that other keys signed."""
     lie = chain.fork()
     lie.signers = lambda voters: PEOPLE[7 : 7 + voters.quorum]
     lie.write({HERE: b"a lie"})
@@ -213,7 +213,7 @@ def _older_network(chain: Chain, proof: RowProof) -> RowProof:
 
 
 def _fake_table(chain: Chain, proof: RowProof) -> RowProof:
-    """The bytes of a state that has one row, which is a lie, and a proof that fits."""
+    """Return the bytes of a state with one false row, and a proof that matches it."""
     value = codec.encode(Note(bytes(32), b"a lie", 1))
     root = TableRoot(records.root({HERE: value}), 1, 40)
     return replace(proof, state=codec.encode((1, root)), value=value, proof=KeyProof((), None))
@@ -270,7 +270,7 @@ def test_a_lie_is_refused_by_what_does_not_fit(chain: Chain, change: Change, why
 
 @dataclass(frozen=True, slots=True)
 class _Decoy:
-    claimed: TableRoot  # a record of three fields, as somebody may say it in a transaction
+    claimed: TableRoot  # a record of three fields, as a transaction may contain it
     notes: Table[Note]
 
 
@@ -305,7 +305,7 @@ def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
 
 
 def test_another_genesis_is_another_chain(chain: Chain) -> None:
-    """A stranger compares the chain id with one that he knows: whatever fits this genesis fits no other."""
+    """A client compares the chain id with one that it knows: no other genesis has this chain id."""
     proof = opened(made(chain, HERE))
     refused("bad-signature", encode_row_proof_file(replace(proof, genesis=codec.encode(replace(chain.genesis, salt=b"x" * 16)))))
 

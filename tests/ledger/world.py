@@ -1,4 +1,4 @@
-"""Ledger without consensus: founders, newcomers, and blocks that are decided because the test says so."""
+"""Ledger without consensus: founders, newcomers, and blocks that the test decides."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class World:
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
-        self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
+        self.losses: dict[bytes, int | None] = {}  # losses of trainers that commit to another loss, or to none
         self.start_chain(Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known)), known)
 
     def start_chain(self, genesis: Genesis, modules: Sequence[Module[Any]]) -> None:
-        """The chain of this genesis, by a program with these modules."""
+        """Create the chain of this genesis with a program that has these modules."""
         self.genesis, self.chain = genesis, genesis.chain_id
         self.rules = LedgerRules(genesis, FastVerifier(), tuple(modules))
         state = self.rules.genesis_state()
@@ -129,7 +129,7 @@ class World:
         expires: int = FAR_MS,
         holder: FastSigner | None = None,
     ) -> Signed:
-        """`holder` is whom the token's owner meant, if not the newcomer."""
+        """Admit a newcomer. `holder` is the intended owner of the token, if it is another one."""
         invitation = self.invitation(by, token, expires)
         signature = token.sign(token_preimage(self.chain, (holder or newcomer).public))
         return self.tx(newcomer, "member/admit", AdmitMember(invitation, signature, "newcomer", ()))
@@ -143,12 +143,12 @@ class World:
         )
 
     def double(self, person: FastSigner, height: int = 1) -> Evidence:
-        """Proof that this person signed two prepares for one slot."""
+        """Return a proof that this person signed two prepares for one slot."""
         first, second = (sign_message(person, self.chain, Prepare(bytes(32), height, 0, block * 32)) for block in (b"a", b"b"))
         return Evidence(first, second)
 
     def start(self, author: FastSigner = PEOPLE[0], spec: bytes = LANGUAGE) -> bytes:
-        """Decides a job and returns its id."""
+        """Start a job and return its id."""
         signed = self.tx(author, "job/start", StartJob(spec))
         self.decide(signed)
         return job_id(author.public, self.rules.open_transaction(signed))
@@ -192,7 +192,7 @@ class World:
         """Keep nothing of a decided block."""
 
     def follow(self) -> None:
-        """Books of exactly the open rounds, as `peer.node.open_rounds` keeps them."""
+        """Keep books of exactly the open rounds, as `peer.node.open_rounds` does."""
         running = self.state.jobs.running()
         books = {
             key: book for key, book in self.ledger.rounds.items() if key in running and book.terms.round == running[key].round

@@ -278,7 +278,7 @@ def test_what_the_operator_names_is_never_forgotten() -> None:
 
 
 def test_dialing_backs_off_with_full_jitter() -> None:
-    """The pauses are drawn from 0..0.4, 0..0.8, … up to the cap."""
+    """The pauses are drawn from 0..0.4, 0..0.8, and so on up to the cap."""
     draw = Highs()
     desk = Desk((parse_bootstrap(f"{peer_id(OTHER)}@h:1"),), draw)
     desk.fail("h:1", 12)

@@ -129,7 +129,7 @@ def standing(**named: PeerClass) -> Callable[[bytes], PeerClass]:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Dials by host; those of a network for documentation come to no end."""
+    """Count dials by host. Dials of a network for documentation never end."""
     dialed, dial = Counter[str](), trio.open_tcp_stream
 
     async def open_tcp_stream(host: str, port: int) -> trio.SocketStream:
@@ -187,7 +187,7 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
     """The ledger is written in one of Trio's 40 threads."""
     over, look = threading.Event(), socket.getaddrinfo
 
-    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # bytes: a name, in a thread
+    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # bytes mark a name that is resolved in a thread
         return over.wait() and [] if isinstance(host, bytes) and host.endswith(b"example") else look(host, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)

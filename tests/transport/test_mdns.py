@@ -57,7 +57,7 @@ async def test_peers_of_one_chain_find_one_another_and_show_its_tag_alone() -> N
     tags = {b"chain=" + chain_tag(chain).hex().encode(), *(text for text in shown if text.startswith(b"chain="))}
     dns = {b"_folkmoot", b"_tcp", b"local", b"_services", b"_dns-sd", b"_udp"}
     ours = {label for packet in packets if b"_folkmoot" in packet for label in _texts(packet)}
-    names = {label for label in ours if re.fullmatch(rb"[0-9a-f]{16}", label)}  # of peers of tests beside this one, too
+    names = {label for label in ours if re.fullmatch(rb"[0-9a-f]{16}", label)}  # of parallel tests, too
     assert {one.mdns._instance.encode(), other.mdns._instance.encode()} <= names
     assert tags < ours | {b""} and ours <= dns | names | tags, "nothing but a random name and the tag of the chain"
     assert not stranger.found and all(len(tag) == len("chain=") + 16 for tag in tags)
@@ -80,7 +80,7 @@ async def _hear(ears: socket.socket, packets: list[bytes]) -> None:
 
 
 def _texts(packet: bytes) -> Iterator[bytes]:
-    """All labels of names and all strings of TXT records (RFC 1035, section 4.1): everything that is no number or address."""
+    """Return all labels of names and all strings of TXT records (RFC 1035, section 4.1), without numbers and addresses."""
     questions, *counts = struct.unpack_from("!4H", packet, 4)
     at = 12
     for number in range(questions + sum(counts)):
@@ -112,7 +112,7 @@ def _name(packet: bytes, at: int) -> tuple[list[bytes], int]:
 
 @pytest.mark.real("sockets")
 async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
-    chain = secrets.token_bytes(32)  # of the services alone: other tests run beside this one
+    chain = secrets.token_bytes(32)  # of these services alone, since other tests run in parallel
     alice, bob = [await tcp.start(one, bootstrap=()) for one in (ALICE, BOB)]
     async with trio.open_nursery() as nursery:
         for one in (alice, bob):
@@ -125,7 +125,7 @@ async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
 
 
 class Service:
-    """As zeroconf shows one."""
+    """A service as zeroconf returns it."""
 
     def __init__(self, tag: bytes, port: int, *hosts: str) -> None:
         self.properties, self.port, self._hosts = {b"chain": tag}, port, list(hosts)

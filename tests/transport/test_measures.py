@@ -197,7 +197,7 @@ PACE = KeepaliveConfig()
 
 
 def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
-    """A link that has survived these, and the time."""
+    """Return the history of a link that has survived these silences and this time."""
     now, silence = 100.0, LinkFailureDetector(PACE, 100.0)
     for seconds in silences:
         now += seconds
@@ -211,12 +211,12 @@ def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
     [
         ([], 15.0),
         ([5.0] * 100, 15.0),  # a clean link
-        ([1.0, 14.0] * (SILENCES_MIN // 2 - 1), 15.0),  # too few to say how they spread
+        ([1.0, 14.0] * (SILENCES_MIN // 2 - 1), 15.0),  # too few to estimate their spread
         ([5.0, 5.0, 5.0, 10.0] * 10, 6.25 + 5.61 * 2.165),  # mean and deviation by hand
         ([1.0, 14.0] * 50, 30.0),  # nobody earns more than twice as long
-        ([3.0] * 50 + [20.0], 15.0),  # an outage is no habit
-        ([0.5] * 300 + [5.0] * 3, 15.0),  # frames of bulk are no silences
-        ([1.0, 14.0] * 50 + [5.0] * 200, 15.0),  # the last quarter of an hour is what counts
+        ([3.0] * 50 + [20.0], 15.0),  # an outage changes no estimate
+        ([0.5] * 300 + [5.0] * 3, 15.0),  # frames of bulk are not silences
+        ([1.0, 14.0] * 50 + [5.0] * 200, 15.0),  # the last quarter of an hour counts
     ],
 )
 def test_suspicion_waits_as_long_as_the_links_history_says(silences: list[float], suspected: float) -> None:
