@@ -170,7 +170,7 @@ def test_a_newcomer_is_told_nothing_of_rivals_at_or_below_the_block_of_its_invit
 
 
 def test_a_decision_of_a_decided_height_is_verified_only_if_its_block_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant: repeated messages of honest peers cost nothing, signatures of a rival are verified once, a false one is a fault."""
+    """Invariant: repeated messages of honest peers cost nothing. Signatures of a rival are verified once, and must be valid."""
     bench, true, false = Newcomer(anchor_height=0), history(ONE, 2), history(FALSE, 2)[1]
     bench.follow(*true)
     verified: list[bytes] = []

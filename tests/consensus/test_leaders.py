@@ -98,7 +98,7 @@ def test_a_failure_is_forgotten_when_its_time_is_over_and_its_leader_is_seen_aga
 
 @dataclasses.dataclass
 class History:
-    """A history of decided heights. At random, liars are silent, sign some commits and show some of them. Honest voters do not."""
+    """A history of decided heights. At random, liars are silent, and sign and show only some commits. Honest voters do not."""
 
     n: int
     seed: int

@@ -30,7 +30,16 @@ from tests.peer.processes import command, daemons
 from tests.web.client import Person, Site
 
 WORKERS = 24
-REPLY_SECONDS = (0.2, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 15.0)  # drawn from these; a call waits 10 s for a decision, then it answers
+REPLY_SECONDS = (
+    0.2,
+    4.0,
+    4.0,
+    4.0,
+    4.0,
+    4.0,
+    4.0,
+    15.0,
+)  # bodies are drawn from these; a call waits 10 s for a decision, then it answers
 GROWTH_MB_MAX = 48.0  # after the first quarter of the time
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "G\x00T", "X" * 300, "", "PRI")
@@ -86,7 +95,7 @@ HEADERS = (
 class Seen:
     statuses: Counter[int] = field(default_factory=Counter)
     requests: int = 0
-    unanswered: int = 0  # connections that were open and silent when the time was over
+    unanswered: int = 0  # connections that were open and silent at the end
     problems: list[str] = field(default_factory=list)
 
 
@@ -103,7 +112,7 @@ class Known:
 
 
 def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
-    """Method, path and body of something that a client might ask."""
+    """Yield method, path and body of possible requests of a client."""
     person, site = known.person, known.site
     key, assignment = person.key.hex(), random.choice(known.assignments)
     stranger = Person("eve", random.randbytes(32))
@@ -182,7 +191,7 @@ def _enrolment(person: Person, site: Site) -> dict[str, Any]:
 
 
 def made(known: Known, random: Random, *, last: bool) -> bytes:
-    """One request as bytes, changed in some places or in none."""
+    """Return one request as bytes, changed in some places or in none."""
     method, path, body = requests_of(known, random)
     if random.random() < 0.15:
         method = random.choice(METHODS)
@@ -301,7 +310,7 @@ def _judge(seen: Seen, data: bytes, reply: bytes) -> None:
             seen.problems.append(f"{status} to {data[:600]!r}: {reply[match.start() : match.start() + 300]!r}")
 
 
-# Alone ----------------------------------------------------------------------------------------------------------------
+# Without other requests -----------------------------------------------------------------------------------------------
 
 
 def memory_mb(process: int) -> float:
@@ -317,7 +326,7 @@ def free_port() -> int:
 
 
 def known_at(site: Site, project: str, operator: str) -> Known:
-    """An annotator's first steps at this site."""
+    """Take an annotator's first steps at this site."""
     person = Person("ann")
     assert person.enrol(site).status == 201
     tasks = person.tasks(site, 8).body["tasks"]

@@ -1,4 +1,4 @@
-"""One round: what its ballots decide, when a voter speaks, and what may close it."""
+"""One round: the decisions of its ballots, the time of a voter's ballot, and the messages that close it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ judgements = st.dictionaries(st.integers(0, 2), st.tuples(st.sampled_from(Verdic
 
 @st.composite
 def full_votes(draw: st.DrawFn) -> tuple[RoundTerms, dict[bytes, Ballot]]:
-    """A ballot of every voter; a trainer may have signed two proposals."""
+    """Draw a ballot of every voter. A trainer may have signed two proposals."""
     rotations = draw(st.sampled_from([(), ((0, 1),), ((0, 2),), ((0, 1), (1, 2))]))
     of = dataclasses.replace(terms(draw(st.integers(1, 10))), successors=rotated(*rotations))
     votes = {}
@@ -112,7 +112,7 @@ def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_g
 
 @given(st.integers(4, 13), st.data())
 def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int, data: st.DataObject) -> None:
-    """Also when the liars name proposals that nobody else has seen: the round must not wait for cut-offs because of them."""
+    """This holds also if the liars name proposals that nobody else has seen. The round must not wait for cut-offs then."""
     of, f = terms(n), faults_tolerated(n)
     votes = dict.fromkeys(KEYS[: n - f], ballot({0: ACCEPT, 1: REPLAY}))
     for liar in KEYS[n - f : n]:
@@ -124,7 +124,7 @@ def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int
 
 @pytest.mark.parametrize("enough", [said for count in range(5) for said in itertools.combinations(range(4), count)])
 def test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted(enough: tuple[int, ...]) -> None:
-    """Trainers 0, 1 and 2 are one member, 3 is another. An update that another one replaces counts as nothing."""
+    """Trainers 0, 1 and 2 are one member, and 3 is another. A replaced update does not count."""
     of = dataclasses.replace(terms(trainers=4), successors=rotated((0, 1), (1, 2)))
     votes = dict.fromkeys(KEYS[:4], ballot({trainer: ACCEPT if trainer in enough else REPLAY for trainer in range(4)}))
     last = max((trainer for trainer in enough if trainer < 3), default=None)
@@ -190,7 +190,7 @@ def test_more_than_f_ballots_that_could_not_judge_are_told() -> None:
 def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging(
     too_large: tuple[int, ...], diverging: tuple[int, ...]
 ) -> None:
-    """One may be a lie; of two in a network of four one is honest."""
+    """One of them may be a lie, but of two in a network of four one is honest."""
     of = terms(trainers=4)
     votes = dict.fromkeys(KEYS[:4], ballot({trainer: NORM if trainer in too_large else REPLAY for trainer in range(4)}))
     result = compute_round_result(of, votes, vouched(of))
@@ -249,7 +249,7 @@ def test_only_voters_vote_and_only_trainers_propose() -> None:
         mine.add_proposal(*proposal(0, round=1))
 
 
-# When a voter speaks --------------------------------------------------------------------------------------------------
+# Time of a ballot -----------------------------------------------------------------------------------------------------
 
 
 def test_a_voter_speaks_once_all_awaited_trainers_are_judged_and_not_before() -> None:
@@ -370,7 +370,7 @@ USUAL = RoundTimeouts(proposals_max_seconds=60.0, replay_seconds=30.0, proposals
 
 
 def test_where_a_majority_is_missing_the_rounds_before_say_how_long_it_is_worth_waiting() -> None:
-    """One trainer is frozen, the worker of another is stopped: the round must not take all the time that the job allows."""
+    """One trainer is frozen, and the worker of another is stopped. The round must not take the longest time of the job."""
     mine = book(3, terms(trainers=4), USUAL)
     hear_proposal(mine, 0, now=OPENED + 1)
     hear_proposal(mine, 1, now=OPENED + 2)
@@ -388,7 +388,7 @@ def test_while_no_awaited_trainer_is_here_nothing_tells_that_this_round_is_as_th
 
 
 def test_who_was_awaited_in_the_rounds_before_is_a_minority_too() -> None:
-    """The last round could accept nobody but one, who is gone now: the others must not wait a minute for it."""
+    """The last round accepted only one trainer, which is absent now. The others must not wait a minute for it."""
     timers = dataclasses.replace(USUAL, usual_trainers=frozenset({KEYS[2]}))
     mine, late, strange = (book(3, terms(trainers=4, awaited=1), timers) for _ in range(3))
     hear_proposal(mine, 2, now=OPENED + 1)
@@ -518,7 +518,7 @@ def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
 
 
 def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
-    """Otherwise one ballot that trickles in would make each of us refuse whatever the leader has sent already."""
+    """Otherwise one late ballot would make each of us refuse the leader's closing, which is already in flight."""
     mine = voted({voter: UNSETTLED[voter] for voter in range(5)}, n=7)
     hear_cut_off(mine, 0, tuple(sorted(signed_body_digest(s) for s in mine.signed_ballots.values())))
     for voter in (1, 2):

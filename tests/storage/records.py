@@ -24,13 +24,13 @@ def add_temporary(blobs: DiskBlobStore, digest: bytes, data: bytes, owner: objec
 
 
 def release(blobs: DiskBlobStore, owner: object, keep: Set[bytes] = frozenset()) -> None:
-    """Deletes what no owner keeps any more."""
+    """Delete all blobs without an owner."""
     blobs.release_owner(owner)
     blobs.delete_unowned(set(keep))
 
 
 def digest_of(block: bytes) -> bytes:
-    """The store takes the digest as given."""
+    """Return the digest of this data. The store does not verify it."""
     return hashlib.sha256(block).digest()
 
 
@@ -63,7 +63,7 @@ JOB = b"j" * 32
 
 
 def fill(store: LedgerStore) -> None:
-    """A row in every table."""
+    """Write a row into every table."""
     store.append_records([decided(1)])
     store.append_records([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
     store.append_records([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])

@@ -53,7 +53,7 @@ def files(folder: Path) -> list[str]:
 
 
 def begin(blobs: DiskBlobStore, parts: BlobPartList = PARTS) -> None:
-    """The list of an object comes, and it begins to come."""
+    """Open an object with its list of parts, whose parts then arrive."""
     come(blobs, parts.blob_digest, parts.encode())
     blobs.complete_object(parts.blob_digest)
 
@@ -176,7 +176,7 @@ def test_a_writer_that_ends_late_does_not_touch_what_is_here(begun: DiskBlobStor
     assert begun.read_piece(PARTS.digests[0], 0, PART) == part(0)
 
 
-# Made here ---------------------------------------------------------------------------------------------------------------
+# Objects of this peer ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["adopt", "add", "keep_together"])
@@ -236,7 +236,7 @@ def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobSto
     assert files(tmp_path) == [] and again.piece_size(PARTS.digests[0]) is None
 
 
-# What goes ---------------------------------------------------------------------------------------------------------------
+# Deletion ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ NAME = "notes"
 
 
 class Disk:
-    """A database with rows in it, as `storage.ledger_store` has one."""
+    """A database with rows, as in `storage.ledger_store`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,7 +183,7 @@ def test_no_other_bytes_in_a_row_are_ever_taken_for_rows(disk: Disk, column: str
     disk.close()
     with pytest.raises((StorageError, AssertionError), match=r"damaged|root"), closing(Disk(disk.path)) as again:
         found = again.load()
-        assert found.root == table.root, "root"  # which a store compares with that of its state
+        assert found.root == table.root, "root"  # a store compares them with those of its state
         list(found.items())
 
 

@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Iterator[LedgerStore]:
 
 
 def reopened(store: LedgerStore) -> LedgerStore:
-    """As after a kill: nothing was closed properly."""
+    """Return the store as after a kill: nothing was closed properly."""
     return LedgerStore(store.path, CHAIN)
 
 
@@ -261,7 +261,7 @@ def refused(path: Path, *words: str) -> Iterator[None]:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """A closed database of some hundred pages."""
+    """Return a closed database of some hundred pages."""
     store = LedgerStore(tmp_path / "ledger.db", CHAIN)
     for height in range(1, 60):
         store.append_records([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
@@ -520,7 +520,7 @@ def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) ->
 
 
 def test_a_log_that_is_gone_is_missed(store: LedgerStore) -> None:
-    """Nothing in the database itself shows that there was more."""
+    """The database itself does not show that the log had more."""
     store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = store.path.read_bytes()
     store.append_records([vote(1)])
@@ -580,7 +580,7 @@ def test_nothing_is_written_after_a_write_that_failed(store: LedgerStore) -> Non
 
 def test_nothing_is_sent_when_the_disk_fails_to_sync(store: LedgerStore) -> None:
     class FailingSync:
-        """As the connection, but the commit does not reach the disk."""
+        """A connection whose commits do not reach the disk."""
 
         def __init__(self, database: sqlite3.Connection) -> None:
             self._database = database
@@ -662,5 +662,5 @@ def test_a_crash_while_the_database_is_made_leaves_nothing_that_stops_the_next_s
 
 
 def test_a_commit_waits_for_the_disk(store: LedgerStore) -> None:
-    """FULL is 2: in the write-ahead log, anything less loses the last votes with the power."""
+    """FULL is 2. In the write-ahead log a lower level loses the last votes in a power failure."""
     assert store._rows("PRAGMA synchronous") == [(2,)] and store._rows("PRAGMA journal_mode") == [("wal",)]

@@ -116,7 +116,7 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 def unhurried(request: pytest.FixtureRequest) -> None:
-    """Give tests with real sockets a clock that a busy machine does not advance, and other tests a deadline."""
+    """Give tests with real sockets a clock that a busy machine does not advance, and tests without a mock clock a deadline."""
     if request.node.get_closest_marker("trio") is None:
         return
     is_real = request.node.get_closest_marker("real") is not None

@@ -72,7 +72,7 @@ class MemoryBlobs:
         """Return nothing, since objects have no parts here."""
 
     def wrote(self, digest: bytes) -> None:
-        """Record the arrival of a chunk."""
+        """Hook for each chunk that arrives."""
 
     def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> MemoryWriter:
         return MemoryWriter(self, digest, total)

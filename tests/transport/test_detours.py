@@ -301,7 +301,7 @@ async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: Swarm
 
 
 def bare(served: Callable[..., Any], *links: PeerLink, serves: Callable[[bytes], bool] = lambda peer: True) -> RelayClient:
-    """Return Alice's detours without a network."""
+    """Return Alice's relay client without a network."""
     return RelayClient(
         ALICE.public,
         {link.peer: link for link in links},
@@ -363,7 +363,7 @@ def order(alice: RelayClient, peer: Identity | None, *relays: PeerLink) -> list[
 
 
 def fail(alice: RelayClient, *circuits: Circuit) -> None:
-    """Let attempts over these relays fail."""
+    """Use each of these circuits, and let Alice detect that they fail."""
     for circuit in circuits:
         use(alice, circuit)
     for step in range(4 * 10):

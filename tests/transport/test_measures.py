@@ -197,7 +197,7 @@ PACE = KeepaliveConfig()
 
 
 def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
-    """Return the history of a link that has survived these silences and this time."""
+    """Return the failure detector of a link after these silences, and the time."""
     now, silence = 100.0, LinkFailureDetector(PACE, 100.0)
     for seconds in silences:
         now += seconds

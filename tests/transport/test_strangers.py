@@ -357,7 +357,7 @@ ATTACK_SECONDS = 60
 
 
 async def attacked(entrance: AcceptLimiter, hosts: int, each_second: int) -> int:
-    """Return how many connections of these hosts were accepted."""
+    """Return the number of accepted connections of these hosts."""
     came = 0
     for _ in range(ATTACK_SECONDS * each_second):
         came += sum(entrance.admit_connection(f"attacker {number}") for number in range(hosts))

@@ -58,7 +58,7 @@ async def last_comes(
 
 
 def copies(count: int) -> float:
-    """Return the seconds of the first peer's uplink."""
+    """Return the seconds in which the first peer's uplink carries `count` copies of the blob."""
     return count * len(BLOB) * 8 / (UPLINK / 10 * 1e6)
 
 
