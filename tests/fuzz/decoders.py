@@ -182,7 +182,7 @@ def _invitations() -> Decoder:
 
 
 def _payloads() -> Iterator[Decoder]:
-    """Return payloads with levels of any bits: with one chunk, or with short chunks and several blocks."""
+    """Yield decoders of payloads for each number of bits: with one chunk, and with short chunks and several blocks."""
     for bits in BITS:
         yield _payload(bits, layout_of(SCRATCH), "one chunk")
         yield _payload(bits, layout_from_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
@@ -299,7 +299,7 @@ def _pipe() -> Decoder:
     messages = worker_protocol.messages_from_worker(worker_requests().values())
 
     def decode(data: bytes) -> Any:
-        # a longer frame is awaited
+        # a pipe waits for the rest of a shorter frame
         header = data[: worker_protocol.FRAME_HEADER_BYTES].ljust(worker_protocol.FRAME_HEADER_BYTES, b"\0")
         length, number = worker_protocol.parse_header(header)
         return number, worker_protocol.parse_body(data[worker_protocol.FRAME_HEADER_BYTES :][:length], messages)
@@ -308,7 +308,7 @@ def _pipe() -> Decoder:
     return Decoder("worker pipe", st.builds(worker_protocol.encode_frame, st.integers(0, 2**32 - 1), values), decode)
 
 
-# Return strategies of contents by kind of transaction.
+# Types of contents by kind of transaction.
 CONTENTS: dict[str, type] = {kind: content for module in modules_of(PlainJobs()) for kind, content in module.contents.items()}
 
 

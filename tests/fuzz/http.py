@@ -39,7 +39,7 @@ REPLY_SECONDS = (
     4.0,
     4.0,
     15.0,
-)  # bodies are drawn from these; a call waits 10 s for a decision, then it answers
+)  # drawn from these; a call waits up to 10 s for a decision, then it answers
 GROWTH_MB_MAX = 48.0  # after the first quarter of the time
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "G\x00T", "X" * 300, "", "PRI")

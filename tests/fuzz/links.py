@@ -27,7 +27,7 @@ from transport.wire.framing import Channel, Message, Priority
 
 STRANGERS = [Identity(hashlib.sha256(b"stranger" + bytes([number])).digest()) for number in range(4)]
 MESSAGES = 60  # in one run
-Said = tuple[int, Any, bool, int]  # the stranger that sends, and the change of the message, if any
+Said = tuple[int, Any, bool, int]  # sender, message, whether it is changed, and how
 
 
 def _records() -> st.SearchStrategy[PeerRecords]:

@@ -131,7 +131,7 @@ def _shuffled(value: Any, random: Random) -> Any:
 
 
 def paths(plain: Any, here: Path = ()) -> list[Path]:
-    """Yield the places of the values inside nested lists."""
+    """Return the places of the values inside nested lists."""
     found = [here]
     if isinstance(plain, list):
         for index, item in enumerate(plain):

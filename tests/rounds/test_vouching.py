@@ -339,8 +339,7 @@ def asked(of: RoundTerms, trainer: int, is_honest: bool, lies: Mapping[bytes, st
 
 
 def liars_of(of: RoundTerms, trainer: int, is_honest: bool) -> Iterator[dict[bytes, str]]:
-    """Yield all places of liars in the ring. They all do the same thing or two things in turn. The trainer of a false proposal is
-    one."""
+    """Yield all places of liars in the ring, which do the same or two things in turn. A false proposal's trainer is a liar."""
     ring = reexecutor_order(of, KEYS[trainer])
     most = max(0, of.faults - (not is_honest and KEYS[trainer] in of.voters))
     for places in itertools.combinations(range(len(ring)), min(most, len(ring))):

@@ -24,7 +24,7 @@ def add_temporary(blobs: DiskBlobStore, digest: bytes, data: bytes, owner: objec
 
 
 def release(blobs: DiskBlobStore, owner: object, keep: Set[bytes] = frozenset()) -> None:
-    """Delete all blobs without an owner."""
+    """Release the blobs of an owner, and delete all unowned blobs except `keep`."""
     blobs.release_owner(owner)
     blobs.delete_unowned(set(keep))
 

@@ -53,7 +53,7 @@ def files(folder: Path) -> list[str]:
 
 
 def begin(blobs: DiskBlobStore, parts: BlobPartList = PARTS) -> None:
-    """Open an object with its list of parts, whose parts then arrive."""
+    """Store an object's list of parts, and open the object for its parts."""
     come(blobs, parts.blob_digest, parts.encode())
     blobs.complete_object(parts.blob_digest)
 
