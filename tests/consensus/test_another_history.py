@@ -100,7 +100,7 @@ def test_two_certificates_of_one_height_are_evidence_and_a_dispute_and_the_secon
     signers: tuple[int, ...], decided: int
 ) -> None:
     """Invariant: a peer that has decided its invitation's block, or has no invitation, never replaces one certified block of a
-    height by another, for any number of signatures, and reports that more than f voters lie."""
+    height by another. It reports that more than f voters lie."""
     bench, true = Newcomer(anchor_height=decided), history(ONE, decided + 1)
     bench.follow(*true[:decided])
     rival = bench.block(1, FALSE)

@@ -30,16 +30,7 @@ from tests.peer.processes import command, daemons
 from tests.web.client import Person, Site
 
 WORKERS = 24
-REPLY_SECONDS = (
-    0.2,
-    4.0,
-    4.0,
-    4.0,
-    4.0,
-    4.0,
-    4.0,
-    15.0,
-)  # drawn from these; a call waits up to 10 s for a decision, then it answers
+REPLY_SECONDS = (0.2, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 15.0)  # drawn from these; a call waits at most 10 s for a decision
 GROWTH_MB_MAX = 48.0  # after the first quarter of the time
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "G\x00T", "X" * 300, "", "PRI")
@@ -112,7 +103,7 @@ class Known:
 
 
 def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
-    """Yield method, path and body of possible requests of a client."""
+    """Return method, path and body of a possible request of a client."""
     person, site = known.person, known.site
     key, assignment = person.key.hex(), random.choice(known.assignments)
     stranger = Person("eve", random.randbytes(32))

@@ -733,7 +733,7 @@ def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspende
 
 
 def others_leave(court: Court, *leaving: FastSigner) -> None:
-    """And those who stay vote and train in the rounds that follow, which the windows of those before do not reach."""
+    """Let these members leave, and close rounds until no round in a window has them as re-executors."""
     court.decide(*(court.tx(person, "member/resign", ResignAsVoter()) for person in leaving))
     for person in leaving:
         court.people.pop(person.public)

@@ -60,7 +60,7 @@ def test_only_a_nonce_that_its_voter_had_committed_to_counts() -> None:
 
 
 def test_who_withholds_or_chooses_its_nonce_changes_its_own_draws_alone() -> None:
-    """2,000 tries a round: enough to be drawn at will, and to be drawn never; with places for the lowest, for all of them."""
+    """2,000 tries per round let liars choose their own draws. With places for the lowest tickets, they would choose all draws."""
     liars, honest = KEYS[1:3], KEYS[3:]
     for number in range(20):
         fair = tickets(number, KEYS[0], KEYS[1:])

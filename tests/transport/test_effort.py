@@ -37,7 +37,7 @@ from transport.quotas.cpu_quota import (
 from transport.quotas.memory_quota import STRANGERS_MAX
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
-STEPS = 3  # time of a handshake
+STEPS = 3  # in a handshake
 SHOWN = GuestInvitation(Signed(b"invitation", b"i" * 32, bytes(64)), bytes(64))
 
 
