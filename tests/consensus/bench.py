@@ -1,4 +1,4 @@
-"""Consensus, one replica: it stands among voters that the test drives; messages are made here and given to it one by one."""
+"""Consensus, one replica among voters that the test drives. The bench makes messages and gives them one by one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ START = 1_000.0
 
 @dataclass
 class Bench:
-    """`n` voters; number `place` in ascending order of keys is the replica under test."""
+    """A bench with `n` voters. The voter at `place` in ascending order of keys is the replica under test."""
 
     n: int = 4
     place: int = 0
@@ -63,7 +63,7 @@ class Bench:
         self.tell_that_nothing_was_heard()
 
     def tell_that_nothing_was_heard(self) -> None:
-        """As many others as a quorum needs answer the first question of a voter."""
+        """Answer the first question of a voter by a quorum of the others."""
         for other in [i for i in range(self.n) if i != self.place][: self.voters.quorum - 1]:
             self.give(other, RememberedStatements(self.replica.height, ()))
 
@@ -82,7 +82,7 @@ class Bench:
         return self.step(MessageInput(peer, message))
 
     def give_prepares(self, block: bytes) -> None:
-        """Of as many as make a quorum of four with the replica under test."""
+        """Give prepares of two voters, which form a quorum of four together with the replica under test."""
         for voter in others(self)[:2]:
             self.give(voter, self.prepare(voter, block))
 
@@ -102,7 +102,7 @@ class Bench:
     # Making ----------------------------------------------------------------------------------------------------------
 
     def block(self, leader: int, body: bytes = b"\x91\x01") -> bytes:
-        """A sound block of the height to be decided, made by this leader now."""
+        """Return a valid block of the height to be decided, made by this leader now."""
         return self.replica._chain.build_block(body, self.signers[leader].public, int(self.now * 1_000))
 
     def leader(self, view: int = 0) -> int:
@@ -143,7 +143,7 @@ class Bench:
     def _height(self, block: bytes) -> int:
         return decode_block(block).height
 
-    # Looking ---------------------------------------------------------------------------------------------------------
+    # Observations ----------------------------------------------------------------------------------------------------
 
     def sent(self, kind: type) -> list[AgreementMessage]:
         return [send.message for send in self.turn.sends if isinstance(send, SendMessage) and isinstance(send.message, kind)]
@@ -161,7 +161,7 @@ B = TypeVar("B", bound=Bench)
 
 
 def follower(kind: type[B] = Bench, n: int = 4, views: tuple[int, ...] = (0, 1)) -> B:  # type: ignore[assignment]
-    """A replica that leads none of these views of the first height."""
+    """Return a replica that leads none of these views of the first height."""
     leaders = {kind(n).leader(view) for view in views}
     return kind(n, next(i for i in range(n) if i not in leaders))
 
@@ -175,14 +175,14 @@ def _tag(kind: type) -> bytes:
     return bytes([0xA0 + len(tag)]) + tag.encode()
 
 
-# Proposals in a short form that does not hold the whole body ----------------------------------------------------------
+# Compact proposals without the whole body -----------------------------------------------------------------------------
 
 BODY = b"\x91\x07"
 
 
 @dataclass
 class Digests(Counter):
-    """Its short form is the digest of the body, which must be known."""
+    """An application whose short form is the digest of the body, which must be known."""
 
     known: dict[bytes, bytes] = field(default_factory=dict)
 
@@ -213,5 +213,5 @@ class ShortBench(Bench):
 
 
 def short_others(bench: Bench) -> list[int]:
-    """Those that follow as the replica under test does."""
+    """Return the voters that are neither the leader nor the replica under test."""
     return [i for i in range(bench.n) if i not in (bench.place, bench.leader())]

@@ -1,4 +1,4 @@
-"""Consensus: a certificate of whatever a test wants, signed by whom it names."""
+"""Certificates of any statement, signed by given voters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Consensus, one replica: the voters around it, honest ones that keep the rules of the agreement, and f that sign anything.
-
-They agree among themselves, with the replica's help or without it, and remember whatever anybody signed.
-"""
+"""Consensus, one replica: the voters around it, of which f sign anything and the others follow the protocol. They agree among
+themselves, with or without the replica, and remember all signed statements."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ CHAIN_ID = bytes(range(32))
 
 @dataclass
 class Honest:
-    """One honest voter at the frontier, reduced to what it may sign."""
+    """One honest voter at the frontier, reduced to the rules of signing."""
 
     signer: FastSigner
     view: int = 0
@@ -60,11 +58,11 @@ class Company:
         self.me = self.signers.pop(place)
         self.liars = self.signers[: faults_tolerated(n)]
         self.now_ms = 1_000_000
-        # An observer that hears every decision: it knows the leaders, and how a sound block of the frontier looks.
+        # An observer hears every decision. It knows the leaders and can make a valid block of the frontier.
         self._log = Log(self.voters)
         self._observer = Replica(FastSigner("observer"), CHAIN_ID, FastVerifier(), self._log, self._log.applied())
         self.decided: dict[int, Decision] = {}
-        self.mail: list[tuple[bytes, AgreementMessage]] = []  # everything sound that anybody said, with its author
+        self.mail: list[tuple[bytes, AgreementMessage]] = []  # all valid statements, with their authors
         self.signed: dict[tuple[int, bytes], dict[bytes, Signed]] = {}  # (height, body) -> who signed it
         self.blocks: dict[bytes, bytes] = {}
         self._open()
@@ -78,7 +76,7 @@ class Company:
 
     @property
     def height(self) -> int:
-        """The frontier: nobody has decided this height yet."""
+        """Return the frontier: the first height that no voter has decided."""
         return self._observer.height
 
     @property
@@ -87,7 +85,7 @@ class Company:
 
     @property
     def view(self) -> int:
-        """The latest view that an honest voter is in."""
+        """Return the latest view of an honest voter."""
         return max(voter.view for voter in self.honest)
 
     def leader(self, view: int) -> bytes:
@@ -95,7 +93,7 @@ class Company:
         assert schedule is not None
         return schedule.leader_of_view(view)
 
-    # Saying ----------------------------------------------------------------------------------------------------------
+    # Statements ------------------------------------------------------------------------------------------------------
 
     def say(self, author: bytes, message: AgreementMessage) -> tuple[bytes, AgreementMessage]:
         self.mail.append((author, message))
@@ -113,7 +111,7 @@ class Company:
         return any(liar.public == key for liar in self.liars)
 
     def propose(self, view: int, item: int) -> tuple[bytes, AgreementMessage] | None:
-        """By whoever leads this view: a new block, or the one it is obliged to. A liar may do it again."""
+        """Propose as the leader of this view: a new block, or the required one. A lying leader may propose again."""
         key = self.leader(view)
         honest = next((voter for voter in self.honest if voter.signer.public == key), None)
         before = self.proposals.setdefault(view, [])
@@ -174,7 +172,7 @@ class Company:
     # Certificates ----------------------------------------------------------------------------------------------------
 
     def certify(self, kind: type[Prepare] | type[Commit], view: int) -> tuple[bytes, AgreementMessage] | None:
-        """What a quorum, the liars among it, has signed in this view: a Prepared, or a Decision that moves the frontier on."""
+        """Certify a block of this view with a quorum that includes the liars: a Prepared, or a Decision that ends the height."""
         for offer in self.proposals.get(view, []):
             digest = codec.decode_message(offer.propose.body, (Propose,)).block
             statement = kind(self.voters.hash, self.height, view, digest)
@@ -190,7 +188,7 @@ class Company:
         return None
 
     def too_small(self, kind: type[Prepare] | type[Commit], view: int, item: int) -> AgreementMessage:
-        """A certificate that lacks one signature. (No honest voter signs this; it stands for more liars than there may be.)"""
+        """Return a certificate that lacks one signature. No honest voter signs it: it simulates more than f liars."""
         block = self.build(codec.encode([item]), self.leader(view))
         statement = kind(self.voters.hash, self.height, view, block_digest(block))
         certificate = certificate_of(CHAIN_ID, statement, self.signers[: self.voters.quorum - 1])
@@ -219,7 +217,7 @@ class Company:
         return codec.decode_message(certificate.vote, (Prepare,)).view
 
     def hear_me(self, message: AgreementMessage, block_of: dict[bytes, StoredBlock]) -> None:
-        """What the replica under test has sent counts for the others, as far as they are at its height."""
+        """Count a message of the replica under test for the other voters, if they are at its height."""
         match message:
             case Vote(vote=signed):
                 statement: Prepare | Commit = codec.decode_message(signed.body, (Prepare, Commit))  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A replica under test."""
+"""Fixtures for one replica under test."""
 
 from __future__ import annotations
 

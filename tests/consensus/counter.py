@@ -1,4 +1,4 @@
-"""Consensus: a small application to agree on, a log of numbers, each decided once, and voters that come and go."""
+"""Consensus: a small application, a log of numbers that are decided once each, with voters that join and leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENESIS_ROOT = hashlib.sha256(b"genesis").digest()
 
 @dataclass
 class Counter:
-    """Items below `CHANGE` are just numbers; `CHANGE + i` makes candidate i a voter, or removes it if it is one."""
+    """Items below `CHANGE` are numbers. `CHANGE + i` makes candidate i a voter, or removes it if it is one."""
 
     founders: VoterSet
     candidates: tuple[bytes, ...] = ()
@@ -92,7 +92,7 @@ class Counter:
 
 @dataclass
 class Log(Counter):
-    """Its short form names each number by its digest; whoever has not heard of one cannot tell the body."""
+    """Its short form names each number by its digest. A peer that lacks a number cannot expand the body."""
 
     known: dict[bytes, int] = field(default_factory=dict)
 

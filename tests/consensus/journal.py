@@ -1,4 +1,4 @@
-"""Consensus and all above it: a journal in memory, which survives the crash of its replica and can be copied, as a disk can."""
+"""Consensus and the layers above: a journal in memory, which survives the crash of its replica and can be copied."""
 
 from __future__ import annotations
 

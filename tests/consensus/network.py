@@ -1,4 +1,4 @@
-"""Consensus, a network: replicas in virtual time, whose messages take a few milliseconds and arrive."""
+"""Consensus, a network: replicas in virtual time. All messages arrive after a few milliseconds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 
 START = 1_000.0  # virtual seconds since the epoch
-DELAY_SECONDS = (0.01, 0.02)  # of a message
-SYNC_SECONDS = (0.0, 0.002)  # until a turn is durable
+DELAY_SECONDS = (0.01, 0.02)  # latency of a message
+SYNC_SECONDS = (0.0, 0.002)  # time until a turn is durable
 APPLY_SECONDS = (0.0, 0.01)
 CHAIN_ID = hashlib.sha256(b"simulated chain").digest()
 
@@ -39,7 +39,7 @@ class Node:
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     replica: Replica | None = None  # None: crashed
     inbox: list[ReplicaInput] = field(default_factory=list)
-    life: int = 0  # counts restarts: what was scheduled for an earlier life is void
+    life: int = 0  # counts restarts: events that were scheduled for an earlier life are void
     syncing: bool = False
     deadline: float | None = None
     offset: float = 0.0  # seconds that its clock is ahead
@@ -50,7 +50,7 @@ class Node:
 
 
 class Network:
-    """`observers` stand behind the `n` founding voters."""
+    """A network of `n` founding voters, followed by `observers` further nodes."""
 
     def __init__(self, n: int = 4, observers: int = 0, seed: int = 3) -> None:
         self.random = random.Random(seed)
@@ -84,7 +84,7 @@ class Network:
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
 
     def inject(self, item: int) -> None:
-        """An item reaches everybody, each at its own time."""
+        """Send an item to all voters, which receive it at different times."""
         self.items.add(item)
         for node in self.all:
             self.after(self._draw(DELAY_SECONDS), lambda node=node: self._learn(node, item))  # type: ignore[misc]
@@ -99,7 +99,7 @@ class Network:
     # Lives -----------------------------------------------------------------------------------------------------------
 
     def crash(self, node: Node) -> None:
-        """Whatever is not durable is lost, in the middle of a turn too."""
+        """Stop a replica. All data that are not durable are lost, in the middle of a turn too."""
         node.replica, node.inbox, node.syncing, node.deadline = None, [], False, None
         node.life += 1
         for other in self.all:
@@ -111,7 +111,7 @@ class Network:
             self._learn(node, item)
 
     def _start(self, node: Node) -> None:
-        """From the journal; the application may be behind it and gets the rest as it did before."""
+        """Start a replica from the journal. Its application may lag behind and receives the missing blocks again."""
         decided = node.journal.decided
         node.counter = Counter(node.counter.founders, node.counter.candidates)
         for height in range(1, self.random.randint(0, len(decided)) + 1):
@@ -134,7 +134,7 @@ class Network:
             self._work(node)
 
     def _work(self, node: Node) -> None:
-        """As the daemon does: all that has come in is stepped through, made durable once, and then sent."""
+        """Process a turn as the daemon does: all inputs are applied, made durable together, and then sent."""
         if node.replica is None or node.syncing or not node.inbox:
             return
         events, node.inbox = node.inbox, []

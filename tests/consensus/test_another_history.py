@@ -1,5 +1,5 @@
-"""Voters that have retired sign another history. Before a newcomer has decided the block that its invitation names it cannot tell
-which is the true one: until then neither may stop it, and it blames nobody for either."""
+"""Retired voters sign another history. A newcomer cannot tell which history is true until it has decided the block of its
+invitation: until then neither history may stop it, and it blames nobody for either."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.consensus.bench import CHAIN_ID, Bench
 from tests.consensus.counter import Counter
 from tests.sim.keys import FastSigner, FastVerifier
 
-ANCHOR_HEIGHT = 9  # of the block that the newcomer's invitation names
+ANCHOR_HEIGHT = 9  # height of the block in the newcomer's invitation
 SIGNERS = (1, 2, 3)
 ONE, FALSE = b"\x91\x01", b"\x91\x63"
 DISMISSES = b"\x91\xce" + Counter.CHANGE.to_bytes(4, "big")  # the first founder, which votes no more from height 3 on
@@ -27,7 +27,7 @@ STRANGER = FastSigner("stranger").public
 
 @dataclass
 class Newcomer(Bench):
-    """It observes what the founders decide. `anchor_height` 0: no invitation leads it."""
+    """A newcomer that observes the decisions of the founders. It has no invitation if `anchor_height` is 0."""
 
     anchor_height: int = ANCHOR_HEIGHT
 
@@ -48,7 +48,7 @@ class Newcomer(Bench):
 
 
 def history(first: bytes, count: int) -> list[Decision]:
-    """What the founders decide if the first block holds these items."""
+    """Return the decisions of the founders if the first block holds these items."""
     bench, decisions = Newcomer(), []
     for height in range(1, count + 1):
         bench.now += 1.0
@@ -60,7 +60,7 @@ def history(first: bytes, count: int) -> list[Decision]:
 
 
 def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_a_newcomer() -> None:
-    """Invariant: below its anchor, a newcomer decides what follows from its last block, whatever else is certified there."""
+    """Invariant: below its anchor, a newcomer decides the certified blocks that follow from its last block, and no others."""
     bench, true = Newcomer(), history(ONE, 3)
     bench.follow(true[0])
     bench.hear_commits(history(FALSE, 2)[1].block)
@@ -70,8 +70,8 @@ def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
 def test_a_certified_block_that_does_not_follow_from_ours_is_dropped(anchor_height: int) -> None:
-    """Invariant: every decided block names the decided one before it as its parent. Who trusts its voters says that they lie, and
-    goes on saying so."""
+    """Invariant: every decided block names the decided one before it as its parent. A replica that trusts its voters reports the
+    fork, and keeps its report."""
     bench, true, false = Newcomer(anchor_height=anchor_height), history(ONE, 3), history(FALSE, 2)
     bench.follow(true[0])
     bench.hear_commits(false[1].block)
@@ -85,7 +85,7 @@ def test_a_certified_block_that_does_not_follow_from_ours_is_dropped(anchor_heig
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
 def test_a_decision_that_does_not_follow_from_ours_costs_nobody_anything(anchor_height: int) -> None:
-    """Invariant: as above. Its sender cannot know in which history we are, so only who trusts its voters is told of it."""
+    """Invariant: as above. The sender cannot know our history, so only a peer that trusts its voters reports it."""
     bench, true = Newcomer(anchor_height=anchor_height), history(ONE, 3)
     bench.follow(true[0])
     assert not bench.give(1, history(FALSE, 2)[1]).decided_blocks and not bench.faults
@@ -99,8 +99,8 @@ def test_a_decision_that_does_not_follow_from_ours_costs_nobody_anything(anchor_
 def test_two_certificates_of_one_height_are_evidence_and_a_dispute_and_the_second_is_not_taken(
     signers: tuple[int, ...], decided: int
 ) -> None:
-    """Invariant: of two certified blocks of one height, a peer whose invitation's block is decided, or that has no invitation,
-    never takes the second in place of the first, however many signed it, and says that more than f voters lie."""
+    """Invariant: a peer that has decided its invitation's block, or has no invitation, never replaces one certified block of a
+    height by another. It reports that more than f voters lie."""
     bench, true = Newcomer(anchor_height=decided), history(ONE, decided + 1)
     bench.follow(*true[:decided])
     rival = bench.block(1, FALSE)
@@ -134,8 +134,8 @@ def test_a_certified_rival_of_a_decided_block_is_evidence_and_reported(later: in
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_signatures_of_a_decision_that_does_not_follow_are_evidence(is_first: bool) -> None:
-    """Invariant: whoever commits to two blocks in one view is accused, in whatever order the two come, also if one of them cannot
-    be taken. What cannot be taken does not count."""
+    """Invariant: a voter that commits to two blocks in one view is accused, in both orders of arrival, also if one block does not
+    follow. A block that does not follow is not decided."""
     bench = Bench()
     block = bench.block(bench.leader())
     false = encode_block(replace(decode_block(block), parent=bytes(32)))
@@ -170,7 +170,7 @@ def test_a_newcomer_is_told_nothing_of_rivals_at_or_below_the_block_of_its_invit
 
 
 def test_a_decision_of_a_decided_height_is_verified_only_if_its_block_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant: what honest peers repeat costs nothing; a rival's signatures are verified once; a false one is a fault."""
+    """Invariant: repeated messages of honest peers cost nothing. Signatures of a rival are verified once, and must be valid."""
     bench, true, false = Newcomer(anchor_height=0), history(ONE, 2), history(FALSE, 2)[1]
     bench.follow(*true)
     verified: list[bytes] = []
@@ -192,7 +192,7 @@ def test_a_decision_of_a_decided_height_is_verified_only_if_its_block_is_another
 
 
 def misled(anchor_height: int = ANCHOR_HEIGHT, count: int = 4) -> Newcomer:
-    """It has decided blocks of the history in which a founder was dismissed; in the true one nobody was."""
+    """Return a newcomer that decided a history in which a founder was dismissed. In the true history none was."""
     bench = Newcomer(anchor_height=anchor_height)
     bench.follow(*history(DISMISSES, count))
     return bench
@@ -200,8 +200,8 @@ def misled(anchor_height: int = ANCHOR_HEIGHT, count: int = 4) -> Newcomer:
 
 @pytest.mark.parametrize("count", [4, ANCHOR_HEIGHT - 1])
 def test_a_misled_newcomer_blames_nobody_for_decisions_and_votes_of_the_true_voters(count: int) -> None:
-    """Invariant: no message of other voters than those expected costs its sender anything before the invitation's block is
-    decided. Those that know the true history are the only ones who can lead back to it."""
+    """Invariant: no message of unexpected voters costs its sender anything before the invitation's block is decided. Only the
+    peers that know the true history can lead back to it."""
     bench, true = misled(count=count), history(ONE, count + 1)[count]
     bench.voters = bench.counter.founders
     for message in (true, bench.commit(1, true.block), bench.prepare(1, true.block)):
@@ -218,7 +218,7 @@ def test_votes_of_other_voters_are_a_fault_once_the_block_of_the_invitation_is_d
 
 @pytest.mark.parametrize("first", [DISMISSES, FALSE], ids=["other voters", "same voters"])
 def test_decisions_of_another_history_that_came_early_do_not_keep_the_right_ones_out_twice(first: bytes) -> None:
-    """Invariant: who sent a decision of another history has none kept before it is asked again. It is asked ever more rarely."""
+    """Invariant: after a decision of another history, no decision of its sender is kept until the next request to it."""
     bench = Newcomer()
     false, true = history(first, 12), history(ONE, 12)
     bench.give_from(STRANGER, Status(13, 0))

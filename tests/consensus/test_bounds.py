@@ -1,4 +1,4 @@
-"""What a replica holds, answers and asks is bounded, whatever the others send."""
+"""Bounds of the memory, the answers and the requests of a replica, for any messages of the others."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_a_certificate_of_a_later_view_in_the_same_turn_does_not_spoil_the_end_o
     for message in (Prepared(certificate), Status(1, 0)):
         bench.replica.handle_input(MessageInput(bench.signers[asker].public, message), bench.now)
     turn = bench.replica.finish_step(bench.now)
-    for send in turn.sends:  # whoever finds one of these wrong drops us
+    for send in turn.sends:  # a peer that receives a wrong one drops the link
         if isinstance(send, SendMessage) and isinstance(send.message, ViewEnded):
             verify_timeout_certificate(send.message.certificate, 1, 0, bench.voters, CHAIN_ID, FastVerifier())
 

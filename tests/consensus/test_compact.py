@@ -1,4 +1,4 @@
-"""Proposals travel without what the others hold: how the block is put together again, and what a wrong short form costs whom."""
+"""Compact proposals, without the data that the others hold: expansion of the block, and penalties for a wrong short form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a ballot is cast and what it names, while some of what was proposed does not come."""
+"""Time and contents of a ballot while some proposed payloads do not arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEERS = [Identity(bytes([n + 1]) * 32) for n in range(4)]
 KEYS = [peer.public for peer in PEERS]
 TRAINERS = frozenset(KEYS[:3])
 TERMS = RoundTerms(JOB, 0, ROOT, frozenset(KEYS), TRAINERS, TRAINERS, TRAINERS, TRAINERS)
-SOON = 0.1  # seconds after the opening, when everything comes that comes at all
+SOON = 0.1  # seconds from the opening until the last arrival
 
 
 def book_of(me: int, terms: RoundTerms = TERMS) -> OpenRoundState:
@@ -38,7 +38,7 @@ def vouch(book: OpenRoundState, voter: int, verdicts: dict[int, Verdict], now: f
 
 
 def judge_two(book: OpenRoundState) -> None:
-    """The first two proposals pass our cheap checks, and their trainers vouch for each other."""
+    """Judge two proposals: they pass our cheap checks, and their trainers vouch for each other."""
     for trainer in range(2):
         book.record_verdict(KEYS[trainer], Verdict.ACCEPT, SOON)
         vouch(book, trainer, {1 - trainer: Verdict.ACCEPT})
@@ -91,7 +91,7 @@ def test_nothing_that_can_be_judged_means_no_ballot() -> None:
 
 
 def test_a_light_voter_speaks_as_soon_as_the_re_executors_have_vouched_when_a_payload_is_missing() -> None:
-    """A trainer is killed in the middle of serving its payload: the round costs T1, not the light voter's own long timer."""
+    """A trainer is killed while it serves its payload. The round costs T1, not the longer timer of the light voter."""
     book = book_of(3)
     for trainer in range(3):
         propose(book, trainer)
@@ -106,7 +106,7 @@ def test_a_light_voter_speaks_as_soon_as_the_re_executors_have_vouched_when_a_pa
     decided = compute_round_result(TERMS, {**book.ballots, KEYS[3]: cast}, book.vouching.vouches)
     assert set(decided.accepted) == set(KEYS[:2])
     assert decided.absent == {KEYS[2]}
-    assert decided.unjudged == frozenset()  # nobody's timer grows for it
+    assert decided.unjudged == frozenset()  # no voter's timer grows for it
 
 
 def called_first(book: OpenRoundState, trainer: int) -> int:
@@ -114,7 +114,7 @@ def called_first(book: OpenRoundState, trainer: int) -> int:
 
 
 def test_vouches_of_those_that_are_unsure_do_not_tell_how_long_re_execution_takes() -> None:
-    """They may have waited in vain. Otherwise the timer of one round would be the measure of the next ones."""
+    """They may have waited in vain. Otherwise the timer of one round would set those of the next ones."""
     book = book_of(3)
     for trainer in range(3):
         propose(book, trainer)
@@ -127,7 +127,7 @@ def test_vouches_of_those_that_are_unsure_do_not_tell_how_long_re_execution_take
 
 
 def test_a_verdict_that_is_said_again_in_other_vouches_is_measured_once() -> None:
-    """Otherwise a liar would give most of the times, and set their median."""
+    """Otherwise a liar would contribute most of the times, and set their median."""
     book = book_of(3)
     for trainer in range(3):
         propose(book, trainer)

@@ -1,4 +1,4 @@
-"""Whose turn it is: only a view that failed takes one away, whatever liars choose to show."""
+"""The turns of leaders: a voter loses its turn only by a failed view, for any evidence that liars show."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_failure_is_forgotten_when_its_time_is_over_and_its_leader_is_seen_aga
 
 @dataclasses.dataclass
 class History:
-    """Decided heights. Liars choose, at random, when they are silent and which commits they make and show; honest ones do not."""
+    """A history of decided heights. At random, liars are silent, and sign and show only some commits. Honest voters do not."""
 
     n: int
     seed: int
@@ -116,7 +116,7 @@ class History:
         return set(keys) - self.liars
 
     def decide(self, gone: Collection[bytes] = ()) -> tuple[LeaderSchedule, Block, int]:
-        """The next height, without those that are gone: who could lead it, its block, and the view it took."""
+        """Decide the next height without the absent voters. Return its leader schedule, its block, and its view."""
         height = self.leaders.height if self.parent is None else self.parent.height + 1
         leaders = make_leader_schedule(height, self.voters, self.parent)
         view = 0
@@ -157,7 +157,7 @@ def test_liars_lead_no_more_than_their_own_turns(n: int, seed: int) -> None:
 @pytest.mark.parametrize("n", [4, 7, 10])
 @given(st.integers(0, 2**32))
 def test_beside_their_own_turns_liars_lead_only_those_of_voters_whose_views_really_failed(n: int, seed: int) -> None:
-    """Honest voters are gone for a while. Who is back loses no turn after its time, once an honest block could show it."""
+    """Honest voters are offline for a while. After its return and an honest block that can show it, a voter keeps its turns."""
     history = History(n, seed)
     out: dict[bytes, int] = {}  # honest voters whose views failed -> the height whose block may take them back
     gone: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Views go on while there is something to decide, wherever the voters are, and rest while there is not."""
+"""Views continue while there is something to decide, for any distances of the voters, and rest otherwise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def have_decided(nodes: list[Node]) -> Callable[[], bool]:
 
 
 def let_through(network: Network, passes: Callable[[bytes, bytes, AgreementMessage], bool]) -> Callable[[], None]:
-    """Only what passes, until the returned function is called."""
+    """Deliver only the messages that pass, until the returned function is called."""
     transmit = network._transmit
 
     def filtered(sender: bytes, peer: bytes, message: AgreementMessage) -> None:
@@ -60,7 +60,7 @@ def give_up(network: Network, liar: Node, view: int, to: list[Node]) -> None:
 
 
 def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None, **changes: object) -> None:
-    """A block of view 0, in which something may be wrong. Of `items` None nobody ever gets the body."""
+    """Offer a block of view 0 with these changes. Nobody gets the body if `items` is None."""
     assert liar.replica is not None
     body = codec.encode(items or [])
     block: Block = liar.replica._chain._envelope(liar.key, int(network.now * 1_000), None, body)
@@ -88,7 +88,7 @@ def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_deci
     network.crash(first)
     heal()
     for node in (second, third):
-        if restarted:  # what proved that views had ended is forgotten
+        if restarted:  # the certificates of ended views are forgotten
             network.crash(node)
             network.restart(node)
     assert views([away]) == [0]
@@ -97,7 +97,7 @@ def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_deci
 
 @pytest.fixture
 def network() -> Network:
-    """It has been idle for a second."""
+    """Return a network that has been idle for a second."""
     made = Network()
     made.run_until(made.now + 1.0, lambda: False)
     return made
@@ -122,7 +122,7 @@ def test_a_liar_that_gives_up_views_to_come_takes_nobody_there(network: Network)
         ([], {"state_root": bytes(32)}, 0),  # refused for good
         (None, {}, 1),  # its body never comes
         ([], {"time_ms": 10**13}, 1),  # refused until a time that will not come
-        ([7], {}, 1),  # sound, and prepared
+        ([7], {}, 1),  # valid, and prepared
     ],
     ids=["refused", "without a body", "from the future", "sound"],
 )
@@ -157,7 +157,7 @@ def test_a_block_whose_body_or_time_never_comes_is_given_up_even_if_nothing_else
 
 @pytest.mark.parametrize("told", [1, 3], ids=["one", "all"])
 def test_what_was_prepared_is_decided_although_nobody_else_has_work(network: Network, told: int) -> None:
-    """A certificate is known to one voter only, or to all, and who proposed the block is gone."""
+    """One voter or all of them know a certificate, and the proposer of the block is absent."""
     leader, others = leader_and_others(network)
     knowing = {node.key for node in others[:told]}
 
@@ -185,7 +185,7 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(network: Net
 
 
 def test_idle_time_is_nobodys_time_to_decide(network: Network) -> None:
-    """What others have said, and said again, starts no view timer: it would be over when work comes."""
+    """Messages of others, also repeated ones, start no view timer. It would expire before work comes."""
     liar, honest = leader_and_others(network)
     give_up(network, liar, 0, honest)
     offer(network, liar, honest[:1], None)
@@ -230,7 +230,7 @@ def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come(bench
 
 @pytest.mark.parametrize("n", [4, 7])
 def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so(n: int) -> None:
-    """f of those that did may be liars, and may say so as often as they like."""
+    """f of the preparing voters may be liars, which may repeat their prepares at will."""
     bench = follower(n=n, views=(0,))
     block = ahead(bench, 3_600.0)
     prepared = others(bench)[: bench.voters.faults_tolerated + 1]
@@ -245,7 +245,7 @@ def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so
 
 
 def test_who_gave_up_the_view_still_waits_for_the_block_s_time(bench: Bench) -> None:
-    """It may prepare nothing in it, but what it waits for has not come."""
+    """It may prepare nothing in the view, but the awaited time has not come."""
     block = ahead(bench, 3_600.0)
     bench.give(bench.leader(), bench.propose(block))
     assert bench.turn.deadline is not None
@@ -268,7 +268,7 @@ def test_prepares_that_were_here_before_the_proposal_count_as_well(bench: Bench)
 def test_behind_a_block_from_the_future_the_next_may_follow_at_once_but_not_later(
     bench: Bench, later_ms: int, prepared: int
 ) -> None:
-    """Else nothing would be decided until that time has come; and liars would move the time on with every block."""
+    """Otherwise nothing would be decided until that time, and liars would advance the time with every block."""
     late = ahead(bench, 3_600.0)
     turn = bench.give(others(bench)[0], Decision(late, bench.certificate(Commit, late, 0, tuple(others(bench)))))
     bench.apply(turn.decided_blocks[0])
@@ -278,7 +278,7 @@ def test_behind_a_block_from_the_future_the_next_may_follow_at_once_but_not_late
 
 
 def heights(network: Network, count: int) -> list[float]:
-    """Seconds that so many heights take, one item each, at everybody that is there."""
+    """Return the seconds of each of `count` heights, with one item each, until all running voters have decided."""
     taken = []
     for _ in range(count):
         there = [node for node in network.all if node.replica is not None]

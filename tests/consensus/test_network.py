@@ -1,4 +1,4 @@
-"""Whole calm networks: what a killed leader costs, who leads afterwards, how voters join."""
+"""Whole networks without faulty links: the cost of a killed leader, the leaders after it, and joining voters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.consensus.network import DELAY_SECONDS, Network, Node
 
 
 def decide(network: Network, item: int) -> float:
-    """How long it takes until everybody that runs has applied the item, in virtual seconds."""
+    """Return the virtual seconds until all running voters have applied the item."""
     start = network.now
     network.inject(item)
     running = [node for node in network.nodes.values() if node.replica is not None]

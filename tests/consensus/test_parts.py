@@ -1,4 +1,4 @@
-"""Voter sets, certificates, blocks, leaders, evidence and the executor, each by itself."""
+"""Voter sets, certificates, blocks, leaders, evidence and the executor, each alone."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_whoever_says_two_things_of_one_kind_in_one_round_lies_and_nobody_else(k
 
 
 class Order(MemoryJournal):
-    """Notes what happens in which order; also the outlet."""
+    """An outlet and store that record the order of events."""
 
     def __init__(self) -> None:
         super().__init__()

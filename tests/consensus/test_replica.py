@@ -41,7 +41,7 @@ def leader(view: int = 0) -> Bench:
 
 
 def proposed(bench: Bench) -> bytes:
-    """The leader's block, as the replica has prepared it."""
+    """Return the leader's block, which the replica has prepared."""
     block = bench.block(bench.leader())
     bench.give(bench.leader(), bench.propose(block))
     return block
@@ -210,7 +210,7 @@ def test_a_fresh_block_with_one_wrong_part_is_not_prepared(bench: Bench, change:
 
 
 def on_another_root(bench: Bench, view: int) -> None:
-    """The leader of this view proposes as if its state were another one."""
+    """Propose as the leader of this view with another state root."""
     justification = bench.timeout_certificate(view - 1, others(bench)) if view else None
     block = decode_block(bench.block(bench.leader(view)))
     other = dataclasses.replace(block, state_root=b"\xee" * 32, time_ms=block.time_ms + view)
@@ -285,7 +285,7 @@ def test_a_restarted_voter_names_its_certificate_when_it_times_out(bench: Bench)
 
 @pytest.mark.parametrize("statement", [Timeout, Propose])
 def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(statement: type[Timeout] | type[Propose]) -> None:
-    """It was wrong about the voters when it signed, and has restored the certified state since."""
+    """It had wrong voters when it signed, and has restored the certified state since."""
     bench = leader()
     block, elsewhere = bench.block(bench.place), bytes(32)
     digest = block_digest(block)
@@ -304,7 +304,7 @@ def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(
 
 
 def test_a_certificate_of_another_voter_set_is_not_recovered(block: bytes, bench: Bench) -> None:
-    """Its votes may be those of nobody who votes here: in a Timeout it would show nothing, and it must lock nobody."""
+    """Its signers may vote no more. In a Timeout the certificate would prove nothing, and it must lock nobody."""
     foreign = Prepare(bytes(32), 1, 0, block_digest(block))
     signatures = {bench.signers[i].public: bench.sign(i, foreign).signature for i in others(bench)}
     certificate = Certificate(codec.encode(foreign), signatures)
@@ -351,7 +351,7 @@ def test_of_timeouts_however_far_ahead_those_of_all_possible_liars_are_passed_ov
     assert bench.replica.view == 0 and not bench.sent(TimeoutEnvelope)
     bench.give(first, bench.timed_out(first, 300))
     assert bench.replica.view == 300 and given_up(bench) == [300, 299]
-    for voter, view in ((first, 300), (second, 300)):  # said again, or for the first time
+    for voter, view in ((first, 300), (second, 300)):  # a repeated message, or a first one
         bench.give(voter, bench.timed_out(voter, view))
     assert bench.replica.view == 301
 
@@ -386,11 +386,11 @@ def test_a_prepared_block_must_be_proposed_again_and_no_clock_judges_it(bench: B
     assert not bench.faults and len(bench.sent_votes(Prepare)) == 1
 
 
-# A justification holds a prepare certificate that this replica has not seen: it is a lock like any other ------------------------
+# A justification may hold a prepare certificate that is new to this replica. It locks like any other one. -----------------------
 
 
 def carriers(bench: Bench, block: bytes) -> tuple[Certificate, dict[str, AgreementMessage]]:
-    """A prepare certificate of view 0, and the messages that bring it inside the timeouts of that view."""
+    """Return a prepare certificate of view 0, and the messages that carry it inside the timeouts of that view."""
     high = bench.certificate(Prepare, block, 0, others(bench))
     justification = bench.timeout_certificate(0, others(bench), high, (0, block))
     return high, {"proposal": bench.propose(block, 1, justification), "view ended": ViewEnded(justification)}
@@ -515,7 +515,7 @@ def test_a_timeout_certificate_takes_the_replica_to_the_next_view(bench: Bench) 
 
 
 def in_view_one() -> Bench:
-    """It was taken to view 1 by a timeout certificate, which it does not write down, and has prepared there."""
+    """Return a replica in view 1 after a timeout certificate, which it does not write. It has prepared there."""
     bench = follower()
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
     block = bench.block(bench.leader(1))
@@ -549,7 +549,7 @@ def test_who_holds_the_certificate_of_its_view_gives_up_nothing() -> None:
 
 
 def leader_of_view_one() -> Bench:
-    """It has proposed in view 1, with the certificate of view 0, which it does not write down."""
+    """Return a replica that has proposed in view 1 with the certificate of view 0, which it does not write."""
     bench = leader(view=1)
     bench.counter.add(1)
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
@@ -591,7 +591,7 @@ def test_own_messages_are_repeated_while_there_is_work(bench: Bench) -> None:
 
 
 def test_a_refused_proposal_is_no_cause_for_repeats(bench: Bench) -> None:
-    """Nothing was signed because of it: a liar that leads could keep an idle network talking for ever."""
+    """Nothing was signed because of it. Otherwise a lying leader could keep an idle network busy for ever."""
     block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32)))
     bench.give(bench.leader(), bench.propose(block))
     assert bench.replica.block_refusal and bench.turn.deadline is None
@@ -660,7 +660,7 @@ def test_a_request_for_decisions_is_answered_from_the_journal(bench: Bench) -> N
 
 
 def behind_a_change_of_voters() -> tuple[Bench, DecidedBlock, Decision]:
-    """Two heights are decided, none is applied: who decides the third one follows from the first. With a decision of that."""
+    """Return a replica that has decided two heights and applied none, its first block, and a decision of the third height."""
     bench, maker = follower(), follower()
     for each in (bench, maker):
         each.counter.candidates = (bytes(32),)
@@ -677,7 +677,7 @@ def behind_a_change_of_voters() -> tuple[Bench, DecidedBlock, Decision]:
 
 
 def test_no_decision_is_asked_for_while_it_is_unknown_whose_signatures_prove_it() -> None:
-    """A block may be applied slowly; what came meanwhile would be of no use, and would be asked for again and again."""
+    """A block may be applied slowly. Decisions that come meanwhile are useless and would be requested again and again."""
     bench, first, _ = behind_a_change_of_voters()
     bench.give(others(bench)[0], Status(40, 0))
     assert bench.replica.height == 3 and bench.turn.deadline is None and not bench.sent(GetDecisions)

@@ -1,4 +1,4 @@
-"""A voter whose disk may have been rolled back: whom it asks, when it is silent, and what the others remember for it."""
+"""A voter with a disk that may have been rolled back: its questions, its silence, and the memory of the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ONE, TWO = b"\x91\x01", b"\x91\x02"
 
 
 class Untold(Bench):
-    """Nobody has answered the first question yet."""
+    """A replica without an answer to its first question."""
 
     def tell_that_nothing_was_heard(self) -> None:
         pass
@@ -51,7 +51,7 @@ def tell_all(bench: Bench, height: int | None = None, signed: tuple[Signed, ...]
 
 
 def is_silent(bench: Bench) -> bool:
-    """Whether a sound proposal makes it sign nothing."""
+    """Return whether the replica signs nothing for a valid proposal."""
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), bytes([0x91, 100 + bench.replica.height]))))
     return not bench.sent_votes(Prepare)
 
@@ -134,7 +134,7 @@ def test_an_observer_asks_nothing_and_may_speak_in_rounds() -> None:
 def test_f_liars_cannot_silence_by_their_height_and_more_claims_than_that_hold_until_it_is_reached(
     claims: tuple[int, ...], silent: bool
 ) -> None:
-    """Six voters tolerate one liar, and four of them are a quorum: two that are ahead do not keep the others from answering."""
+    """Six voters tolerate one liar, and four are a quorum. Two voters that are ahead do not stop the answers of the others."""
     bench = follower(Untold, n=len(claims) + 1)
     for other, claim in zip(others(bench), claims, strict=True):
         tell(bench, other, claim)
@@ -183,7 +183,7 @@ def test_the_voters_of_the_height_to_be_signed_must_answer_not_those_of_an_old_s
     assert check.voters_without_answer(bytes(32), new) == new.keys[1:]
 
 
-# What was forgotten ---------------------------------------------------------------------------------------------------
+# Forgotten statements -------------------------------------------------------------------------------------------------
 
 
 def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_is_decided(bench: Untold) -> None:
@@ -207,7 +207,7 @@ def test_a_lower_statement_that_turns_up_later_does_not_shorten_the_silence() ->
 
 
 def test_who_is_silent_stays_so_over_another_restart(bench: Untold) -> None:
-    """It may stand above the statement that was forgotten by then, and nobody tells of it again."""
+    """It may be above the forgotten statement then, and nobody reports this statement again."""
     forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
     for other in others(bench):
         tell(bench, other, 1, (forgotten,))
@@ -290,12 +290,12 @@ def test_what_we_signed_in_rounds_is_handed_on_and_silences_no_vote() -> None:
 
 
 def of_a_copy(bench: Bench, height: int) -> Signed:
-    """What another machine signed with our key."""
+    """Return a statement that another machine signed with our key."""
     return bench.sign(bench.place, Prepare(bench.voters.hash, height, 5, bytes(32)))
 
 
 def at_height(height: int) -> Bench:
-    """It was allowed to sign at height 1, and is at this one now."""
+    """Return a replica at this height that was allowed to sign at height 1."""
     bench = follower()
     tell_all(bench)
     assert bench.replica.may_sign_round_messages
@@ -347,7 +347,7 @@ def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
 
 
 def test_a_copy_beside_its_original_hears_of_it_at_every_height_and_signs_nothing() -> None:
-    """The original signs at each height; the copy learns of each signature only when the next height is open."""
+    """The original signs at each height. The copy learns of each signature only when the next height is open."""
     copy = follower(Untold)
     heights = 0
     while copy.replica.duplicate_identity_reason is None:
@@ -471,7 +471,7 @@ def test_a_rolled_back_voter_contradicts_nothing_that_it_said_and_votes_again(lo
         backups.append(copy.deepcopy(node.journal))
         assert decided_by_all(network, item)
     network.inject(100)
-    network.run_until(network.now + 0.025, lambda: False)  # the next height is being voted on
+    network.run_until(network.now + 0.025, lambda: False)  # voting on the next height has begun
     network.crash(node)
     node.journal = backups[-lost]
     network.restart(node)
@@ -514,7 +514,7 @@ def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timer
 
 @pytest.mark.parametrize(("n", "needed"), [(2, 1), (3, 2), (4, 3), (5, 3), (7, 5)])
 def test_in_which_life_something_was_signed_is_known_when_enough_others_have_answered(n: int, needed: int) -> None:
-    """A backup that asks the voter that lags behind must not take what it signed itself for another machine's."""
+    """A restored backup that asks a lagging voter must not take its own statements for those of another machine."""
     keys = tuple(bytes([number]) * 32 for number in range(1, n + 1))
     me, others, voters = keys[0], keys[1:], VoterSet(keys)
 
@@ -531,7 +531,7 @@ def test_in_which_life_something_was_signed_is_known_when_enough_others_have_ans
         assert (check.duplicate_identity_reason is not None) == (answers >= needed), answers
         assert check.no_votes_below == 9
     if needed < voters.quorum:
-        return  # as many as open the check are enough
+        return  # the answers that open the check are enough
     late = asked(voters.quorum - 1)
     for voter in others:
         late.record_answer(voter, 8, 5)

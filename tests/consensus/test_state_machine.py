@@ -1,6 +1,6 @@
 """One replica among voters of which f lie, under any order of events that hypothesis can think of.
 
-What it signs and keeps is checked after every step, from its sends and its journal alone.
+Its signatures and its records are checked after every step, from its sends and its journal alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tests.sim.keys import FastVerifier
 
 Statement = Propose | Prepare | Commit | Timeout
 STATEMENTS = (Propose, Prepare, Commit, Timeout)
-AHEAD = st.sampled_from((0, 0, 0, 0, 1, -1))  # of the view that the honest are in
+AHEAD = st.sampled_from((0, 0, 0, 0, 1, -1))  # the view of the honest voters
 MOSTLY = st.sampled_from((True, True, True, False))
 CHOICES = st.integers(0, 1 << 16)
 EXAMPLES, STEPS = 100, 50  # hundreds of decisions and restarts in a few seconds
@@ -69,9 +69,9 @@ class OneReplica(RuleBasedStateMachine):
         self.now = 1_000.0
         self.disk, self.old_disk = MemoryJournal(), MemoryJournal()
         self.log = Log(self.company.voters)
-        self.slots: dict[tuple[str, int, int], bytes] = {}  # what was ever sent, over all restarts
+        self.slots: dict[tuple[str, int, int], bytes] = {}  # all sent statements, over all restarts
         self.order: list[Statement] = []
-        self.asked: list[tuple[bytes, Any]] = []  # requests it has sent and that nobody answered yet
+        self.asked: list[tuple[bytes, Any]] = []  # unanswered requests that it has sent
         self.unapplied: list[DecidedBlock] = []
         self.senders_of_bad: set[bytes] = set()
         self.build(RestartState(), answered)
@@ -127,7 +127,7 @@ class OneReplica(RuleBasedStateMachine):
         if signed.signer != self.company.me.public:
             assert isinstance(statement, Propose), "only proposals of others are passed on"
             return
-        is_decided = statement.height in self.disk.decided  # in the same turn: its slot is never needed again
+        is_decided = statement.height in self.disk.decided  # in the same turn, which needs its slot no more
         assert is_decided or any(voted.signed == signed for voted in self.disk.votes), "sent before it was durable"
         slot = (statement.TAG, statement.height, statement.view)
         if self.slots.setdefault(slot, signed.body) != signed.body:
@@ -177,7 +177,7 @@ class OneReplica(RuleBasedStateMachine):
     def view(self, ahead: int) -> int:
         return max(0, self.company.view + ahead)
 
-    # What happens ----------------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------------------
 
     @rule(item=st.integers(0, 99))
     def work_comes(self, item: int) -> None:
@@ -222,7 +222,7 @@ class OneReplica(RuleBasedStateMachine):
     @precondition(lambda self: self.company.mail)
     @rule(choice=CHOICES, sender=CHOICES)
     def something_said_before_arrives(self, choice: int, sender: int) -> None:
-        """Late, again, or from somebody who passes it on; of any height and view."""
+        """A valid statement arrives late, again, or from a forwarding peer, with any height and view."""
         self.give(self.peer(sender), self.company.mail[-1 - choice % min(60, len(self.company.mail))][1])
 
     @precondition(lambda self: self.company.mail)
@@ -249,7 +249,7 @@ class OneReplica(RuleBasedStateMachine):
 
     @rule(item=st.integers(0, 99), delivered=MOSTLY, phases=st.integers(1, 5))
     def the_agreement_goes_on(self, item: int, delivered: bool, phases: int) -> None:
-        """The honest do what comes next, one after another."""
+        """The honest voters take their next steps, one after another."""
         self.log.hear(item)
         if delivered:
             self.step(WorkChangedInput())
@@ -323,7 +323,7 @@ class OneReplica(RuleBasedStateMachine):
 
     @rule(choice=CHOICES, ahead=AHEAD, kind=st.sampled_from(STATEMENTS), digest=CHOICES)
     def a_liar_says_anything(self, choice: int, ahead: int, kind: Any, digest: int) -> None:
-        """Well formed and well signed: whatever it contradicts, it is evidence at most."""
+        """A liar sends a well-formed, signed statement. If it contradicts another one, it is evidence at most."""
         company, view = self.company, self.view(ahead)
         liar = company.liars[choice % len(company.liars)]
         known = [*sorted(company.blocks), bytes(32)]
@@ -383,7 +383,7 @@ class OneReplica(RuleBasedStateMachine):
 
     @rule(lost=st.booleans(), event=st.sampled_from((TickInput(), WorkChangedInput())), answered=MOSTLY)
     def it_is_killed_and_starts_again(self, lost: bool, event: ReplicaInput, answered: bool) -> None:
-        """In the middle of a turn: what it would have written is all on disk or not at all; nothing of it was sent."""
+        """Kill it in the middle of a turn: all of its records are on disk or none are, and nothing was sent."""
         turn = self.replica.step(event, self.now)
         if not lost:
             self.disk.append_records(turn.records)
@@ -401,7 +401,7 @@ class OneReplica(RuleBasedStateMachine):
             self.log.apply(self.unapplied.pop(0))
         self.build(self.disk.read_restart_state(), answered)
 
-    # What must hold --------------------------------------------------------------------------------------------------
+    # Invariants ------------------------------------------------------------------------------------------------------
 
     @invariant()
     def memory_is_bounded(self) -> None:
@@ -415,7 +415,7 @@ class OneReplica(RuleBasedStateMachine):
             assert len(book.proposals) <= VIEWS_AHEAD_MAX + 1
 
     def teardown(self) -> None:
-        """Whatever has happened: the honest ones that are still there bring it to where they are."""
+        """Check that the remaining honest voters bring it to their height, after any events."""
         if not hasattr(self, "replica"):
             return
         while self.replica.height < self.company.height or self.unapplied:
@@ -442,7 +442,7 @@ TestOneReplica = OneReplica.TestCase
 
 
 def test_a_block_that_nobody_can_read_is_fetched_and_never_passed_on() -> None:
-    """Its leader gives it to whoever asks. Passing it on would mean reading it."""
+    """Its leader sends it to every peer that asks. To pass it on, the replica must have read it."""
     machine = OneReplica()
     for place in range(7):
         machine.start(n=7, place=place, answered=True)

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --minutes 10`: the checks of the test suite on other values, for as long as one likes."""
+"""`python -m tests.fuzz --minutes 10`: the checks of the test suite with other values, for the given time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main() -> int:
         for name in names:
             try:
                 look(name, number)
-            except Exception:  # whatever it is, a person is to see it with the command that shows it again
+            except Exception:  # any error is shown with the command that repeats it
                 traceback.print_exc()
                 print(f"1 failed: python -m tests.fuzz --only '{name}' --seed {number}")
                 return 1

@@ -1,4 +1,4 @@
-"""What must hold for every decoder, however long one looks for a counter-example."""
+"""Properties of every decoder, checked for any number of examples."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def keeps_to_its_memory(decoder: Decoder, values: int, number: int) -> None:
     @profile(values)
     @given(decoder.valid)
     def check(valid: bytes) -> None:
-        decoder.accepts(valid)  # what is built once and kept is no part of the bound
+        decoder.accepts(valid)  # the bound excludes data that are built once and kept
         for bomb in random.sample(bombs(BOMB_BYTES), BOMBS):
             data = placed(valid, random, bomb)
             bound = decoder.bytes_factor * len(data) + READ_BYTES_FIXED

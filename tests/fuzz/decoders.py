@@ -1,4 +1,4 @@
-"""Everything that turns bytes from outside into something: where valid bytes come from, how they are read, what may be raised."""
+"""All decoders of bytes from outside: sources of valid bytes, functions that read them, and errors that they may raise."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ from transport.network import DataReceived
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
 
 READ_BYTES_FACTOR = 6  # memory while decoding, per byte of input: the input's own copies inside the value
-READ_BYTES_FIXED = 256 << 10  # and whatever the input, once the readers of all types are built
+READ_BYTES_FIXED = 256 << 10  # memory for any input, once the readers of all types are built
 LOCAL = frozenset({"control socket"})  # read for programs of the same person, who may fill the memory anyway
-STATE_BYTES_FACTOR = 48  # of tables and specifications, whose entries are small objects; no stranger's message holds one
+STATE_BYTES_FACTOR = 48  # bound of tables and specifications, whose entries are small objects; no message of a stranger holds one
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Decoder:
     encode: Callable[[Any], bytes] | None = None  # None: the form is not canonical, or the value is not kept
     refuses: tuple[type[Exception], ...] = (RemoteProtocolError,)
     bytes_factor: int = READ_BYTES_FACTOR
-    always: bool = True  # whatever is valid is accepted; a transaction may be well formed and still have no place
+    always: bool = True  # all valid data are accepted; a transaction may be well formed and still not apply
 
     def accepts(self, data: bytes) -> bool:
-        """Whether `data` is read. Whatever is read must be written the same again."""
+        """Return whether `data` is accepted. Accepted data must encode to the same bytes again."""
         try:
             value = self.decode(data)
         except self.refuses:
@@ -110,7 +110,7 @@ def _of_record(kind: type) -> Decoder:
     return Decoder(_qualified(kind), strategy_of(kind).map(codec.encode), decode, codec.encode, bytes_factor=factor)
 
 
-# Those that do more than the codec -----------------------------------------------------------------------------------
+# Decoders with further checks ----------------------------------------------------------------------------------------
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
 SCRATCH = JobSpec(name="s", objective="scratch", data=bytes(32))
@@ -182,7 +182,7 @@ def _invitations() -> Decoder:
 
 
 def _payloads() -> Iterator[Decoder]:
-    """With levels of any bits: of one chunk, and of a layout with short chunks and several blocks."""
+    """Yield decoders of payloads for each number of bits: with one chunk, and with short chunks and several blocks."""
     for bits in BITS:
         yield _payload(bits, layout_of(SCRATCH), "one chunk")
         yield _payload(bits, layout_from_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
@@ -261,13 +261,13 @@ def _frames() -> Decoder:
 
     def decode(data: bytes) -> Any:
         inbox = Inbox()
-        return inbox.receive_frame(data) + inbox.receive_frame(data)  # the first may leave a message unfinished
+        return inbox.receive_frame(data) + inbox.receive_frame(data)  # the first one may leave a message unfinished
 
     return Decoder("Inbox.take", st.lists(st.binary(max_size=300), max_size=5).map(frame), decode, bytes_factor=128)
 
 
 def _sessions() -> Decoder:
-    """What an initiator sends: everything from the preamble on, and two frames."""
+    """Return a decoder of the bytes of an initiator, from the preamble on, with two frames."""
 
     class Recorder(bytearray):
         def module_state(self, session: Any) -> Any:
@@ -299,7 +299,7 @@ def _pipe() -> Decoder:
     messages = worker_protocol.messages_from_worker(worker_requests().values())
 
     def decode(data: bytes) -> Any:
-        # a shorter one is waited for
+        # a pipe waits for the rest of a shorter frame
         header = data[: worker_protocol.FRAME_HEADER_BYTES].ljust(worker_protocol.FRAME_HEADER_BYTES, b"\0")
         length, number = worker_protocol.parse_header(header)
         return number, worker_protocol.parse_body(data[worker_protocol.FRAME_HEADER_BYTES :][:length], messages)
@@ -308,12 +308,12 @@ def _pipe() -> Decoder:
     return Decoder("worker pipe", st.builds(worker_protocol.encode_frame, st.integers(0, 2**32 - 1), values), decode)
 
 
-# By kind of transaction.
+# Types of contents by kind of transaction.
 CONTENTS: dict[str, type] = {kind: content for module in modules_of(PlainJobs()) for kind, content in module.contents.items()}
 
 
 class _Anybody:
-    """Answers every method of `PeerApi` with nothing."""
+    """An implementation of `PeerApi` in which every method returns nothing."""
 
     def __getattr__(self, name: str) -> Any:
         async def answer(*arguments: Any) -> None:
@@ -385,7 +385,7 @@ def _write_ahead_log() -> Decoder:
 
 
 def _node() -> Decoder:
-    """Whatever comes over a link, through everything that reads it, into a peer in the middle of a round."""
+    """Return a decoder of the messages of a link, with all their handlers, in a peer in the middle of a round."""
     pack = Pack(voters=4, count=4)
     pack[0].say(pack.world.tx(PEOPLE[0], "job/start", jobs.StartJob(LANGUAGE)))
     pack.until(lambda shell: bool(shell.node.ledger.rounds))
@@ -427,7 +427,7 @@ def _ledger() -> list[Decoder]:
         return rules.encode_state(rules.decode_state(data))
 
     def opened(data: bytes) -> Any:
-        """Content that nobody changed on the way is judged too: whoever signs may sign anything."""
+        """Apply the data as content with a valid signature, since a member may sign anything."""
         return rules.apply_transaction(state, sign_message(PEOPLE[1], world.chain, codec.decode(Transaction, data)))
 
     def unsigned(signed: Signed) -> bytes:

@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.http --seconds 120`: what strangers may send to a serving peer, valid and not, on real sockets.
+"""`python -m tests.fuzz.http --seconds 120`: valid and invalid requests of strangers to a serving peer, on real sockets.
 
-No reply may be a server's error, except a 503 that says `no-quorum`. The peer goes on, complains of nobody in its log, and its
-memory does not grow with what it was sent.
+No reply may be a server error, except a 503 with `no-quorum`. The peer keeps running, logs no complaint, and its memory does
+not grow with the number of requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.peer.processes import command, daemons
 from tests.web.client import Person, Site
 
 WORKERS = 24
-REPLY_SECONDS = (0.2, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 15.0)  # drawn from these; a call waits 10 s for a decision, then it answers
+REPLY_SECONDS = (0.2, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 15.0)  # drawn from these; a call waits at most 10 s for a decision
 GROWTH_MB_MAX = 48.0  # after the first quarter of the time
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "G\x00T", "X" * 300, "", "PRI")
@@ -86,13 +86,13 @@ HEADERS = (
 class Seen:
     statuses: Counter[int] = field(default_factory=Counter)
     requests: int = 0
-    unanswered: int = 0  # connections that were open and silent when the time was over
+    unanswered: int = 0  # connections that were open and silent at the end
     problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Known:
-    """What an honest annotator knows of a site: requests are made from it."""
+    """An honest annotator's knowledge of a site. Requests are made from it."""
 
     site: Site
     person: Person
@@ -103,7 +103,7 @@ class Known:
 
 
 def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
-    """Method, path and body of something that a client might ask."""
+    """Return method, path and body of a possible request of a client."""
     person, site = known.person, known.site
     key, assignment = person.key.hex(), random.choice(known.assignments)
     stranger = Person("eve", random.randbytes(32))
@@ -182,7 +182,7 @@ def _enrolment(person: Person, site: Site) -> dict[str, Any]:
 
 
 def made(known: Known, random: Random, *, last: bool) -> bytes:
-    """One request as bytes, changed in some places or in none."""
+    """Return one request as bytes, changed in some places or in none."""
     method, path, body = requests_of(known, random)
     if random.random() < 0.15:
         method = random.choice(METHODS)
@@ -254,7 +254,7 @@ def _chunked(data: bytes, random: Random) -> bytes:
 
 
 async def hammer(known: Known, seconds: float, seed: int) -> Seen:
-    """Sends for so long, from several connections at once; what came of it."""
+    """Send requests for some seconds over several connections at once. Return the results."""
     seen, end = Seen(), trio.current_time() + seconds
 
     async def send(worker: int) -> None:
@@ -301,7 +301,7 @@ def _judge(seen: Seen, data: bytes, reply: bytes) -> None:
             seen.problems.append(f"{status} to {data[:600]!r}: {reply[match.start() : match.start() + 300]!r}")
 
 
-# Alone ----------------------------------------------------------------------------------------------------------------
+# Without other requests -----------------------------------------------------------------------------------------------
 
 
 def memory_mb(process: int) -> float:
@@ -317,7 +317,7 @@ def free_port() -> int:
 
 
 def known_at(site: Site, project: str, operator: str) -> Known:
-    """An annotator's first steps at this site."""
+    """Take an annotator's first steps at this site."""
     person = Person("ann")
     assert person.enrol(site).status == 201
     tasks = person.tasks(site, 8).body["tasks"]

@@ -1,4 +1,4 @@
-"""A peer's links hear any messages in any order: nothing but `RemoteProtocolError` comes of it, and all memory is given back."""
+"""Random messages to the links of a peer, in any order: they raise only `RemoteProtocolError`, and all memory is freed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from transport.wire.framing import Channel, Message, Priority
 
 STRANGERS = [Identity(hashlib.sha256(b"stranger" + bytes([number])).digest()) for number in range(4)]
 MESSAGES = 60  # in one run
-Said = tuple[int, Any, bool, int]  # by which stranger; whether it is changed, and how
+Said = tuple[int, Any, bool, int]  # sender, message, whether it is changed, and how
 
 
 def _records() -> st.SearchStrategy[PeerRecords]:
-    """Those whose signatures hold: what random bytes never are."""
+    """Return records with valid signatures, which random bytes never have."""
     signed = st.tuples(st.sampled_from([ALICE, *STRANGERS]), strategy_of(PeerRecord)).map(
         lambda one: sign_message(one[0], CHAIN, one[1])
     )

@@ -1,4 +1,4 @@
-"""Valid bytes made invalid: by the byte, by the value inside them, and by length prefixes that promise too much."""
+"""Mutations that make valid bytes invalid: of bytes, of values inside them, and of length prefixes that promise too much."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MARKER = b"a marker that no message holds: "
 
 
 def changed_bytes(data: bytes, random: Random) -> bytes:
-    """A few bytes changed, lost, repeated or put in."""
+    """Return the data with a few bytes changed, lost, repeated or inserted."""
     buffer = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 5))):
         at, length = random.randrange(len(buffer) + 1), random.choice((1, 1, 2, 4, 32))
@@ -75,14 +75,14 @@ def changed_bytes(data: bytes, random: Random) -> bytes:
 
 
 def changed_value(data: bytes, random: Random) -> bytes:
-    """Well-formed msgpack in which one value is another one, missing, twice there, or in another place."""
+    """Return well-formed msgpack in which one value is replaced, missing, repeated, or moved."""
     plain = _unpack(data)
     path = random.choice(paths(plain))
     return _pack(_replaced(plain, path, random.choice((_strange, _shortened, _repeated, _shuffled)), random))
 
 
 def longer_form(data: bytes, random: Random) -> bytes:
-    """The same value with one number or length in more bytes than it needs."""
+    """Return the same value with one number or length in more bytes than it needs."""
     plain = _unpack(data)
     path = random.choice(paths(plain))
     return _pack(_replaced(plain, path, lambda *_: MARKER, random)).replace(_pack(MARKER), _long(_at(plain, path)))
@@ -131,7 +131,7 @@ def _shuffled(value: Any, random: Random) -> Any:
 
 
 def paths(plain: Any, here: Path = ()) -> list[Path]:
-    """Where the values are inside nested lists."""
+    """Return the places of the values inside nested lists."""
     found = [here]
     if isinstance(plain, list):
         for index, item in enumerate(plain):
@@ -155,7 +155,7 @@ def _pack(plain: Any) -> bytes:
 
 
 def mutate(data: bytes, random: Random) -> bytes:
-    """Any of these changes; only the bytewise ones if `data` is no plain msgpack."""
+    """Apply one of these changes, or a bytewise one if `data` is no plain msgpack."""
     how = random.choice((changed_bytes, changed_bytes, changed_value, changed_value, changed_value, longer_form, truncated))
     try:
         return how(data, random)
@@ -164,7 +164,7 @@ def mutate(data: bytes, random: Random) -> bytes:
 
 
 def bombs(size: int) -> list[bytes]:
-    """Msgpack of about `size` bytes that would like to become many times as much memory."""
+    """Return msgpack of about `size` bytes that could expand to many times its size in memory."""
     count = struct.pack(">I", size)
     return [
         *HOSTILE_PREFIXES,
@@ -180,7 +180,7 @@ def bombs(size: int) -> list[bytes]:
 
 
 def placed(data: bytes, random: Random, bomb: bytes) -> bytes:
-    """`data` with one of its values replaced by `bomb`; `bomb` itself if `data` is no plain msgpack."""
+    """Return `data` with one of its values replaced by `bomb`, or `bomb` if `data` is no plain msgpack."""
     try:
         plain = _unpack(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A generator of values for any wire type, made from its annotations: a new message is covered as soon as it is written."""
+"""A generator of values for any wire type, made from its annotations, so that new messages need no further code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from protocol.codec import COLLECTION_MAX, INTEGER_MAX, Between, Length
 from protocol.limits import ROW_KEY_BYTES_MAX
 
 EXTRA_BYTES_MAX = 48  # bytes and text are made this much longer than their shortest: enough for every form of length prefix
-EXTRA_ITEMS_MAX = 3  # the same of collections, which nest
+EXTRA_ITEMS_MAX = 3  # the same for collections, which nest
 
 
 @functools.cache
 def strategy_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of `kind`. Raises `TypeError` for what is no wire type: then either the message is wrong or this function is."""
+    """Return values of `kind`. Raises `TypeError` if it is no wire type: either the message or this function is wrong."""
     return _bounded(kind, Length(0, COLLECTION_MAX))
 
 
@@ -79,11 +79,11 @@ def _record(kind: Any) -> st.SearchStrategy[Any]:
 
 
 SIZE_MAX = 1 << 20  # longer bounds cost too much to exceed in every run; the same code checks them
-Change = tuple[str, Any]  # what is wrong, and the whole plain value with it
+Change = tuple[str, Any]  # the change, and the whole plain value with it
 
 
 def outside(kind: Any, value: Any) -> Iterator[Change]:
-    """Plain forms of `value` in which one number, length or count is just out of bounds, wherever that can be."""
+    """Yield plain forms of `value` in which one number, length or count is just out of bounds, at each possible place."""
     yield from _outside(kind, codec.to_plain(value), None)
 
 
@@ -123,6 +123,6 @@ def _inside(kind: Any, origin: Any, arguments: tuple[Any, ...], plain: Any) -> I
 
 
 def _each(kinds: list[Any], plain: list[Any], start: int) -> Iterator[Change]:
-    for index, kind in enumerate(kinds[: len(plain) - start], start):  # added fields may be left out
+    for index, kind in enumerate(kinds[: len(plain) - start], start):  # added fields may be omitted
         for what, changed in _outside(kind, plain[index], None):
             yield what, [*plain[:index], changed, *plain[index + 1 :]]

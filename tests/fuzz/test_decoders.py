@@ -10,7 +10,7 @@ from training.worker_protocol import REQUESTS, messages_from_worker, messages_to
 pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
 
 VALUES = 10  # of each type in the default suite; `python -m tests.fuzz --minutes 10` looks further
-NUMBER = 1  # of the random sequence: the suite does the same each time
+NUMBER = 1  # seed of the random sequence: each run of the suite is the same
 
 
 def test_every_message_of_every_protocol_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Which types are read from bytes: found in the source, so that none can be forgotten."""
+"""Types that are decoded from bytes, found in the source so that none is forgotten."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def modules() -> tuple[ModuleType, ...]:
 
 @functools.cache
 def messages() -> tuple[type, ...]:
-    """Every dataclass with a tag."""
+    """Return every dataclass with a tag."""
     kinds = (kind for module in modules() for kind in vars(module).values() if _is_own(kind, module))
     return tuple(kind for kind in kinds if getattr(kind, "TAG", None) is not None)
 
 
 @functools.cache
 def records() -> tuple[type, ...]:
-    """Every dataclass without a tag that some `codec.decode(…)` names, and those in tables of kinds it picks from."""
+    """Return every dataclass without a tag that a `codec.decode(…)` names, and those in tables of kinds that it selects from."""
     found = {kind: None for module in modules() for call in _decode_calls(module) for kind in _named(call.args[0], module)}
     return tuple(kind for kind in found if kind not in messages())
 

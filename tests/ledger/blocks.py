@@ -1,4 +1,4 @@
-"""Ledger without consensus: the block that follows a state, and its certificate, because the test says so."""
+"""Ledger without consensus: the block that follows a state, with a certificate that the test makes."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def decided_after(
 
 
 def stepped(transition: StateTransition) -> list[bytes]:
-    """The jobs that get a new model."""
+    """Return the jobs that get a new model."""
     return [*transition.started_jobs, *(closed.job for closed in transition.model_steps), *transition.rolled_back]
 
 
 def compute_transition(
     rules: LedgerRules, state: LedgerState, height: int, time_ms: int, certified_root: bytes, body: BlockBody
 ) -> StateTransition:
-    """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
+    """Return the effects of a block with this body. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
     assert height == state.height + 1
     return _dated(rules._effect(state, body), time_ms, certified_root)
 
 
 def with_rows_of(state: LedgerState, other: LedgerState) -> LedgerState:
-    """The same state, its tables read as those of `other`, which has the same rows."""
+    """Return the same state with tables read as those of `other`, which has the same rows."""
     for name, table in state.tables.items():
         table.adopt_rows_of(other.tables[name])
     return state

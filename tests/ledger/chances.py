@@ -1,4 +1,4 @@
-"""How probable it is that a liar is found out by the auditors that are drawn: the closed forms."""
+"""Closed forms of the probability that the drawn auditors find a liar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from consensus.voter_set import faults_tolerated, quorum
 
 RATE = 0.4  # `audit_rate`
 AUDITORS = 2
-EFFECTIVE = 8  # of ten rounds: the first is foreseeable, and reporting and judging the last takes another
+EFFECTIVE = 8  # of ten rounds: the first is foreseeable, and the last takes one more round to report and to judge
 
 
 def found_by_one(n: int, rate: float = RATE) -> float:
@@ -19,12 +19,12 @@ def found_by_one(n: int, rate: float = RATE) -> float:
 def escape(n: int, rate: float = RATE, missing: int = 0) -> float:
     """Probability that one round's audits of a liar's proposal find nothing.
 
-    Of f liars, who as auditors say that all is well, and of `missing` honest ones nothing is to be feared.
+    The f liars report no fault as auditors, and `missing` honest voters are not drawn.
     """
     return (1 - found_by_one(n, rate)) ** (n - faults_tolerated(n) - missing)
 
 
 def escape_led(n: int) -> float:
-    """The same where a liar closes the round, sees all reveals, and leaves out the n − q ballots that would find most."""
+    """Probability as in `escape`, if a liar closes the round, sees all reveals, and omits the n − q most dangerous ballots."""
     honest, found = n - faults_tolerated(n), found_by_one(n)
     return sum(math.comb(honest, k) * found**k * (1 - found) ** (honest - k) for k in range(n - quorum(n) + 1))

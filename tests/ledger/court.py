@@ -1,4 +1,4 @@
-"""Ledger without consensus: a world with one job of sampled audits, in which everybody votes and trains."""
+"""Ledger without consensus: a world with one job of sampled audits, in which all peers vote and train."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = SAMPLED + b":200"
 
 
 class Court(World):
-    """A running job with sampled audits; everybody votes and trains. In round 0, which is closed, nobody proposed."""
+    """A running job with sampled audits, in which all peers vote and train. Round 0 is closed without a proposal."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Court(World):
         rounds: int = 0,
         **terms: object,
     ) -> None:
-        """`is_new`: round 0 is open. `rounds` more are closed."""
+        """Close `rounds` rounds after round 0, which stays open if `is_new`."""
         audits = replace(AUDITS, **terms)  # type: ignore[arg-type]
         super().__init__(n, n, audits, modules, anchor_rounds)
         self.key = self.start(PEOPLE[0], spec)
@@ -65,13 +65,13 @@ class Court(World):
         return key in self.audits.suspended
 
     def round(self, count: int = 1, trainers: Iterable[bytes] | None = None) -> None:
-        """Closes rounds in which everybody, or `trainers`, proposed and was accepted."""
+        """Close rounds in which all trainers, or `trainers`, proposed and were accepted."""
         for _ in range(count):
             who = self.job(self.key).trainers if trainers is None else trainers
             self.decide(closings=(self.closing(self.key, dict.fromkeys(who, Verdict.ACCEPT)),))
 
     def closing_without(self, *absent: bytes) -> RoundCertificate:
-        """Closes the round, in which everybody was accepted, without the ballots of these voters."""
+        """Close the round without the ballots of these voters. All trainers are accepted."""
         job = self.job(self.key)
         voters = tuple(voter for voter in job.voters if voter not in absent)
         self.vote(self.key, dict.fromkeys(job.trainers, Verdict.ACCEPT), voters)
@@ -80,12 +80,12 @@ class Court(World):
         return closing
 
     def until_drawn(self, trainer: bytes) -> None:
-        """Closes rounds until somebody has to audit this trainer: of many re-executors none may draw it."""
+        """Close rounds until an auditor is drawn for this trainer, since some rounds draw none."""
         while not self.due(trainer):
             self.round()
 
     def due(self, trainer: bytes | None = None, disputes: bool = False) -> list[tuple[FastSigner, AuditDuty]]:
-        """What everybody has to do."""
+        """Return the open audit duties with their auditors."""
         everybody = [(person, due) for key, person in self.people.items() for due in audit_duties(key, self.state)]
         return [
             (person, due)
@@ -99,39 +99,39 @@ class Court(World):
         return self.tx(person, kind, AuditFinding(due.job, *due.proposal_key, finding, 7, loss))
 
     def seal(self, person: FastSigner, due: AuditDuty, loss: int | None = None) -> SealedLoss | None:
-        """The loss of the update, unless another is given."""
+        """Return the sealed loss of the update, unless another one is given."""
         if due.proposal.loss is None:
             return None
         said, secret = LOSS if loss is None else loss, secret_of(person.public + due.trainer, due.round)
         return seal_loss(said, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, secret)
 
     def report(self) -> None:
-        """Everybody says of all that it was drawn for that it matches."""
+        """Report a match for every drawn audit."""
         for person, due in self.due():
             self.say(person, due)
 
     def open_losses(self, but: Iterable[bytes] = ()) -> None:
-        """Every trainer opens what it may open, but these."""
+        """Open all losses that may be opened, except those of the trainers `but`."""
         for key, person in self.people.items():
             for due in self.rules.audits_module.loss_openings_due(key, self.state) if key not in but else ():
                 self.decide(self.tx(person, LOSS_OPENING_KIND, self.opening(due.round, due.trainer)))
 
     def opening(self, number: int, trainer: bytes) -> LossOpening:
-        """Opens the proposal of that key in that round."""
+        """Open the loss of the proposal of that key in that round."""
         return LossOpening(self.key, number, trainer, secret_of(trainer, number), self.losses.get(trainer) or LOSS)
 
     def say(self, person: FastSigner, due: AuditDuty, finding: ReplayFinding = MATCH) -> None:
         self.decide(self.said(person, due, finding))
 
     def challenge(self, trainer: bytes, finding: ReplayFinding = MISMATCH) -> AuditDuty:
-        """One auditor of this trainer, as soon as one is drawn, says that its update is wrong."""
+        """Report a mismatch by an auditor of this trainer, as soon as one is drawn."""
         self.until_drawn(trainer)
         auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
         self.say(auditor, due, finding)
         return due
 
     def judge(self, finding: ReplayFinding, count: int | None = None, trainer: bytes | None = None) -> None:
-        """So many of those whose verdict is awaited say the same."""
+        """Record the same verdict of `count` awaited judges, or of all."""
         for person, due in [item for item in self.due(trainer, disputes=True) if not item[1].is_second_verdict][:count]:
             self.say(person, due, finding)
 
@@ -146,7 +146,7 @@ A, B, C, D = (person.public for person in PEOPLE[:4])
 
 
 def withheld(court: Court, auditor: FastSigner, trainer: bytes, times: int = 1) -> None:
-    """Says that this trainer withholds a proposal, as soon as it is drawn for one, which the others replay."""
+    """Report `times` times that a trainer withholds a proposal which the auditor was drawn for. The others can replay it."""
     for _ in range(times):
         while not any(person is auditor for person, _ in court.due(trainer)):
             court.round()

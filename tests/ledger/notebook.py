@@ -26,7 +26,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`notebook/write`: what was there under these names is overwritten; nil erases it."""
+    """`notebook/write`: overwrites the notes with these names. Nil erases a note."""
 
     notes: Annotated[dict[Name, Text | None], Length(1, NOTES_MAX)]
 
@@ -57,5 +57,5 @@ class NotebookModule(Module[NotebookState]):
 
 
 def notes(count: int, first: int = 0, text: bytes = b"") -> dict[bytes, Any]:
-    """So many notes with names of their own."""
+    """Return `count` notes with names of their own."""
     return {b"%d" % number: text or b"note %d" % number for number in range(first, first + count)}

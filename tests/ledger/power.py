@@ -1,4 +1,4 @@
-"""A disk that keeps what was synced and nothing else, for cutting its power."""
+"""Simulation of a power cut, after which a disk keeps only synced data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PowerCut(Exception):
 
 
 class Disk:
-    """Knows how much of each file, and which names of each folder, were there when they were last synced."""
+    """The sizes of files and the names in folders at their last sync."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, syncs: int = 1 << 30) -> None:
-        """`syncs` of them succeed, then the power is cut."""
+        """The first `syncs` calls of `fsync` succeed, then the power is cut."""
         self._sizes: dict[int, int] = {}
         self._names: dict[int, set[tuple[str, int]]] = {}
         self._numbers, self._syncs = itertools.count(), syncs
@@ -36,8 +36,8 @@ class Disk:
             self._sizes[found.st_ino] = found.st_size
 
     def cut(self, folder: Path, names_stay: bool) -> None:
-        """Tears the files in `folder` that were not synced. Names that were not synced are lost, unless `names_stay`: a file
-        system may write them when it likes.
+        """Truncate the files in `folder` that were not synced. Names that were not synced are lost, unless `names_stay`: a file
+        system may write them at any time.
         """
         kept = self._names.get(folder.stat().st_ino, set())
         for path in list(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Ledger without consensus: real blocks and certificates, models of a few bytes, peers that serve snapshots, and one to fetch."""
+"""Ledger without consensus: real blocks and certificates, models of a few bytes, serving peers and a fetching peer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryModels:
     pinned: frozenset[tuple[bytes, int]] = frozenset()
 
     def make(self, job: bytes, number: int) -> bytes:
-        """The model that round `number` starts from; its root."""
+        """Make the model at the start of round `number` and return its root."""
         self.models[job, number] = [job + bytes([number, part]) * (part + 1) for part in range(PARTS)]
         return self.root(job, number)
 
@@ -96,7 +96,7 @@ class MemoryIncoming:
 
 
 class Chain(World):
-    """Everything that was ever decided; implements `BlockArchive` for a peer that was there from the start."""
+    """All decided blocks. Implements `BlockArchive` for a peer that was there from the start."""
 
     def __init__(self, voters: int = 4, trainers: int = 3, modules: tuple[Module[Any], ...] = (NotebookModule(),)) -> None:
         super().__init__(voters, trainers, modules=modules)
@@ -107,7 +107,7 @@ class Chain(World):
         self.signers: Callable[[VoterSet], Iterable[FastSigner]] = lambda voters: [BY_KEY[key] for key in voters.keys]
 
     def fork(self) -> Chain:
-        """The same history, which goes on by itself from here."""
+        """Return a copy of the history, which continues independently."""
         other = Chain()
         other.genesis, other.rules, other.chain = self.genesis, self.rules, self.chain
         other.ledger = LedgerApplication(self.rules, CurrentState(self.state), self.ledger.certified_root)
@@ -152,7 +152,7 @@ class Chain(World):
         self.decide(self.tx(PEOPLE[0], "notebook/write", Write(notes)))
 
     def admit_voter(self, person: FastSigner, number: int) -> None:
-        """Three blocks, after which the newcomer decides."""
+        """Decide three blocks, after which the newcomer votes."""
         self.decide(self.admission(person, token=FastSigner(f"token {number}")))
         self.decide()  # certifies a root
         root = self.state.certified_roots[self.state.height - 1]
@@ -171,7 +171,7 @@ class Chain(World):
         return TrustedBlock(height, self.decided[height].digest)
 
     def shelf(self, until: int | None = None) -> SnapshotStore:
-        """Of a peer that has applied all of it, or a part."""
+        """Return the snapshot store of a peer that has applied all blocks, or those up to a height."""
         shelf = SnapshotStore(self, self.models)
         for height in range(1, (until or self.state.height) + 1):
             shelf.add_applied_state(self.states[height], 0.0)
@@ -182,7 +182,7 @@ class Chain(World):
 
 
 def lived(height: int = 40) -> Chain:
-    """Voters come and go, a job is over and another goes on, and notes are written."""
+    """Return a chain with joined and removed voters, a finished job, a running job and notes."""
     chain = Chain()
     done = chain.start()
     chain.admit_voter(PEOPLE[4], 1)
@@ -197,7 +197,7 @@ def lived(height: int = 40) -> Chain:
     return chain
 
 
-Says = Callable[[SnapshotRequest, Any], Any]  # (what was asked, the honest answer) -> what is sent; None: nothing
+Says = Callable[[SnapshotRequest, Any], Any]  # (request, honest answer) -> answer that is sent, or None for silence
 
 
 def honestly(request: SnapshotRequest, answer: SnapshotAnswer) -> SnapshotAnswer:
@@ -214,7 +214,7 @@ class Server:
 
 
 class Fetch:
-    """One peer that fetches from these servers, in virtual time."""
+    """A peer that fetches from these servers, in virtual time."""
 
     def __init__(self, chain: Chain, servers: dict[bytes, Server], basis: TrustBasis | None = None, wanted: int = 0) -> None:
         self.servers = servers
@@ -231,7 +231,7 @@ class Fetch:
         heapq.heappush(self._queue, (time, next(self._order), action))
 
     def run(self, seconds: float = 60.0) -> Fetch:
-        """Until the state is restored, the chain turns out to be forked, or time is up."""
+        """Run until the state is restored, a fork is detected, or time is up."""
         turns = 0
         while self.transfer.restored is None and self.transfer.conflict is None:
             turns += 1
@@ -270,7 +270,7 @@ class Fetch:
 
 
 def assert_restored(fetch: Fetch, chain: Chain) -> Fetch:
-    """The very bytes that every other peer has, and models with the roots that the state names."""
+    """Check that the state has the bytes of every other peer, and that the models have the roots in the state."""
     restored = fetch.transfer.restored
     assert restored is not None
     expected = chain.states[restored.height]

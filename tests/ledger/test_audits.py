@@ -44,18 +44,18 @@ def court() -> Court:
 
 @pytest.fixture
 def ongoing() -> Court:
-    """Two rounds are closed."""
+    """Return a court with two closed rounds."""
     return Court(rounds=2)
 
 
 @pytest.fixture
 def drawn() -> Court:
-    """The first round is closed, so auditors are drawn."""
+    """Return a court with one closed round, so that auditors are drawn."""
     return Court(rounds=1)
 
 
 def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A liar that began sixteen jobs would have the sixteenth end the dispute in which it is found out."""
+    """Otherwise a liar that starts sixteen jobs could end the dispute about its own proposal with the sixteenth."""
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
     court = Court(4, SAMPLED + b":9")
     first = court.key
@@ -102,7 +102,7 @@ def test_the_first_round_has_no_draws_and_the_next_ones_have_nonces_of_all_who_v
 
 
 def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | None]]) -> RoundCertificate:
-    """Of all voters, some of whom reveal or commit to something of their own."""
+    """Return a closing by all voters, some of which reveal and commit to the given nonces."""
     honest = court.nonces
     court.nonces = lambda key, voter: nonces.get(voter, honest(key, voter))  # type: ignore[method-assign]
     try:
@@ -169,7 +169,7 @@ def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(cour
 
 
 def left_out(court: Court, *voters: bytes) -> None:
-    """Closes a round without the ballots of these."""
+    """Close a round without the ballots of these voters."""
     court.decide(closings=(court.closing_without(*voters),))
 
 
@@ -294,7 +294,7 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     assert list(court.audits.rounds) == [2, 3, 4]
 
 
-# of blocks that are a millisecond apart: four re-executors have 28 of them
+# time of blocks that are a millisecond apart: four re-executors have 28 of them
 TIMED = {"response_ms": 8, "serving_ms_per_reexecutor": 4}
 
 
@@ -336,7 +336,7 @@ def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> Non
 
 
 def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_before_it_is_over() -> None:
-    """Judges fetch one disputed proposal of a trainer at a time: f liars may dispute several at once."""
+    """Judges fetch one disputed proposal of a trainer at a time, and f liars may dispute several at once."""
     court = Court(auditors=3, rounds=2, **TIMED)
     for number in (1, 2):
         auditor, due = next(item for item in court.due(A) if item[1].round == number)
@@ -370,7 +370,7 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
 
 
 def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
-    """After so many disputes the reports that they keep back lapse as all others do."""
+    """After a number of disputes, the pending reports of the liars lapse like all others."""
     court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1, rounds=1)
     for _ in range(2 * FALSE_CHALLENGES_MAX + 1):
         assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
@@ -406,7 +406,7 @@ def test_one_proposal_of_each_trainer_is_fetched_at_a_time_and_disputes_come_fir
 
 
 def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_it_false() -> None:
-    """A liar may show its proposal to exactly f honest judges, at the last moment. They show it to the others."""
+    """A liar may show its proposal to exactly f honest judges, at the last moment. They serve it to the others."""
     court = Court(7, **TIMED)
     court.challenge(A)
     court.judge(WITHHELD, 3)
@@ -488,7 +488,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
         ("dddd", (AuditResult.SUSPENDED, MISMATCH)),
         # it showed its proposal to some: three of seven are one honest judge at least
         ("dddu", (AuditResult.SUSPENDED, MISMATCH)),
-        ("dduuu", None),  # two may be liars, and those that saw nothing may have had no time
+        ("dduuu", None),  # two may be liars, and the judges without the proposal may have had no time
         ("dduum", None),
         ("duuuu", (AuditResult.SUSPENDED, WITHHELD)),
         ("uuuu", (AuditResult.SUSPENDED, WITHHELD)),
@@ -500,7 +500,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
 def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(
     said: str, ends: tuple[AuditResult, ReplayFinding] | None
 ) -> None:
-    """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
+    """Seven voters tolerate two liars. Six judge, and four are their majority. The first verdict is the challenge."""
     court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
     court.challenge(A, verdicts[said[0]])
     for letter in said[1:]:
@@ -525,7 +525,7 @@ def test_more_than_half_of_the_judges_refute_and_one_less_does_not(n: int, neede
 
 
 def test_where_few_reexecute_half_of_them_is_not_enough_if_they_could_all_be_liars() -> None:
-    """n = 7, f = 2: with two of five re-executors left, beside the accused, three must agree, so nothing is decided."""
+    """n = 7, f = 2: with two of five re-executors left besides the accused, three must agree, so nothing is decided."""
     court = Court(7)
     for person in PEOPLE[3:7]:
         court.decide(court.tx(person, "member/register", RegisterRoles(())))
@@ -619,7 +619,7 @@ def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_muc
 
 
 def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(ongoing: Court) -> None:
-    """So that models can tell by that alone what nobody may go on from, also where the last verdict comes with a closing."""
+    """Models can detect by this interval alone which updates to discard, also if the last verdict comes with a closing."""
     ongoing.challenge(A)
     person, due = ongoing.due(A, disputes=True)[0]
     last = ongoing.job(ongoing.key).round
@@ -661,7 +661,7 @@ def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(o
 
 
 def refute(court: Court, liar: bytes, finding: ReplayFinding = MISMATCH) -> None:
-    """One false challenge of this liar, found false."""
+    """Make one false challenge of this liar, which is refuted."""
     while not any(person.public == liar for person, _ in court.due()):
         court.round()
     person, due = next((person, due) for person, due in court.due() if person.public == liar)
@@ -697,12 +697,12 @@ def apart(court: Court, trainer: bytes) -> set[bytes]:
 
 
 def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
-    """In the last round."""
+    """Return the auditors of the last round for this trainer."""
     return set(court.audits.rounds[court.job(court.key).round - 1].proposals[trainer].pending_auditors)
 
 
 def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
-    """And nothing is held against either: one of the two lies, and nobody can tell which."""
+    """Neither is penalized: one of the two lies, and nobody can tell which one."""
     court = Court(auditors=2, window=20, suspension_rounds=100)
     withheld(court, PEOPLE[3], A, FALSE_CHALLENGES_MAX)
     assert apart(court, A) == {D} and not court.audits.ignored_challengers
@@ -733,7 +733,7 @@ def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspende
 
 
 def others_leave(court: Court, *leaving: FastSigner) -> None:
-    """And those who stay vote and train in the rounds that follow, which the windows of those before do not reach."""
+    """Let these members leave, and close rounds until no round in a window has them as re-executors."""
     court.decide(*(court.tx(person, "member/resign", ResignAsVoter()) for person in leaving))
     for person in leaving:
         court.people.pop(person.public)
@@ -744,7 +744,7 @@ def others_leave(court: Court, *leaving: FastSigner) -> None:
 
 
 def test_who_is_gone_does_not_count_among_those_that_could_not_get_what_a_trainer_commits_to() -> None:
-    """As many as could lie before are more than can, once the voters are fewer."""
+    """Once the voters are fewer, the earlier number f would exceed the current one."""
     court = Court(7, auditors=6, window=3, suspension_rounds=100)
     for liar in PEOPLE[5:7]:
         withheld(court, liar, A, FALSE_CHALLENGES_MAX)
@@ -759,7 +759,7 @@ def test_who_is_gone_does_not_count_among_those_that_could_not_get_what_a_traine
 
 
 def test_only_who_could_not_get_something_has_it_counted_how_many_could_not() -> None:
-    """Where the voters became fewer, a false challenge of another kind would suspend who was accused."""
+    """If the voters became fewer, a false challenge of another kind would suspend the accused trainer."""
     court = Court(7, auditors=6, window=3, suspension_rounds=100)
     for liar in PEOPLE[1:3]:
         withheld(court, liar, A, FALSE_CHALLENGES_MAX)
@@ -773,7 +773,7 @@ def test_only_who_could_not_get_something_has_it_counted_how_many_could_not() ->
 
 
 def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_first_suspension_takes() -> None:
-    """Or bad days of years would add up, and who lied three times would never be drawn again."""
+    """Otherwise bad days of years would add up, and an auditor with three false reports would never be drawn again."""
     court = Court(auditors=3, window=3, suspension_rounds=10)
     withheld(court, PEOPLE[3], A)
     first = court.job(court.key).round
@@ -798,7 +798,7 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
 
 
 def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
-    """Audits that were drawn before the third may add some."""
+    """Audits that were drawn before the third claim may add some."""
     court = Court(auditors=3, window=6, suspension_rounds=50, rounds=FALSE_CHALLENGES_MAX + 2)
     for _ in range(FALSE_CHALLENGES_MAX + 1):
         withheld(court, PEOPLE[3], A)
@@ -818,7 +818,7 @@ def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -
 
 
 def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() -> None:
-    """Its fourth refuted challenge does not make it unheard, so draws alone keep it from the trainer."""
+    """Its fourth refuted challenge does not exclude it, so draws alone keep it from the trainer."""
     court = Court(auditors=3, window=20, suspension_rounds=20)
     for _ in range(FALSE_CHALLENGES_MAX):
         refute(court, D)
@@ -864,7 +864,7 @@ def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
 
 @pytest.fixture
 def undrawn() -> Court:
-    """Four rounds are closed, of which three are in the window; nothing was drawn."""
+    """Return a court with four closed rounds, three of them in the window, and without drawn auditors."""
     return Court(rate=0.0, rounds=AUDITS.window + 1)
 
 
@@ -873,7 +873,7 @@ def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
 
 
 def accused(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: ReplayFinding = MISMATCH) -> None:
-    """Volunteers, says this of one proposal, and of the others that they match."""
+    """Volunteer with this finding about one proposal, and a match for the others."""
     court.decide(volunteered(court, person, number))
     for due in [due for who, due in court.due() if who is person and due.round == number]:
         court.say(person, due, finding if due.trainer == trainer else MATCH)
@@ -953,7 +953,7 @@ def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_strang
 
 
 def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left() -> None:
-    """Nobody is drawn so late by its nonce, either."""
+    """No nonce draws an auditor so late, either."""
     court = Court(rate=0.0, rounds=AUDITS.window + 1, **TIMED)
     court.decide(volunteered(court, PEOPLE[1], 2))
     court.round()
@@ -987,7 +987,7 @@ def test_a_volunteer_is_not_drawn_for_a_trainer_that_it_is_apart_from(undrawn: C
 
 
 def drawn_as_said(court: Court) -> None:
-    """Who volunteers is drawn for what it was told before, and nobody else may."""
+    """Check that exactly the rounds with proposals to volunteer for accept a volunteer, for each member."""
     for key, person in court.people.items():
         told: dict[int, set[bytes]] = {}
         for due in court.rules.audits_module.proposals_to_volunteer_for(key, court.state):
@@ -1063,7 +1063,7 @@ def test_a_volunteer_has_only_so_many_disputes_open_too() -> None:
 
 
 def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that_another_opened() -> None:
-    """As many as are wanted is the mean only."""
+    """The wanted number of auditors is only the mean."""
     court = Court(12, auditors=8)
     tries = [bytes([number]) * 16 for number in range(256)]
     nonces = {
@@ -1175,7 +1175,7 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
 def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_nobody_awaits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
+    """A pending report may find a lie, so proposals that are kept for volunteers go first. Disputed ones stay."""
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3, rounds=2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]
@@ -1229,7 +1229,7 @@ def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(ongo
 
 
 def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(ongoing: Court) -> None:
-    """Of four voters one is missing after a rotation, so that the open round is renewed in the same block."""
+    """After a rotation one of four voters is missing, so that the open round is renewed in the same block."""
     ongoing.convict(A)
     ongoing.round(trainers=(B, C, D))
     opened = ongoing.job(ongoing.key).opened_height

@@ -1,4 +1,4 @@
-"""Jobs that start from the model of another."""
+"""Jobs that start from the model of another job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bug in a module: a step that fails at every peer alike does not act, and nothing else stops."""
+"""A bug in a module: a step that fails at all peers has no effect, and everything else continues."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Add:
 
 
 class Planted(Module[Tally]):
-    """Fails in one step, after it has changed its state in place."""
+    """A module that fails in one step, after it has changed its state in place."""
 
     name = "planted"
     contents: ClassVar[Mapping[str, type]] = {"planted/add": Add}
@@ -112,7 +112,7 @@ def _tally(world: World) -> Tally:
 @pytest.mark.parametrize("error", ALIKE, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("step", ["settle_block", "end_block", "follow_key_rotations"])
 def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str, error: Exception) -> None:
-    """Transactions act, also those of the module that fails, and so do its other steps."""
+    """Transactions act, also those of the failing module, and so do its other steps."""
     world = _world(step, error)
     add, rotation = world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW)
     before = world.state
@@ -151,7 +151,7 @@ class LongShelf:
 
 
 class Shelves(Module[Shelf]):
-    """Returns a state that a test gives it."""
+    """A module that returns a state given by a test."""
 
     name = "shelves"
     contents: ClassVar[Mapping[str, type]] = {}
@@ -238,7 +238,7 @@ def test_blocks_go_on_with_a_step_that_always_fails() -> None:
 @pytest.mark.parametrize("error", OF_THIS_MACHINE, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("step", ["settle_block", "end_block", "follow_key_rotations", "apply_transaction"])
 def test_what_only_this_machine_meets_ends_the_peer(step: str, error: BaseException) -> None:
-    """Another peer applies the step: this one must not go on without it."""
+    """Other peers apply the step, so this peer must not continue without it."""
     world = _world(step, error)
     with pytest.raises(type(error)):
         world.decide(world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW))
@@ -275,7 +275,7 @@ def test_a_transaction_that_cannot_say_whether_it_waits_is_refused_where_it_fail
 
 
 def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
-    """A network after an upgrade to the last version. A network that was `founded` with the module began with version 1."""
+    """Return a network after an upgrade to the last version. If `founded`, it began with version 1 of the module."""
     name, version = modules[-1].name, modules[-1].version
     world = World()
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
@@ -314,7 +314,7 @@ def test_a_module_that_begins_with_a_state_without_an_encoding_does_not_begin(ma
 
 
 def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
-    """The earlier version allowed more."""
+    """The earlier version had weaker bounds."""
     check_encodable(Shelf, Shelf(names=("a",) * 4), LongShelf(names=("a",) * 4))
     names = ("a",) * 5
     with pytest.raises(RemoteProtocolError):

@@ -1,4 +1,4 @@
-"""Who is drawn to audit what: shares, independence, and what liars can do about it."""
+"""The draw of auditors: shares, independence, and attacks by liars."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_where_fewer_can_reexecute_than_are_wanted_all_of_them_do() -> None:
 
 
 def test_the_probability_is_the_product_divided_by_the_reexecutors_in_that_order() -> None:
-    """.9 × 7 / 9 in doubles is not .9 × (7 / 9): a peer that computes it otherwise has another state."""
+    """In doubles, 0.9 × 7 / 9 differs from 0.9 × (7 / 9). A peer that computes it otherwise has another state."""
     bound = int(0.9 * 7 / 9 * 2.0**64)
     assert bound != int(0.9 * (7 / 9) * 2.0**64)
     lots = {KEYS[1]: bound - 1, KEYS[2]: bound}
@@ -60,7 +60,7 @@ def test_only_a_nonce_that_its_voter_had_committed_to_counts() -> None:
 
 
 def test_who_withholds_or_chooses_its_nonce_changes_its_own_draws_alone() -> None:
-    """2,000 tries a round: enough to be drawn at will, and to be drawn never; with places for the lowest, for all of them."""
+    """2,000 tries per round let liars choose their own draws. With places for the lowest tickets, they would choose all draws."""
     liars, honest = KEYS[1:3], KEYS[3:]
     for number in range(20):
         fair = tickets(number, KEYS[0], KEYS[1:])
@@ -89,11 +89,11 @@ def test_tickets_differ_by_job_round_auditor_trainer_and_nonce() -> None:
     assert len({sortition_ticket(*place) for place in places}) == len(places)
 
 
-# How probable it is that a liar is found out -----------------------------------------------------------------------------
+# Probability of an audit of a liar ---------------------------------------------------------------------------------------
 
 
 class Round:
-    """A liar's proposal in one round of n voters, the first f of whom are liars."""
+    """A liar's proposal in one round of n voters. The first f voters are liars."""
 
     def __init__(self, n: int, chance: random.Random, rate: float) -> None:
         self.n, self.rate = n, rate
@@ -105,7 +105,7 @@ class Round:
         return set(draw_auditors(here, self.n - 1, AUDITORS, self.rate)).isdisjoint(self.honest)
 
     def choices(self, leader: bool) -> Iterator[tuple[bytes, ...]]:
-        """Whose nonces liars can keep out: their own, and as leader those of the ballots that a closing does not need."""
+        """Yield the nonces that liars can omit: their own, and as leader those of ballots that a closing does not need."""
         for count in range(self.n - quorum(self.n) + 1 if leader else 1):
             for left_out in combinations(self.honest, count):
                 for withheld in range(len(self.liars)):
@@ -116,7 +116,7 @@ class Round:
 
 
 def share(n: int, count: int, leader: bool | None, rate: float = RATE) -> float:
-    """Of rounds that a liar survives; `leader` None: it makes no choice."""
+    """Return the share of rounds in which a liar is not found. It makes no choice if `leader` is None."""
     chance = random.Random(n)
     rounds = [Round(n, chance, rate) for _ in range(count)]
     return sum(it.escapes() if leader is None else it.escapes_by_choice(leader) for it in rounds) / count
@@ -141,7 +141,7 @@ def test_a_tenth_of_the_audits_finds_it_too_only_later(n: int) -> None:
 
 @pytest.mark.parametrize("n", [4, 7, 10])
 def test_liars_that_withhold_their_nonces_gain_nothing(n: int) -> None:
-    """With one seed of all nonces each liar would double the draws to choose from: .394 → .633, .489 → .932, .521 → .997."""
+    """With one seed of all nonces each liar would double its choice of draws: 0.394 → 0.633, 0.489 → 0.932, 0.521 → 0.997."""
     assert share(n, 500, False) == share(n, 500, None)
     one_seed = 1 - (1 - escape(n)) ** 2 ** faults_tolerated(n)
     assert one_seed == pytest.approx({4: 0.633, 7: 0.932, 10: 0.997}[n], abs=0.001)
@@ -149,14 +149,14 @@ def test_liars_that_withhold_their_nonces_gain_nothing(n: int) -> None:
 
 @pytest.mark.parametrize(("n", "expected"), [(4, 0.825), (7, 0.980), (10, 0.998)])
 def test_a_lying_leader_leaves_out_the_ballots_that_would_find_its_like(n: int, expected: float) -> None:
-    """If that were all: but what it left out is drawn with the next ballots, see `test_audits`."""
+    """This is the chance of the first draw. Omitted nonces are drawn with the next ballots, see `test_audits`."""
     assert escape_led(n) == pytest.approx(expected, abs=0.001)
     assert share(n, 300 if n == 10 else 800, True) == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(4, 0.538), (7, 0.651), (10, 0.689)])
 def test_who_was_left_out_is_foreseen_in_the_next_round_which_is_all_that_a_leader_gains(n: int, expected: float) -> None:
-    """Where liars lead in their share of the rounds, eight of them leave .001, .007 and .011."""
+    """If liars lead in their share of the rounds, a liar escapes eight rounds with probability 0.001, 0.007 and 0.011."""
     known = escape(n, missing=n - quorum(n))
     assert known == pytest.approx(expected, abs=0.001)
     of_leaders = faults_tolerated(n) / n

@@ -531,7 +531,7 @@ def changes(state: members.MembersState, gone: set[bytes], came: set[bytes]) -> 
 
 
 def act(world: World, holders: list[FastSigner], block: list[tuple[str, int]]) -> None:
-    """One block of whatever of these steps is valid, each behind the ones before."""
+    """Decide one block with the valid ones among these steps, in their order."""
     evidence: dict[bytes, Evidence] = {}
     chosen: list[Signed] = []
     ahead: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""What one peer proposes and prepares: transactions in order, rounds that can be closed, and empty blocks only when due."""
+"""The blocks that one peer proposes and prepares: ordered transactions, closings of rounds, and empty blocks when due."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def registrations(world: World, person: FastSigner, count: int) -> list[Signed]:
 
 
 def settle(world: World, most: int = 20) -> int:
-    """Decides what is proposed until nothing is; how many blocks that took."""
+    """Decide the proposed blocks until none is proposed. Return their number."""
     for count in range(most):
         assert world.ledger.has_work() == (propose(world) is not None)
         body = propose(world)

@@ -1,4 +1,4 @@
-"""Voters set how large the models of a network's jobs may be. The first limit is the same in every network."""
+"""Votes on the largest size of the models of a network's jobs. The first limit is the same in every network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that wait for their turn."""
+"""Queued jobs."""
 
 from __future__ import annotations
 

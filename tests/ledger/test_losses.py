@@ -1,4 +1,4 @@
-"""Sealed losses: what binds an auditor to its replay, on a ledger without a network."""
+"""Sealed losses, which bind an auditor to its re-execution, on a ledger without a network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tests.sim.keys import FastSigner
 JOB, S, T = b"j" * 32, b"s" * 32, b"t" * 32
 FALSE = LOSS + 50_000
 PEOPLE_KEYS = [person.public for person in PEOPLE]
-AUDITS_MAX = 20  # of a lazy auditor, before it is found
+AUDITS_MAX = 20  # audits of a lazy auditor before it is detected
 ALL_LOSSES = Callable[[FastSigner, AuditDuty], "int | None"]
 
 
@@ -62,7 +62,7 @@ def right(person: FastSigner, due: AuditDuty) -> int | None:
 
 
 class Bound(Court):
-    """All report on everything in the block after a closing, by these losses, and open what may be opened."""
+    """A court in which all report in the block after a closing, with these losses, and open the losses that may be opened."""
 
     def __init__(self, n: int = 4, said: ALL_LOSSES = right, silent: Iterable[bytes] = (), **terms: object) -> None:
         super().__init__(n, **terms)
@@ -81,7 +81,7 @@ class Bound(Court):
 
 
 def lazy(*who: bytes) -> ALL_LOSSES:
-    """These guess the loss, and are wrong by more than honest replays differ."""
+    """Return losses that these auditors guess. They are wrong by more than the difference of honest re-executions."""
     return lambda person, due: LOSS + 2_500 if person.public in who else None
 
 
@@ -140,7 +140,7 @@ def test_an_auditor_is_lazy_once_more_voters_than_may_lie_contradict_it_within_i
 
 @pytest.mark.parametrize("faults", [1, 2])
 def test_an_auditor_is_suspended_exactly_where_no_liars_that_there_may_be_explain_what_was_opened(faults: int) -> None:
-    """So no honest one is, whatever liars open; and no other rule that keeps to that may suspend a lazy one sooner."""
+    """No honest auditor is suspended, for any openings of liars. No other such rule could suspend a lazy auditor earlier."""
     voters = [bytes([number]) * 32 for number in range(3 * faults + 1)]
     trainers = voters[1:]
     may_lie = [set(liars) for liars in combinations(trainers, faults)]
@@ -281,7 +281,7 @@ def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_sa
 
 
 def test_the_oldest_sealed_losses_go_where_too_many_proposals_wait_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state with more of them could not be read again."""
+    """A state with more of them could not be decoded again."""
     monkeypatch.setattr(audit_tables, "UNOPENED_MAX", 6)
     court = Bound(4, silent=PEOPLE_KEYS, window=4, auditors=3)
     for _ in range(8):
@@ -307,7 +307,7 @@ def test_a_state_with_as_much_as_the_rules_let_wait_can_be_read_again() -> None:
 
 
 def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_they_are_fewer_by_now() -> None:
-    """With as few as are left now it would lose a reward that it was promised time for."""
+    """Otherwise a trainer could lose a promised reward when fewer re-executors are left."""
     # seven: 160 ms, four: 100 ms
     court = Bound(7, silent=[A], window=1, auditors=6, response_ms=20, serving_ms_per_reexecutor=20)
     court.audited_round()

@@ -1,4 +1,4 @@
-"""Who belongs and who votes: every rule of a membership transaction, and when it acts."""
+"""Membership: every rule of its transactions, and the heights at which they act."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def approved(world: World, *voters: int, candidate: FastSigner = NEW) -> None:
 
 
 def voting(world: World) -> list[bool]:
-    """Whether the newcomer decides the next height and the one after."""
+    """Return whether the newcomer votes at the next height and at the one after it."""
     return [NEW.public in world.state.members.voters, NEW.public in world.state.members.upcoming]
 
 
@@ -98,7 +98,7 @@ def test_an_invitation_admits_one_member_who_trains_and_votes_only_when_it_says_
 
 
 def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One voter alone could else leave no room for anybody, nor for a new key of a member."""
+    """Otherwise one voter alone could leave no room for new members, nor for a new key of a member."""
     monkeypatch.setattr(members, "PRESENT_MEMBERS_MAX", 11)
     for person, token in ((PEOPLE[8], PEOPLE[10]), (PEOPLE[9], PEOPLE[11])):
         world.decide(world.admission(person, token=token))
@@ -112,7 +112,7 @@ def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeyp
 
 
 def test_there_is_always_room_for_voters_new_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was invited can have new keys as well, and must not take the last places with them."""
+    """Invited members can rotate their keys too, and must not take the last places for old keys."""
     monkeypatch.setattr(members, "OLD_KEYS_MAX", 1)
     world.decide(world.admission(PEOPLE[8]))
     world.decide(world.rotation(PEOPLE[8], PEOPLE[9]))
@@ -142,7 +142,7 @@ def test_a_used_invitation_is_forgotten_only_when_it_has_expired(world: World) -
 
 
 def test_an_invitation_lives_by_the_time_of_the_parent_block(world: World) -> None:
-    """Not by heights: two hundred empty blocks in a second cost no invitation, and no clock is asked."""
+    """It expires by block time, so that two hundred empty blocks in a second do not expire it, and no clock is read."""
     world.decide_empty(200)
     now = world.state.time_ms
     assert world.problem(world.admission(NEW, expires=now)) is None
@@ -159,7 +159,7 @@ def test_its_own_voter_revokes_an_invitation(world: World) -> None:
 
 
 def test_nobody_revokes_what_another_has_signed_nor_its_token(world: World) -> None:
-    """The token's public key is seen by all while an admission waits: whoever signs it again must not shut the newcomer out."""
+    """All peers see the token's public key while an admission waits. A second signature must not exclude the newcomer."""
     assert "who alone can revoke it" in (
         world.problem(world.tx(PEOPLE[1], "member/revoke", RevokeInvitation(world.invitation()))) or ""
     )
@@ -205,7 +205,7 @@ def test_one_voter_fills_only_its_own_part_of_what_was_revoked(world: World, mon
 
 
 def test_a_key_that_goes_takes_what_it_revoked_with_it_and_its_invitations_admit_nobody(world: World) -> None:
-    """So nobody grows the table by one key after the other."""
+    """Otherwise the table would grow by one key after the other."""
     world.decide(world.tx(PEOPLE[0], "member/revoke", RevokeInvitation(world.invitation())))
     world.decide(world.tx(PEOPLE[1], "member/revoke", RevokeInvitation(world.invitation(PEOPLE[1]))))
     world.decide(world.rotation(PEOPLE[0], OTHER), evidence=(world.double(PEOPLE[1]),))

@@ -1,4 +1,4 @@
-"""A job of which nothing is accepted any more ends, and costs nobody anything."""
+"""A job without accepted updates ends, and costs nobody anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def started(spec: bytes = UNAUDITED) -> tuple[World, bytes]:
 
 
 def close(world: World, key: bytes, verdict: Verdict = NORM, of: Collection[bytes] = (), times: int = 1) -> Job:
-    """Rounds in which the updates of these trainers (default: of all) have this verdict, and the others are absent."""
+    """Close rounds in which the updates of these trainers (default: of all) have this verdict, and the others are absent."""
     for _ in range(times):
         world.decide(closings=(world.closing(key, dict.fromkeys(of or world.job(key).trainers, verdict)),))
     return world.job(key)
@@ -57,7 +57,7 @@ def test_one_accepted_update_is_progress() -> None:
 
 @pytest.mark.parametrize("verdicts", [{}, {A: NORM}, dict.fromkeys((A, B, C, D), UNJUDGED), {A: NORM, B: UNJUDGED}])
 def test_rounds_that_say_nothing_of_honest_updates_neither_count_nor_begin_anew(verdicts: Mapping[bytes, Verdict]) -> None:
-    """At night honest trainers may be away, re-executors too: then a liar alone must not end the job."""
+    """At night honest trainers and re-executors may be absent. A liar alone must not end the job then."""
     world, key = started()
     close(world, key, times=5)
     for _ in range(2 * NO_PROGRESS_ROUNDS):
@@ -76,7 +76,7 @@ def test_a_job_with_fewer_trainers_than_may_lie_ends_when_all_of_them_are_refuse
 
 
 def test_trainers_that_a_liar_has_invited_end_no_job() -> None:
-    """The honest are away. `f` is a bound for voters, and a member without a vote may be anybody's."""
+    """The honest trainers are absent. `f` is a bound for voters, and any member may be a liar."""
     invited = PEOPLE[6]
     world = World(trainers=4)
     world.decide(world.admission(invited))
@@ -96,7 +96,7 @@ def test_a_job_that_is_stopped_with_its_eighth_refused_round_was_stopped() -> No
 
 
 def test_two_keys_of_one_member_are_one_trainer() -> None:
-    """It rotates in the round, whose trainers are renewed since one of four voters is missing."""
+    """The member rotates in the round. Its trainers are renewed, since one of four voters is missing."""
     new = PEOPLE[5]
     world, key = started()
     world.decide(world.rotation(ANN, new))
@@ -105,7 +105,7 @@ def test_two_keys_of_one_member_are_one_trainer() -> None:
 
 
 def test_a_job_without_workers_is_not_watched() -> None:
-    """Its author alone says what its updates are."""
+    """Its author alone supplies its updates."""
     world, key = world_with_job(SCRATCH + b":200")
     assert close(world, key, times=2 * NO_PROGRESS_ROUNDS).phase is JobPhase.RUNNING
 

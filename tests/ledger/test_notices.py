@@ -1,4 +1,4 @@
-"""No leader hides a transaction for long: what f+1 voters have waited for must be in the block, unless it cannot be."""
+"""Inclusion lists: a block must include the transactions that f+1 voters have waited for, unless they cannot be applied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str,
 
 
 def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None, empty_after: int = 0) -> None:
-    """What these say of these transactions, and so many empty blocks after it."""
+    """Add inclusion lists of these voters with these transactions, then decide `empty_after` empty blocks."""
     digests = tuple(sorted(transaction_digest(signed) for signed in of))
     for person in persons:
         assert world.ledger.add_inclusion_list(
@@ -43,18 +43,18 @@ def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: i
 
 
 def refusal(world: World, *transactions: Signed) -> str | None:
-    """Of a block with just these transactions, or an empty one."""
+    """Return why a block with just these transactions is refused, or None. Without transactions the block is empty."""
     return world.ledger.why_body_refused(world.state.height + 1, codec.encode(BlockBody((), (), transactions)), b"")
 
 
 def waiting(world: World, person: FastSigner = PEOPLE[0]) -> Signed:
-    """A transaction that the next block must carry, if f+1 voters say so."""
+    """Return a transaction that the next block must include if f+1 voters list it."""
     signed = register(world, person)
     assert world.ledger.mempool.add_transaction(signed)
     return signed
 
 
-# What a voter says ----------------------------------------------------------------------------------------------------
+# Lists of a voter -----------------------------------------------------------------------------------------------------
 
 
 def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: World) -> None:
@@ -107,7 +107,7 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
         world.ledger.add_inclusion_list(PEOPLE[1].public, InclusionList(9, tuple(reversed(said.transactions))))
 
 
-# What a block must carry ----------------------------------------------------------------------------------------------
+# Required transactions of a block -------------------------------------------------------------------------------------
 
 
 def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(signed: Signed, world: World) -> None:
@@ -144,7 +144,7 @@ def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> N
 
 
 def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None:
-    """Otherwise two halves of the voters, each waiting for another one, would refuse every block for ever."""
+    """Otherwise two halves of the voters, each of which waits for another one, would refuse every block for ever."""
     left, right = register(world, PEOPLE[0]), register(world, PEOPLE[0], roles=("trainer",))
     for signed in (left, right):
         world.ledger.mempool.add_transaction(signed)
@@ -183,7 +183,7 @@ def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World
 
 
 def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job that is due can start when another transaction of the block has registered a third trainer."""
+    """The queued job can start when another transaction of the block has registered a third trainer."""
     monkeypatch.setattr(pool_module, "SELECTION_PASSES_MAX", 1)
     world.decide(register(world, PEOPLE[0]))
     start = world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE), expires=200)

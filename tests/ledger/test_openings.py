@@ -28,12 +28,12 @@ WALKS, STEPS = 8, 50
 
 
 def everybody_audits(rounds: int = 1) -> Court:
-    """Each re-executor draws every proposal of the others, and has time for a thousand blocks."""
+    """Draw each re-executor for every proposal of the others, with time for a thousand blocks."""
     return Court(rounds=rounds, auditors=3, response_ms=1_000)
 
 
 def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
-    """This person's report that this proposal matches."""
+    """Return this person's report that this proposal matches."""
     due = due_of(court, person.public, number, trainer)
     said = AuditFinding(due.job, *due.proposal_key, MATCH, 0, court.seal(person, due, loss))
     return court.tx(person, "audit/report", said, ahead)
@@ -47,7 +47,7 @@ def due_of(court: Court, key: bytes, number: int, trainer: bytes) -> AuditDuty:
 
 
 def report_all(court: Court, but: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Every awaited report but those of these auditors on these trainers."""
+    """Decide every awaited report except those of these auditors on these trainers."""
     left = set(but)
     for person, due in court.due():
         if (due.auditor, due.trainer) not in left:

@@ -1,4 +1,4 @@
-"""What follows from a state does not depend on how a peer came to it: by applying blocks, or from bytes."""
+"""The results of a state are the same after applied blocks and after decoding from bytes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, PlainJobs, World
 from tests.sim.keys import FastSigner
 
 FOUNDERS = 4
-AFTERMATH = 2  # heights; a thousand would be too long to wait here
+AFTERMATH = 2  # heights; a thousand would take too long here
 
 
 class ManyJobs(PlainJobs):
-    """Jobs with sampled audits, as many at a time as there may be."""
+    """Jobs with sampled audits, up to the largest number of running jobs."""
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         return replace(super().terms_of_spec(spec), needs_worker=False)
 
 
 class TwoWays(World):
-    """Each block is applied twice: to the state that the block before left, and to one that was read from bytes."""
+    """A world that applies each block twice: to the state of the block before, and to that state decoded from bytes."""
 
     def __init__(self) -> None:
         super().__init__(FOUNDERS, FOUNDERS)
@@ -57,7 +57,7 @@ class TwoWays(World):
         assert repr(went_on.modules) == repr(read.modules), "in another order, which a later rule may look at"
         return went_on
 
-    # What may happen: of a person and a number, both any
+    # Transactions, each made from any person and any number
 
     def started(self, person: FastSigner, number: int) -> Signed:
         return self.tx(person, "job/start", StartJob(SAMPLED + b":%d" % (2 + number)))
@@ -119,7 +119,7 @@ histories = st.lists(st.tuples(st.sampled_from(EVENTS), st.lists(sayings, max_si
 
 
 def decide(world: TwoWays, event: str, sayings: list[Any]) -> None:
-    """One block: what happens, and of what is said that which then may be decided."""
+    """Decide one block with the event and the valid ones among the transactions."""
     running, standing = world.state.jobs.running(), sorted(world.state.members.candidates)
     closings = tuple(world.closing(key) for key in sorted(running)) if event == "close" else ()
     evidence = (world.double(PEOPLE[0], world.state.height + 1),) if event == "expel" else ()
@@ -136,7 +136,7 @@ def decide(world: TwoWays, event: str, sayings: list[Any]) -> None:
 
 
 def authors(running: dict[bytes, Job]) -> dict[bytes, bytes]:
-    """One job of each."""
+    """Return one job per author."""
     return {job.author: key for key, job in running.items()}
 
 

@@ -1,4 +1,4 @@
-"""A pool holds the same in whatever order the same transactions came between two blocks: no leader lacks what others wait for."""
+"""The mempool depends on no order of arrival between two blocks, so that no leader lacks an awaited transaction."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def world() -> World:
 
 
 def registration(world: World, ahead: int = 1, roles: int = 0, person: FastSigner = AUTHOR) -> Signed:
-    """Those with other roles have other sizes."""
+    """Return a registration. Registrations with other roles have other sizes."""
     return world.tx(person, "member/register", RegisterRoles(("trainer", "voter-with-a-long-name")[:roles]), ahead)
 
 
 def one_of(world: World, kind: str, ahead: int) -> Signed:
-    """By the same author; who is approved does not stand."""
+    """Return a transaction of the author of this kind. A refused one approves a member that is no candidate."""
     if kind == "refused":
         return world.tx(AUTHOR, "member/approve", ApproveVoter(PEOPLE[6].public), ahead)
     return registration(world, ahead, roles=int(kind == "larger"))
 
 
 def far(world: World, count: int, person: FastSigner = AUTHOR) -> list[Signed]:
-    """None of them can be the next one."""
+    """Return transactions with far nonces, which cannot be next."""
     return [registration(world, ahead, person=person) for ahead in range(2, 2 + count)]
 
 
 def arrived(world: World, transactions: list[Signed]) -> LedgerApplication:
-    """At a peer to which they came in this order."""
+    """Return the mempool of a peer at which they arrived in this order."""
     ledger = LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)
     for signed in transactions:
         ledger.mempool.add_transaction(signed)
@@ -123,7 +123,7 @@ def test_large_transactions_are_too_many_sooner(world: World, monkeypatch: pytes
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_of_a_members_flood_no_more_is_passed_on_between_two_blocks_than_fits_and_one(world: World, descending: bool) -> None:
-    """Invariant: what one member makes all others send is bounded, in whatever order its nonces come."""
+    """Invariant: the transactions of one member that all others forward are bounded, for any order of its nonces."""
     flood = sorted(far(world, 3 * PENDING_PER_MEMBER_MAX), key=lambda signed: world.rules.open_transaction(signed).nonce)
     added = [world.ledger.mempool.add_transaction(signed) for signed in (reversed(flood) if descending else flood)]
     assert sum(added) == PENDING_PER_MEMBER_MAX + 1
@@ -132,7 +132,7 @@ def test_of_a_members_flood_no_more_is_passed_on_between_two_blocks_than_fits_an
 def test_who_has_little_waiting_is_heard_though_others_have_filled_the_pool(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant: when all places are taken, who has most of them makes room: a few cannot shut out the others."""
+    """Invariant: in a full mempool the member with the most transactions loses one, so that a few cannot exclude the others."""
     monkeypatch.setattr(pool_module, "TRANSACTIONS_PENDING_MAX", 9)
     pool, mine = Mempool(), registration(world, person=PEOPLE[3])
     for person, count in ((PEOPLE[0], 4), (PEOPLE[1], 5)):
@@ -146,7 +146,7 @@ def test_who_has_little_waiting_is_heard_though_others_have_filled_the_pool(
 
 
 def test_who_fills_the_memory_with_large_transactions_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant: as above, of bytes; and at no time is more held than the bound and one transaction."""
+    """Invariant: as above, for bytes. At no time does the mempool hold more than its bound and one transaction."""
     small, large = registration(world, person=OTHER), registration(world, roles=2)
     monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * (len(large.body) + SIGNED_BYTES))
     pool = Mempool()
@@ -165,7 +165,7 @@ def test_strangers_share_a_small_part_and_take_no_members_place(world: World) ->
 
 
 class CountingRules(LedgerRules):
-    """Counts the transactions that are applied."""
+    """Rules that count the applied transactions."""
 
     applied = 0
 
@@ -189,7 +189,7 @@ def test_refused_transactions_of_one_nonce_cost_a_leader_few_tries(world: World)
 
 
 class CostlyRules(CountingRules):
-    """Adds up the cost of the transactions whose module has to judge them."""
+    """Rules that sum up the cost of the transactions that a module judges."""
 
     cost = 0
 
@@ -200,7 +200,7 @@ class CostlyRules(CountingRules):
 
 
 def crowded(refused: bool) -> tuple[World, CostlyRules, LedgerApplication]:
-    """A pool in which ten members have as many transactions of their next nonce as they may, which cost several blocks."""
+    """Return a mempool in which ten members have the maximum of transactions with their next nonce, worth several blocks."""
     world = World(voters=10)
     rules = CostlyRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
     ledger = LedgerApplication(rules, CurrentState(world.state), world.ledger.certified_root)
@@ -227,14 +227,14 @@ def test_after_a_block_waiting_transactions_are_tried_for_the_cost_of_one_block(
 
 
 def test_a_notice_costs_no_more_than_a_block() -> None:
-    """Refused transactions that are not pruned yet are tried, too."""
+    """Refused transactions that are not pruned yet are tried as well."""
     world, rules, ledger = crowded(refused=True)
     late = replace(world.state, height=2)
     assert ledger.mempool.overdue_transactions(rules, late) == () and 0 < rules.cost <= COST_PER_BLOCK_MAX
 
 
 def test_costly_transactions_keep_no_cheap_one_out_of_a_notice(world: World) -> None:
-    """Two members keep their old ones waiting: each could be decided, and both together cost more than a block."""
+    """Two members keep their old transactions waiting: each one fits a block, but both together cost more than a block."""
     costs = {person.public: COST_PER_BLOCK_MAX * share // 10 for person, share in ((AUTHOR, 8), (OTHER, 9))}
     pool = Mempool(traits=lambda author, transaction: TransactionTraits(cost=costs.get(author, 1)))
     hogs = [registration(world, person=person) for person in (AUTHOR, OTHER)]
@@ -268,7 +268,7 @@ def test_a_costly_transaction_is_tried_however_much_it_costs(world: World) -> No
 
 
 def test_a_noticed_transaction_is_offered_behind_refused_ones_of_its_nonce(world: World) -> None:
-    """Else a member could make the blocks of every leader fail the check for left-out transactions."""
+    """Otherwise a member could make the blocks of every leader fail the check for omitted transactions."""
     pool = arrived(world, []).mempool
     refused = [
         world.tx(AUTHOR, "member/approve", ApproveVoter(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX - 1)

@@ -1,4 +1,4 @@
-"""A member that is gone: what it takes to retire it, what it loses, and how it comes back."""
+"""Retirement of an absent member: its conditions, its effects, and the return of the member."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocol.identity import Signed
 from tests.ledger.world import FAR_MS, PEOPLE, SCRATCH, UNAUDITED, World
 from tests.sim.keys import FastSigner
 
-SUBJECT = PEOPLE[4]  # of five voters f stays 1 when one of them goes
+SUBJECT = PEOPLE[4]  # five voters: f stays 1 when one of them leaves
 NEW = PEOPLE[9]
 
 
@@ -35,7 +35,7 @@ def wished(world: World, *voters: int, subject: FastSigner = SUBJECT, lower: boo
 
 
 def settled(world: World) -> MembersState:
-    """When no change of the voters waits."""
+    """Decide blocks until no change of the voters is pending."""
     for _ in range(20):
         if not members.is_voter_change_due(world.state.members):
             return world.state.members
@@ -48,7 +48,7 @@ def stood(world: World, person: FastSigner) -> None:
     world.decide(world.tx(person, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))
 
 
-# What it takes --------------------------------------------------------------------------------------------------------
+# Conditions -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_quorum_of_wishes_takes_the_vote_two_heights_later_and_the_roles_at_once(world: World) -> None:
@@ -113,7 +113,7 @@ def test_a_key_that_goes_takes_its_wishes_and_those_about_it_with_it(world: Worl
 
 
 def test_a_wish_counts_until_it_expires(world: World) -> None:
-    """Somebody who came back is not retired years later by the last voter that had not said so yet."""
+    """A member that returned must not be retired years later by the last missing vote."""
     expires = world.state.time_ms + 2
     world.decide(*(wish(world, voter, expires=expires) for voter in (0, 1, 2)))
     while world.state.time_ms <= expires:
@@ -134,7 +134,7 @@ def test_fewer_voters_need_fewer_wishes_without_anybody_saying_it_again(world: W
     assert set(settled(world).voters) == {person.public for person in PEOPLE[2:5]}
 
 
-# How many liars are tolerated -----------------------------------------------------------------------------------------
+# Number of tolerated liars --------------------------------------------------------------------------------------------
 
 
 def test_f_falls_only_when_all_of_a_quorum_say_so() -> None:
@@ -147,7 +147,7 @@ def test_f_falls_only_when_all_of_a_quorum_say_so() -> None:
 
 
 def test_changes_that_wait_already_count(world: World) -> None:
-    """Five voters, one leaves: of the four that stay nobody is retired by wishes that were made while there were five."""
+    """Five voters, one leaves: the wishes made for five voters retire none of the remaining four."""
     wished(world, 0, 1, 2)
     world.decide(wish(world, 3), world.tx(PEOPLE[3], "member/resign", ResignAsVoter(), 2))
     assert len(settled(world).voters) == 4 and SUBJECT.public in world.state.members.voters
@@ -172,7 +172,7 @@ def test_the_last_voter_is_never_retired() -> None:
     assert settled(world).voters == (PEOPLE[2].public,), "who wants it leaves, too"
 
 
-# Coming back ----------------------------------------------------------------------------------------------------------
+# Return of a retired member -------------------------------------------------------------------------------------------
 
 
 def test_whoever_was_retired_comes_back_by_standing_and_a_quorum_of_approvals(world: World) -> None:
@@ -211,7 +211,7 @@ def test_a_trainer_without_a_vote_loses_its_place_until_it_registers_again(world
 
 
 def alone_in_training(newcomers: int) -> tuple[World, bytes]:
-    """A running job whose only trainer is NEW, who does not vote, and how many members without a vote there are."""
+    """Start a job whose only trainer is NEW, one of `newcomers` members without a vote. Return the world and the id."""
     world = World(voters=5, trainers=0)
     for number, person in enumerate(PEOPLE[9 : 9 + newcomers]):
         world.decide(world.admission(person, token=FastSigner(f"token {number}")))
@@ -245,7 +245,7 @@ def test_a_scratch_job_whose_author_is_retired_ends() -> None:
 
 @pytest.mark.parametrize("comes_back", ["registers", "stands"])
 def test_who_was_retired_trains_no_job_alone_until_it_is_back(comes_back: str) -> None:
-    """Such a job would end with its own block, and nobody would be told why."""
+    """Such a job would end with its own block, without a message to anybody."""
     world, _ = alone_in_training(1)
     wished(world, 0, 1, 2, 3, subject=NEW)
     assert "was retired" in (world.problem(world.tx(NEW, "job/start", StartJob(SCRATCH))) or "")
@@ -262,7 +262,7 @@ def test_who_was_retired_trains_no_job_alone_until_it_is_back(comes_back: str) -
 
 
 def test_a_key_that_waits_for_its_turn_or_leaves_is_not_retired_meanwhile(world: World) -> None:
-    """Of three changes one acts in a block."""
+    """One of three changes acts per block."""
     changed = [world.rotation(PEOPLE[2], PEOPLE[8]), world.rotation(SUBJECT, NEW)]
     world.decide(*changed, world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     assert "changes its key" in (world.problem(wish(world, 0, NEW)) or "")
@@ -272,12 +272,12 @@ def test_a_key_that_waits_for_its_turn_or_leaves_is_not_retired_meanwhile(world:
     assert "neither votes, stands" not in (world.problem(wish(world, 0, PEOPLE[3])) or ""), "it still trains"
 
 
-# Whatever comes --------------------------------------------------------------------------------------------------------
+# Random sequences ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_people_wish_a_quorum_wants_each_retirement_and_f_falls_only_with_consent(seed: int) -> None:
-    """Random wishes, leaves, candidacies and approvals, told by a book of wishes that is kept apart from the ledger's."""
+    """Random wishes, resignations, candidacies and approvals, compared with a separate count of the wishes."""
     source = random.Random(seed)
     world = World(voters=source.randint(2, 7))
     said: dict[bytes, tuple[bytes, bool]] = {}

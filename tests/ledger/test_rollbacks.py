@@ -1,4 +1,4 @@
-"""Rollbacks: what a conviction, a stop and the last round do to the rounds of a job that audits may still undo."""
+"""Rollbacks: effects of a conviction, a stop and the last round on the rounds that audits may still undo."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ EVERY = 4  # rounds from one anchor to the next
 
 
 def court_of(spec: bytes = LONG, **terms: Any) -> Court:
-    """Everybody is drawn for all updates of the others, and has long to report. Every fourth model is an anchor."""
+    """Return a court in which all auditors draw all updates and have long to report. Every fourth model is an anchor."""
     return Court(4, spec, **{"anchor_rounds": EVERY, "auditors": 3, "window": 20, **terms})
 
 
 def accuse(court: Court, person: FastSigner, number: int, trainer: bytes, finding: ReplayFinding = MISMATCH) -> None:
-    """An auditor of this update reports that it is false."""
+    """Report by an auditor of this update that it is false."""
     court.say(person, next(due for by, due in court.due(trainer) if by is person and due.round == number), finding)
 
 
@@ -62,7 +62,7 @@ def verdict(court: Court, person: FastSigner, number: int, trainer: bytes, findi
 
 
 def convict(court: Court, number: int, trainer: bytes, finding: ReplayFinding = MISMATCH) -> None:
-    """Two of three judges are enough."""
+    """Convict the trainer with two of three judges."""
     first, second = [person for person in PEOPLE[:4] if person.public in court.audits.rounds[number].reexecutors][-2:]
     assert trainer not in (first.public, second.public)
     accuse(court, first, number, trainer, finding)
@@ -74,13 +74,13 @@ def place(job: Job) -> tuple[int, int]:
 
 
 def anchored(court: Court) -> list[tuple[int, int]]:
-    """By anchor, its round and the rounds taken before it."""
+    """Return for each anchor its round and the rounds taken before it."""
     return [(anchor.round, anchor.rounds_in_model) for anchor in court.job(court.key).anchors]
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """`dial/turn`, and the state of its module: what the next blocks say of a job."""
+    """`dial/turn`, and the state of its module: the effect of the next blocks on a job."""
 
     job: Digest = bytes(32)
     is_held: bool = False
@@ -88,7 +88,7 @@ class Dial:
 
 
 class DialModule(Module[Dial]):
-    """Holds a job, or ends it with the round that is closed next, as modules of applications do."""
+    """A module that holds a job, or ends it with the next closed round, as modules of applications do."""
 
     name = "dial"
     contents: ClassVar[Mapping[str, type]] = {"dial/turn": Dial}
@@ -138,7 +138,7 @@ def test_an_anchor_is_before_the_round_that_begins_with_it(court: Court, false: 
 
 
 def test_the_round_after_a_rollback_is_reexecuted_before_the_ballot_and_the_next_one_is_not() -> None:
-    """Ballots of the undone round, which have revealed nonces, may be known, so everybody could foresee the draws."""
+    """Ballots of the undone round have revealed nonces and may be known, so that everybody could foresee the draws."""
     court = court_of(rounds=5)
     convict(court, 5, A)
     job = court.job(court.key)
@@ -229,7 +229,7 @@ def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt(court: Court) -> 
 
 
 def test_nobody_draws_late_for_an_undone_round() -> None:
-    """A re-executor whose ballots were left out draws for the rounds that it missed, but not for those."""
+    """A re-executor whose ballots were omitted draws for the missed rounds, except for the undone ones."""
     court = court_of(rounds=5)
     court.decide(closings=(court.closing_without(D),))
     accuse(court, CID, 6, A)
@@ -241,7 +241,7 @@ def test_nobody_draws_late_for_an_undone_round() -> None:
 
 
 def test_so_many_rollbacks_are_remembered() -> None:
-    """The state is bounded; older ones are in the blocks."""
+    """The state is bounded, and older rollbacks are in the blocks."""
     court = court_of(suspension_rounds=0)
     for number in range(UNDONE_KEPT + 2):
         trainer = PEOPLE[number % 2].public
@@ -263,7 +263,7 @@ def test_so_many_rollbacks_are_remembered() -> None:
 def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second_conviction_does_not_suspend_again(
     court: Court,
 ) -> None:
-    """Each may be about another lie that is in the model."""
+    """Each may concern another false update in the model."""
     accuse(court, DEE, 6, A)
     accuse(court, DEE, 2, A)
     court.decide(verdict(court, CID, 6, A))
@@ -314,7 +314,7 @@ def test_a_trainer_on_probation_stays_on_it_with_a_new_key_and_not_in_another_jo
 
 
 def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys() -> None:
-    """The rotation renews the open round: one of four voters is missing."""
+    """The rotation renews the open round, since one of four voters is missing."""
     court = court_of(suspension_rounds=2, rounds=5)
     convict(court, 5, A)
     court.round(2)
@@ -332,7 +332,7 @@ def test_a_false_update_rolls_back_and_a_withheld_one_too(finding: ReplayFinding
 
 
 def test_a_shunned_trainer_rolls_nothing_back_and_is_on_probation_all_the_same() -> None:
-    """Most judges found its updates sound."""
+    """Most judges found its updates correct."""
     court = court_of(suspension_rounds=100)
     for auditor in (BEN, CID):
         withheld(court, auditor, A, 3)
@@ -367,7 +367,7 @@ def test_honest_trainers_are_paid_for_undone_rounds_and_the_liar_is_not() -> Non
     assert 7 in court.audits.unvested_rounds[B], "its window is not over"
     court.round(12)
     accepted = court.job(court.key).accepted
-    for key in (B, C):  # the others have accused nobody, or nobody has reported on them
+    for key in (B, C):  # these have accused nobody, or nobody has reported on them
         waiting = len(court.audits.unvested_rounds[key])
         assert court.standing(key).rewards + waiting == accepted[key] == 20 and not court.standing(key).rewards_lost
     assert court.standing(A).rewards + court.standing(A).rewards_lost == accepted[A] == 8 and court.standing(A).rewards_lost >= 5
@@ -391,7 +391,7 @@ def test_a_paused_job_rolls_back_and_stays_paused() -> None:
 
 
 def test_a_job_that_a_block_holds_and_rolls_back_goes_on_with_a_round_that_is_reexecuted() -> None:
-    """Ballots of the undone open round have revealed nonces, however long the job was paused since."""
+    """Ballots of the undone open round have revealed nonces, for any length of the pause."""
     court = court_of(rounds=9, modules=(DialModule(),))
     accuse(court, DEE, 6, A)
     court.decide(verdict(court, CID, 6, A), turn(court, is_held=True))
@@ -401,10 +401,10 @@ def test_a_job_that_a_block_holds_and_rolls_back_goes_on_with_a_round_that_is_re
     assert court.job(court.key).phase is JobPhase.RUNNING and court.job(court.key).fully_audited
 
 
-# All rounds are taken -----------------------------------------------------------------------------------------------------
+# Jobs after their last round ----------------------------------------------------------------------------------------------
 
 SIX = SAMPLED + b":6"
-TIMED = {"response_ms": 20}  # a window of two times as many blocks
+TIMED = {"response_ms": 20}  # a window of twice the number of blocks
 
 
 def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
@@ -469,11 +469,11 @@ def test_a_job_of_which_nothing_is_in_doubt_is_over_with_its_last_round() -> Non
     assert court.job(court.key).phase is JobPhase.FINISHED and place(court.job(court.key)) == (3, 3)
 
 
-# Jobs that end while something is in doubt --------------------------------------------------------------------------------
+# Jobs that end while an update is contestable -----------------------------------------------------------------------------
 
 
 def settled_court(number: int, spec: bytes = LONG, **terms: Any) -> Court:
-    """Rounds until the first one in doubt has this number."""
+    """Return a court whose first contestable round has this number."""
     court = court_of(spec, window=4, **terms)
     while court.audits.first_contestable_round is None or court.audits.first_contestable_round < number:
         court.round()
@@ -518,7 +518,7 @@ def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model()
 
 
 def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> None:
-    """Nothing else is in doubt any more."""
+    """No other update is contestable any more."""
     court = court_of(SIX, response_ms=1_000, rounds=5)
     root = court.job(court.key).anchors[1].root
     accuse(court, DEE, 5, A)
@@ -592,7 +592,7 @@ def test_the_first_model_is_an_anchor_and_where_nothing_is_in_doubt_the_newest_o
     world, key = world_with_job(spec=b"language:9", anchor_rounds=2)
     for number in range(1, 6):
         world.decide(closings=(world.closing(key),))
-        world.decide()  # the block that makes an anchor knows its root at its end
+        world.decide()  # the block that makes an anchor knows its root when it ends
         assert [anchor.round for anchor in world.job(key).anchors] == [number - number % 2]
 
 
@@ -625,7 +625,7 @@ def test_of_too_many_anchors_those_in_between_go_and_no_rollback_becomes_much_lo
 def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_to_the_oldest_anchor_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In that block nobody says what is in doubt."""
+    """In that block the audits report no contestable round."""
 
     def broken(*given: object) -> StateChange:
         raise ValueError("planted")
@@ -641,7 +641,7 @@ def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_
     assert place(court.job(court.key)) == (12, 8)
 
 
-# By a quorum of voters -----------------------------------------------------------------------------------------------------
+# Rollback by a quorum of voters --------------------------------------------------------------------------------------------
 
 
 def wish(court: Court, person: FastSigner, number: int) -> Signed:
@@ -683,7 +683,7 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
 
 
 def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer(court: Court) -> None:
-    """Of too many anchors some are forgotten, and meanwhile voters may have asked for one of these."""
+    """Surplus anchors are dropped, and voters may have requested one of them meanwhile."""
     job, members = court.job(court.key), court.state.members
     wanted = replace(job, rollback_requests=dict.fromkeys(members.voters, 4))
     assert _voted_back(wanted, members) == 4
@@ -691,7 +691,7 @@ def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer(court: Court)
 
 
 def test_a_request_is_about_the_line_that_its_author_saw(court: Court) -> None:
-    """It may be decided after the rollback that it asks for, and is no request for another one."""
+    """It may be decided after the requested rollback, and then requests no further one."""
     late = court.tx(ANN, "job/rollback", RequestRollback(court.key, 4))
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
     court.round()
@@ -761,10 +761,10 @@ def test_a_job_with_all_rounds_taken_goes_on_after_a_rollback() -> None:
     assert (court.job(court.key).phase, court.job(court.key).rounds_in_model) == (JobPhase.RUNNING, 4)
 
 
-# What goes back, and what stays -------------------------------------------------------------------------------------------
+# Restored and kept fields -------------------------------------------------------------------------------------------------
 
 RESTORED = {"rounds_in_model", "model_root", "anchors"}
-OPENED = {  # of the round that opens after it
+OPENED = {  # fields of the round that opens after the rollback
     "phase",
     "round",
     "opened_height",
@@ -824,7 +824,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
 STATE_RESTORED = {"rounds_in_model", "median_norms_squared", "beta_powers", "steering"}
 STATE_KEPT = {"job", "spec"}  # never changes
 STATE_OPENED = {"round"}
-STATE_DROPPED = {"records"}  # what undone payloads left unsaid; of jobs with estimates they are the anchor's
+STATE_DROPPED = {"records"}  # residue of undone payloads; in jobs with estimates it is that of the anchor
 
 
 @pytest.mark.parametrize("memory", [FeedbackMemory.RESIDUAL, FeedbackMemory.ESTIMATES])

@@ -1,4 +1,4 @@
-"""A proof of one row convinces whoever knows the genesis, of what is true, and of nothing else."""
+"""Proofs of one row: with the genesis alone, true ones are accepted and false ones are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def opened(data: bytes) -> RowProof:
     return codec.decode(RowProof, codec.decode_message(data, (RowProofFile,)).content)
 
 
-# What it proves ------------------------------------------------------------------------------------------------------
+# Proven statements ---------------------------------------------------------------------------------------------------
 
 
 def test_a_row_is_proven_at_the_newest_certified_height_by_the_genesis_alone(chain: Chain) -> None:
@@ -108,7 +108,7 @@ def test_a_version_of_the_module_that_the_network_does_not_run_names_no_fields(c
     assert checked(made(chain, HERE), (*core_modules(PlainJobs()), Later())).record is None
 
 
-# What it does not prove ----------------------------------------------------------------------------------------------
+# Refused proofs ------------------------------------------------------------------------------------------------------
 
 
 def is_refused(data: bytes) -> bool:
@@ -140,7 +140,7 @@ def honest_ones(chain: Chain) -> list[bytes]:
 def test_a_liar_who_mends_the_digest_proves_nothing_with_a_changed_byte(
     chain: Chain, honest_ones: list[bytes], data: st.DataObject
 ) -> None:
-    """A key without a row may turn into another one, which has none either: that is as true."""
+    """A key without a row may turn into another key without a row, whose proof is true as well."""
     honest = data.draw(st.sampled_from(honest_ones))
     changed = flipped(honest, data.draw(st.integers(0, len(honest) - 1)), data.draw(st.integers(1, 255)))
     assert_proves_no_lie(chain, codec.encode(RowProofFile(changed, hashlib.sha256(changed).digest())))
@@ -175,7 +175,7 @@ Change = Callable[[Chain, RowProof], RowProof]
 
 
 def _other_root(chain: Chain, proof: RowProof) -> RowProof:
-    """All of it fits together, but for the header that the voters signed."""
+    """Return a proof that is consistent, except for the header that the voters signed."""
     lie = chain.fork()
     lie.write({HERE: b"a lie"})
     lie.decide()
@@ -183,7 +183,7 @@ def _other_root(chain: Chain, proof: RowProof) -> RowProof:
 
 
 def _own_voters(chain: Chain, proof: RowProof) -> RowProof:
-    """A chain of the same genesis that somebody else has signed."""
+    """Return a proof from a chain of the same genesis that other keys signed."""
     lie = chain.fork()
     lie.signers = lambda voters: PEOPLE[7 : 7 + voters.quorum]
     lie.write({HERE: b"a lie"})
@@ -213,7 +213,7 @@ def _older_network(chain: Chain, proof: RowProof) -> RowProof:
 
 
 def _fake_table(chain: Chain, proof: RowProof) -> RowProof:
-    """The bytes of a state that has one row, which is a lie, and a proof that fits."""
+    """Return the bytes of a state with one false row, and a proof that matches it."""
     value = codec.encode(Note(bytes(32), b"a lie", 1))
     root = TableRoot(records.root({HERE: value}), 1, 40)
     return replace(proof, state=codec.encode((1, root)), value=value, proof=KeyProof((), None))
@@ -270,7 +270,7 @@ def test_a_lie_is_refused_by_what_does_not_fit(chain: Chain, change: Change, why
 
 @dataclass(frozen=True, slots=True)
 class _Decoy:
-    claimed: TableRoot  # a record of three fields, as somebody may say it in a transaction
+    claimed: TableRoot  # a record of three fields, as a transaction may contain it
     notes: Table[Note]
 
 
@@ -284,7 +284,7 @@ class _DecoyModule(Module[_Decoy]):
 
 
 def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_module() -> None:
-    """Whoever does not know it is told the number of the field, and no name of a table."""
+    """A client without the module gets the number of the field instead of the name of a table."""
     chain = Chain(modules=(_DecoyModule(),))
     chain.decide()
     honest = opened(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), "decoy/notes", HERE))
@@ -305,7 +305,7 @@ def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
 
 
 def test_another_genesis_is_another_chain(chain: Chain) -> None:
-    """A stranger compares the chain id with one that he knows: whatever fits this genesis fits no other."""
+    """A client compares the chain id with one that it knows: no other genesis has this chain id."""
     proof = opened(made(chain, HERE))
     refused("bad-signature", encode_row_proof_file(replace(proof, genesis=codec.encode(replace(chain.genesis, salt=b"x" * 16)))))
 

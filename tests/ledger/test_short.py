@@ -1,4 +1,4 @@
-"""Short bodies: the same bytes come out again where everything is held, and nothing else ever."""
+"""Compact bodies: a peer that holds all parts expands the same bytes, and any other peer expands none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ACCEPT = Verdict.ACCEPT
 
 
 def busy() -> tuple[World, bytes]:
-    """A world whose next block closes a round and carries evidence and transactions."""
+    """Return a world whose next block closes a round and carries evidence and transactions."""
     world, key = world_with_job(spec=LANGUAGE + b":9")
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
     for ahead in (1, 2, 3):
@@ -63,7 +63,7 @@ def test_a_small_body_goes_whole_so_that_nobody_need_hold_anything_for_it() -> N
 
 
 def holder(world: World, lacks: str | None = None) -> LedgerApplication:
-    """A peer in the same place that holds all the same, but for the first of some parts."""
+    """Return a peer with the same state that holds all parts, except the first one of the kind `lacks`."""
     ledger = LedgerApplication(world.rules, CurrentState(world.state), world.state.state_root)
     ((key, full),) = world.ledger.rounds.items()
     book = ledger.rounds[key] = OpenRoundState(full.terms, None, 0.0, TIMERS)
@@ -188,7 +188,7 @@ def test_a_few_digests_named_a_thousand_times_cost_no_memory() -> None:
 
 
 def hundred(voters: int = 100, trainers: int = 100) -> tuple[LedgerApplication, bytes]:
-    """One round with that many ballots on that many proposals, and a vouch of every voter, all held."""
+    """Return a round with one hundred ballots on one hundred proposals, and a vouch of every voter, all of them held."""
     people = sorted((FastSigner(f"one of many {i}") for i in range(max(voters, trainers))), key=lambda person: person.public)
     chain, job, root = bytes(32), b"j" * 32, b"r" * 32
     keys = [person.public for person in people]

@@ -59,7 +59,7 @@ def module(height: int) -> GetSnapshotPart:
     return GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0)
 
 
-# What is kept --------------------------------------------------------------------------------------------------------
+# Kept snapshots ------------------------------------------------------------------------------------------------------
 
 
 def test_peers_that_applied_different_heights_offer_the_same_snapshot(chain: Chain) -> None:
@@ -101,13 +101,13 @@ def test_nobody_makes_a_peer_keep_more_than_a_few_snapshots(chain: Chain) -> Non
 
 
 def test_whoever_asks_at_every_height_takes_nobody_the_snapshot_that_is_being_fetched(chain: Chain) -> None:
-    """Snapshots at multiples are what everybody fetches; those that were made for one asker make way for them."""
+    """Snapshots at multiples are fetched by all. Those that were made for one peer give way to them."""
     shelf = chain.shelf(until=41)
     fetched = offered(shelf)
     assert fetched == 40
     for height in range(42, 42 + 32 - 1):
         shelf.add_applied_state(chain.states[height], float(height))
-        assert offered(shelf, float(height), known=height - 3) == height - 1  # made for this asker, and fetched by it too
+        assert offered(shelf, float(height), known=height - 3) == height - 1  # made for this peer, and fetched by it too
         assert isinstance(shelf.answer_request(module(height - 1), float(height)), SnapshotPart)
         for other in range(8, height, 8):
             shelf.answer_request(module(other), float(height))
@@ -115,7 +115,7 @@ def test_whoever_asks_at_every_height_takes_nobody_the_snapshot_that_is_being_fe
 
 
 def test_a_snapshot_between_two_multiples_stays_while_somebody_fetches_it_whatever_else_is_asked_for(chain: Chain) -> None:
-    """Whoever was invited after the last multiple can restore nothing else yet."""
+    """A peer that was invited after the last multiple can restore no other snapshot yet."""
     shelf = chain.shelf(until=17)
     for height in range(18, 44):
         shelf.add_applied_state(chain.states[height], 0.0)
@@ -133,7 +133,7 @@ def test_a_snapshot_between_two_multiples_stays_while_somebody_fetches_it_whatev
 
 
 def test_where_everybody_rests_each_of_the_last_certified_states_is_served_whatever_others_fetch(chain: Chain) -> None:
-    """A peer whose state went wrong in the last block has nothing else to restore."""
+    """A peer whose state diverged in the last block can restore nothing else."""
     shelf = chain.shelf(until=46)
     for height in (24, 32, 40, 43, 44):
         offered(shelf, wanted=height)
@@ -200,7 +200,7 @@ def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_a
     assert shelf.answer_request(module(height), 0.0) != NoSnapshot(height), "what is there it gives"
 
 
-# What nobody should ask ----------------------------------------------------------------------------------------------
+# Invalid requests ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_next_voters_that_do_not_hash_to_what_the_header_names_are_refused(chain
 
 
 def test_a_header_that_contradicts_its_certificate_about_the_voters_is_refused(chain: Chain) -> None:
-    """The set that signed, and the set that the header says decided, are one and the same, or nothing is proven."""
+    """The proof requires that the signing set is the one that the header names as deciding."""
     voters = VoterSet(chain.states[0].members.voters)
     header = encode_header(replace(make_header(chain.decided[1].decode()), voters=bytes(32)))
     commit = Commit(voters.hash, 1, 0, header_digest(header))
@@ -295,7 +295,7 @@ def test_a_header_that_contradicts_its_certificate_about_the_voters_is_refused(c
 
 
 def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Path, chain: Chain) -> None:
-    """It has no old blocks, but the proof and the headers that it was given."""
+    """It has no old blocks, but it has the proof and the headers that it received."""
     fetch = Fetch(chain, {A: Server(chain.shelf(until=90))}).run()
     restored = fetch.transfer.restored
     assert restored is not None
@@ -319,7 +319,7 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
 
 
 def test_links_of_another_history_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
-    """Whoever is shown one of them among the true ones would take this peer for a liar."""
+    """A peer that receives one of them among the true ones would blame this peer."""
     store, links = LedgerStore(tmp_path / "ledger.db", chain.chain), chain.light_blocks(0, 29)
     foreign = replace(links[0], header=chain.get_header(2) or b"")
     store.restore_snapshot(

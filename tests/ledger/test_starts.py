@@ -1,4 +1,4 @@
-"""Jobs that start from parameters of no job: they wait until a quorum of voters holds those."""
+"""Jobs that start from parameters in a blob. They wait until a quorum of voters holds these parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replicated state: its root, its bytes, and what a job goes through."""
+"""The replicated state: its root, its bytes, and the phases of a job."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_change_of_a_module_changes_the_root(world: World) -> None:
 
 
 def lived() -> World:
-    """A world in which everything has happened that leaves a trace in the state."""
+    """Return a world with all events that leave a trace in the state."""
     world = World()
     world.decide(world.admission(PEOPLE[5]))
     world.decide(world.tx(PEOPLE[5], "member/stand", StandAsVoter(0, world.state.certified_roots[0])))
@@ -85,7 +85,7 @@ def test_a_state_is_read_back_as_it_was_stored_and_its_bytes_are_stable() -> Non
 
 
 def test_a_state_larger_than_any_message_is_read_back(world: World) -> None:
-    """Eight jobs with the largest specifications: a peer must be able to start again."""
+    """The state has eight jobs with the largest specifications, and a peer must be able to restart."""
     for i in range(RUNNING_MAX):
         world.start(PEOPLE[i % 4], (b"scratch:" + b"%d" % (i + 1)).ljust(TRANSACTION_BYTES_MAX - 512))
     encoded = world.rules.encode_state(world.state)
@@ -175,7 +175,7 @@ def test_the_root_that_a_block_names_is_remembered_for_a_while_and_not_part_of_t
 
 
 def test_a_job_opens_its_first_round_with_the_voters_auditors_and_trainers_after_its_block(world: World) -> None:
-    """Also when another transaction of the same block changed them."""
+    """This holds also if another transaction of the same block changed them."""
     job = world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE))
     world.decide(job, world.tx(PEOPLE[3], "member/register", RegisterRoles((TRAINER,))))
     (opened,) = world.state.jobs.jobs.values()
@@ -242,7 +242,7 @@ def test_a_job_that_its_own_block_closes_and_stops_is_not_forgotten_in_it(world:
 
 
 def test_a_job_can_be_stopped_from_the_block_after_its_start_on(world: World) -> None:
-    """Else one block could begin, end and forget any number of them."""
+    """Otherwise one block could start, end and forget any number of jobs."""
     person = PEOPLE[0]
     start = world.tx(person, "job/start", StartJob(LANGUAGE))
     key = job_id(person.public, world.rules.open_transaction(start))
@@ -283,7 +283,7 @@ def test_nobodys_cheap_jobs_make_others_results_go(world: World, monkeypatch: py
 
 
 def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> bytes:
-    """A job that its author stops while an update of round 1 is disputed."""
+    """Return a job that its author stops while an update of round 1 is disputed."""
     key = world.start(author, spec)
     for _ in range(2):
         world.decide(closings=(world.closing(key),))
@@ -297,7 +297,7 @@ def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> byt
 
 
 def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would end audits and suspensions of others, or let nobody begin a job any more."""
+    """Otherwise it would end the audits and suspensions of others, or nobody could start a job any more."""
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
 
@@ -310,7 +310,7 @@ def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world
 
 
 def test_cheap_jobs_end_no_audits_of_dear_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a liar would end a job, and then with some scratch jobs the audits in which its last lies are found."""
+    """Otherwise a liar could end a job, and then end its audits, which would find its last lies, by some scratch jobs."""
     monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
 
     def ended(spec: bytes) -> bytes:
@@ -335,7 +335,7 @@ def test_whoever_gave_up_its_vote_counts_no_more_for_ending_a_job(world: World) 
 def test_where_too_many_can_train_voters_come_first_and_then_whoever_came_first(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys can be chosen, and one voter alone can invite as many as it likes."""
+    """Keys can be chosen, and one voter alone can invite any number of members."""
     monkeypatch.setattr(jobs, "TRAINERS_MAX", 4)
     early, late = sorted(PEOPLE[8:10], key=lambda person: person.public, reverse=True)
     for person, token in ((early, PEOPLE[10]), (late, PEOPLE[11])):
@@ -366,7 +366,7 @@ def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World
 
 
 def test_a_job_that_a_block_does_not_change_stays_the_very_same_object(world: World) -> None:
-    """So nobody looks through the jobs that are over in each block."""
+    """Otherwise each block would scan the finished jobs."""
     over, other = world.start(spec=SCRATCH + b":1"), world.start(PEOPLE[1], SCRATCH + b":4")
     world.decide(closings=(world.closing(over),))
     running = world.start(PEOPLE[2], SCRATCH + b":4")
@@ -451,9 +451,9 @@ def test_rounds_that_are_judged_take_the_patience_back(world: World) -> None:
     for verdicts in (
         {first: UNJUDGED},
         {first: UNJUDGED, **others},
-        {first: REPLAY},  # accepts nothing, so it says nothing of how fast anybody is
+        {first: REPLAY},  # no update is accepted, so that the round measures no speed
         others,
-        {second: ACCEPT},  # one of those who were awaited is absent: light voters measure nothing then
+        {second: ACCEPT},  # one awaited trainer is absent, and light voters measure nothing then
         {second: ACCEPT},
         {second: ACCEPT},
     ):
@@ -475,7 +475,7 @@ def test_a_quorum_of_voters_stops_a_job_against_its_author_and_fewer_do_not(worl
     key = world.start(PEOPLE[0], LANGUAGE + b":99")
     for voter in PEOPLE[1:3]:
         world.decide(world.tx(voter, "job/stop", StopJob(key)))
-        world.decide(world.tx(voter, "job/stop", StopJob(key)))  # asking twice does not count twice
+        world.decide(world.tx(voter, "job/stop", StopJob(key)))  # a second request does not count
         assert world.job(key).phase is JobPhase.RUNNING
     world.decide(world.tx(PEOPLE[3], "job/stop", StopJob(key)))
     assert world.job(key).phase is JobPhase.FINISHED

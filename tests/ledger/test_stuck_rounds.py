@@ -1,4 +1,4 @@
-"""Open rounds whose voters or trainers are not there any more: they get those of now, and what was said in them still counts."""
+"""Open rounds whose voters or trainers have left: they get the current ones, and their earlier messages still count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def transition_of(world: World, *transactions: Signed) -> StateTransition:
 
 
 def can_be_closed(world: World, job: Job) -> bool:
-    """By those who vote now, even if as many of them do nothing as blocks can do without."""
+    """Return whether the current voters can close the round, even if the largest tolerated number of them is absent."""
     voters = world.state.members.round_voters
     voting = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
     return voting >= job.round_terms(bytes(32)).quorum and any(map(world.state.members.is_current_key, job.trainers))
@@ -62,7 +62,7 @@ def test_a_round_survives_the_rotation_of_its_only_trainer(spec: bytes) -> None:
 
 
 def test_a_voter_that_rotates_again_and_again_in_a_round_has_one_update_in_it() -> None:
-    """Otherwise it would be more trainers than may lie."""
+    """Otherwise one member would be more trainers than f."""
     world, key = world_with_job(spec=UNAUDITED, trainers=4)
     for old, new in pairwise(PEOPLE[3:10]):
         world.decide(world.rotation(old, new))

@@ -1,4 +1,4 @@
-"""Records of trainers: one whose updates re-executors find false before the vote is suspended for some rounds."""
+"""Records of trainers: a trainer whose updates re-executors reject before the vote is suspended for some rounds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_suspension_is_twice_as_long_as_the_last_one() -> None:
 
 
 def started(rounds: int = 200) -> tuple[World, bytes]:
-    """Four voters, three of which train and re-execute."""
+    """Start a job with four voters, three of which train and re-execute."""
     world = World()
     return world, world.start(spec=b"%b:%d" % (LANGUAGE, rounds))
 
@@ -61,7 +61,7 @@ def started(rounds: int = 200) -> tuple[World, bytes]:
 def close(
     world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[bytes] = frozenset(), rejecting: int = 9, times: int = 1
 ) -> None:
-    """A round in which these proposals are refused; of their re-executors so many vouch for that, and the others are unsure."""
+    """Close rounds in which these proposals are refused: `rejecting` re-executors vouch for that, the others do not judge."""
     for _ in range(times):
         job, terms = world.job(key), world.job(key).round_terms(key)
         verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers if trainer not in away}
@@ -103,7 +103,7 @@ def test_a_trainer_whose_updates_are_found_false_does_not_train_for_a_while() ->
 
 
 def test_what_no_more_than_f_re_executors_reject_counts_for_nothing() -> None:
-    """f liars may reject honest work, and other honest re-executors may have been unsure of it."""
+    """f liars may reject honest work, and other honest re-executors may have left it unjudged."""
     world, key = started()
     close(world, key, {LIAR: REPLAY}, rejecting=1, times=2 * INVALID_UPDATES_MAX)
     assert world.job(key).rejected[LIAR] and world.job(key).trainer_records == {}
@@ -111,7 +111,7 @@ def test_what_no_more_than_f_re_executors_reject_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize("reason", [NORM, Verdict.STALE, Verdict.COMMITMENT, Verdict.MALFORMED])
 def test_what_a_cheap_check_refuses_costs_no_re_execution_and_suspends_nobody(reason: Verdict) -> None:
-    """The norm of honest updates is refused, too, where training diverges."""
+    """Honest updates can exceed the norm bound too, where training diverges."""
     world, key = started()
     lie(world, key, 2 * INVALID_UPDATES_MAX, reason)
     assert world.job(key).rejected[LIAR] == {reason.label: 2 * INVALID_UPDATES_MAX} and world.job(key).trainer_records == {}
@@ -124,7 +124,7 @@ def test_reasons_of_the_objective_are_found_by_re_execution() -> None:
 
 
 def test_suspended_trainers_train_where_no_other_update_is_accepted() -> None:
-    """The others may be away, and then the round would never close. They are not suspended for longer for that."""
+    """The others may be absent, and then the round would never close. Their suspension becomes no longer by that."""
     world, key = started()
     everybody = world.job(key).trainers
     close(world, key, dict.fromkeys(everybody, REPLAY), times=NO_PROGRESS_ROUNDS - 1)
@@ -145,7 +145,7 @@ def test_a_trainer_that_is_away_does_not_keep_suspended_ones_from_training(away:
 
 
 def test_a_trainer_that_was_suspended_is_not_awaited_when_it_comes_back() -> None:
-    """Others would wait for a liar until T1, and fewer would re-execute its update at once."""
+    """Otherwise the others would wait for a liar until T1, and fewer would re-execute its update at once."""
     world, key = started()
     lie(world, key, INVALID_UPDATES_MAX)
     close(world, key, {}, times=DEFAULT_SUSPENSION)

@@ -60,7 +60,7 @@ def serving(chain: Chain, *names: bytes) -> dict[bytes, Server]:
     return {name: Server(chain.shelf()) for name in names}
 
 
-# What must work ------------------------------------------------------------------------------------------------------
+# Successful transfers ------------------------------------------------------------------------------------------------
 
 
 def test_a_newcomer_gets_the_certified_state_from_several_peers_at_once(chain: Chain) -> None:
@@ -106,7 +106,7 @@ def test_a_damaged_model_of_the_right_round_is_fetched_again(chain: Chain) -> No
 
 
 def test_a_snapshot_above_a_given_height_is_made_when_it_is_asked_for(chain: Chain) -> None:
-    """A peer whose state diverged at a height needs a later one, also where no block follows for long."""
+    """A peer whose state diverged at a height needs a later snapshot, also if no block follows for long."""
     wanted = chain.state.height - 1
     assert wanted % SNAPSHOT_HEIGHTS
     fetch = assert_restored(Fetch(chain, serving(chain, A, B), wanted=wanted).run(), chain)
@@ -161,7 +161,7 @@ def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever the store has written since."""
+    """Later writes of the store do not change them."""
     monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 2_000)
     chain = Chain()
     store = LedgerStore(tmp_path / "ledger.sqlite", chain.chain)
@@ -189,7 +189,7 @@ WRONG_RANGES = ("notebook/notes:0", "notebook/notes:", "notebook/notes:0a", "not
 
 @pytest.mark.parametrize("name", WRONG_RANGES)
 def test_a_range_that_nobody_has_to_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch, chain: Chain, name: str) -> None:
-    """A whole table at once, for example."""
+    """For example a whole table at once."""
     monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 1_000)
     shelf, height = chain.shelf(), chain.state.height - 1
     assert isinstance(
@@ -199,7 +199,7 @@ def test_a_range_that_nobody_has_to_ask_for_is_refused(monkeypatch: pytest.Monke
         shelf.answer_request(GetSnapshotPart(height, SnapshotContent.ROWS, name.encode(), 0), 0.0)
 
 
-# Who lies ------------------------------------------------------------------------------------------------------------
+# Liars ---------------------------------------------------------------------------------------------------------------
 
 
 def wrong_part(content: SnapshotContent) -> Any:
@@ -218,12 +218,12 @@ def other_leaf(request: SnapshotRequest, answer: Any) -> Any:
 
 
 def renamed(offer: SnapshotOffer) -> dict[str, bytes]:
-    """The true digests in their order, under other names."""
+    """Return the true digests in their order, under other names."""
     return {f"my {name}": digest for name, digest in offer.modules.items()}
 
 
 def joined(offer: SnapshotOffer) -> dict[str, bytes]:
-    """Of the tree over the modules an inner node, as if it were one module's digest."""
+    """Return the modules' digests, with an inner node of their tree in place of the first two digests."""
     first, second, *rest = sorted(offer.modules)
     return {first: merkle.node_hash(offer.modules[first], offer.modules[second]), **{name: offer.modules[name] for name in rest}}
 
@@ -258,7 +258,7 @@ def too_few_signatures(request: SnapshotRequest, answer: Any) -> Any:
 
 
 def forged_root(request: SnapshotRequest, answer: Any) -> Any:
-    """A state of the liar's own, under a header that names its root, beside the true header's certificate."""
+    """Return a liar's own state under a header with its root, beside the certificate of the true header."""
     if not isinstance(answer, SnapshotOffer) or not answer.modules:
         return answer
     modules = {**answer.modules, "members": bytes(32)}
@@ -320,7 +320,7 @@ def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain
     assert D not in assert_restored(Fetch(chain, servers).run(), chain).blamed
 
 
-# Who is slow, or gone ------------------------------------------------------------------------------------------------
+# Slow and absent peers -----------------------------------------------------------------------------------------------
 
 
 def silent(request: SnapshotRequest, answer: Any) -> Any:
@@ -375,7 +375,7 @@ def test_voters_are_asked_first_and_the_others_in_a_ring(chain: Chain) -> None:
 
 
 def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain: Chain) -> None:
-    """Else whoever is the only one with some height sends it as slowly as it likes."""
+    """Otherwise the only holder of a height could send it arbitrarily slowly."""
     alone = chain.shelf()
     latest = chain.state.height - 1
 
@@ -410,7 +410,7 @@ def test_a_snapshot_that_all_have_given_up_is_left_at_once_for_a_later_one() -> 
 
 
 class Busy:
-    """A peer whose network goes on while it is asked, and whose snapshots at multiples are all being fetched by others."""
+    """A peer whose network continues meanwhile, and whose snapshots at multiples are all being fetched by others."""
 
     def __init__(self, chain: Chain, height: int) -> None:
         self.chain, self.begun, self.height = chain, height, 1
@@ -425,7 +425,7 @@ class Busy:
                 self.shelf.answer_request(GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0), now)
 
     def serve(self, fetch: Fetch) -> Server:
-        """It has gone on by the time a part is asked of it."""
+        """Return a server of this peer, whose chain grows until a part is requested."""
 
         def says(request: SnapshotRequest, answer: Any) -> Any:
             self.go_on(fetch.now)
@@ -436,7 +436,7 @@ class Busy:
 
 @pytest.mark.parametrize("fetched_before", [(), (41,)])
 def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_come_fast(fetched_before: tuple[int, ...]) -> None:
-    """All that is above the invitation's block then is of another height, and is among the last for three blocks only."""
+    """All heights above the invitation's block differ then, and each is among the last ones for three blocks only."""
     chain = lived(90)
     fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(43)))  # the last multiple is 40
     for name in (A, B, C):
@@ -450,7 +450,7 @@ def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_c
 
 
 def test_where_many_join_at_once_whoever_finds_no_place_has_the_next_multiple_soon() -> None:
-    """Who fetched just before still holds the places for snapshots between multiples."""
+    """Earlier clients still hold the places for snapshots between multiples."""
     chain = lived(90)
     fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(45)))
     for name in (A, B, C):
@@ -466,7 +466,7 @@ def test_where_many_join_at_once_whoever_finds_no_place_has_the_next_multiple_so
 
 
 def test_links_that_break_cost_nothing_of_what_took_long_to_fetch(chain: Chain) -> None:
-    """Also if the first one that is back is a liar that refuses to go on."""
+    """This holds also if the first peer that returns is a liar that refuses to continue."""
     fetch = Fetch(chain, {A: Server(chain.shelf(), delay=1.0)})
     fetch.run(seconds=4.5)
     height, missing = fetch.transfer.progress
@@ -483,7 +483,7 @@ def test_links_that_break_cost_nothing_of_what_took_long_to_fetch(chain: Chain) 
 
 
 def test_strangers_that_come_back_with_new_links_are_not_chosen_again_and_again() -> None:
-    """A new link has nothing to rest for, and strangers have as many names as they like."""
+    """A new link has no rest period, and strangers have any number of names."""
     chain = lived(90)
     honest, liars = VOTERS[:3], (D, E)
     servers = {peer: Server(chain.shelf(until=43), delay=0.2) for peer in honest}  # too late for the first choice
@@ -501,7 +501,7 @@ def test_strangers_that_come_back_with_new_links_are_not_chosen_again_and_again(
 
 
 def test_a_question_about_what_was_left_meanwhile_is_asked_anew() -> None:
-    """Else strangers that go at the right moment are always the only ones to offer anything."""
+    """Otherwise strangers that leave at the right moment would be the only ones with an offer."""
     chain = lived(90)
     fetch = Fetch(chain, {voter: Server(chain.shelf(until=75), delay=0.2) for voter in VOTERS[:3]})
 
@@ -528,7 +528,7 @@ def test_a_question_about_what_was_left_meanwhile_is_asked_anew() -> None:
 
 
 def test_a_key_that_votes_no_more_counts_like_any_stranger() -> None:
-    """What it offers is true, and nobody else holds it any more."""
+    """Its snapshot is true, but no other peer holds it any more."""
     chain = Chain()
     chain.start()
     for place, person in enumerate(PEOPLE[4:8]):
@@ -542,7 +542,7 @@ def test_a_key_that_votes_no_more_counts_like_any_stranger() -> None:
 
 
 def test_a_height_that_more_than_f_voters_offer_comes_before_a_strangers_multiple() -> None:
-    """Two are invited by one block between two multiples: what the first one fetched is what the second one is offered."""
+    """Two peers are invited by one block between two multiples: the second one gets the offer that the first one fetched."""
     chain = lived(90)
 
     def held() -> SnapshotStore:
@@ -581,7 +581,7 @@ def test_pieces_of_a_large_module_are_progress(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pieces_that_one_voter_alone_sends_are_no_progress() -> None:
-    """It may have made them up, and only the last one would show it."""
+    """It may have invented them, and only the last piece would show it."""
     chain = lived(90)
 
     def drips(request: SnapshotRequest, answer: Any) -> Any:
@@ -598,7 +598,7 @@ def test_pieces_that_one_voter_alone_sends_are_no_progress() -> None:
 
 
 def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(chain: Chain) -> None:
-    """Else a liar with the highest snapshot, held by nobody else, would be chosen again and again."""
+    """Otherwise a liar with the highest snapshot, which nobody else holds, would be chosen again and again."""
     asked: list[float] = []
 
     def lies(request: SnapshotRequest, answer: Any) -> Any:
@@ -618,7 +618,7 @@ def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(c
 
 @pytest.mark.parametrize("seed", range(12))
 def test_liars_that_offer_a_height_of_their_own_and_refuse_its_parts_are_passed_over_in_the_end(seed: int) -> None:
-    """True heights, truly proven, that no honest peer happens to hold."""
+    """The heights are real and proven, but no honest peer happens to hold them."""
     chain, luck = lived(90), random.Random(seed)
     early, later, top = chain.shelf(until=43), chain.shelf(until=75), chain.shelf()
     fetch = Fetch(chain, {})
@@ -641,7 +641,7 @@ def test_liars_that_offer_a_height_of_their_own_and_refuse_its_parts_are_passed_
 
 
 def test_after_a_snapshot_of_which_nothing_came_there_is_time_to_find_another(chain: Chain) -> None:
-    """A new transfer would know nothing of who sent nothing."""
+    """A new transfer would not know the silent peers."""
     fetch = Fetch(chain, {A: Server(chain.shelf(), silent_after_the_offer)})
     fetch.run(seconds=STALL_SECONDS - 0.5)
     assert fetch.transfer.progress[0] and not fetch.transfer.has_no_source(fetch.now)
@@ -676,7 +676,7 @@ def test_an_offer_below_what_was_asked_for_is_a_lie(chain: Chain) -> None:
 
 
 def test_retired_keys_cannot_lead_a_newcomer_astray_that_trusts_a_recent_block() -> None:
-    """The founders of height 1 sign another history, long after; the newcomer's invitation names a block of the true one."""
+    """The founders of height 1 sign another history long afterwards. The newcomer's invitation names a block of the true one."""
     true = lived(40)
     false = another_chain(true)
     false.grow(41)
@@ -689,14 +689,14 @@ def test_retired_keys_cannot_lead_a_newcomer_astray_that_trusts_a_recent_block()
 
 
 def another_chain(true: Chain) -> Chain:
-    """Of the same founders."""
+    """Return another chain of the same founders."""
     false = Chain()
     false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
     return false
 
 
 def led_astray(true: Chain) -> Chain:
-    """The founders of height 1 sign another history, long after, in which one of them leaves."""
+    """Return a history that the founders of height 1 sign long afterwards, and in which one of them leaves."""
     false = another_chain(true)
     false.dismiss_voter(PEOPLE[2])
     false.grow(60)
@@ -707,7 +707,7 @@ def led_astray(true: Chain) -> Chain:
 def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_invitation(
     decided: int, applied: int | None
 ) -> None:
-    """What was decided below the trusted block is worth nothing: not as a block to go on from, and not for its voters."""
+    """Decisions below the trusted block are ignored, both as a block to continue from and for their voters."""
     true = lived(40)
     false = led_astray(true)
     state = None if applied is None else false.states[applied]
@@ -740,7 +740,7 @@ def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:
 def test_a_snapshot_from_before_the_trusted_block_is_not_taken() -> None:
     old, true = lived(33), lived(44)
     fetch = Fetch(true, serving(old, A), true.basis(0, true.anchor(42))).run(seconds=5.0)
-    assert fetch.transfer.restored is None and not fetch.faults  # it has nothing to offer, and says so
+    assert fetch.transfer.restored is None and not fetch.faults  # it has nothing to offer, and reports it
 
     def offers_it_all_the_same(request: SnapshotRequest, answer: Any) -> Any:
         return shelf.answer_request(replace(request, anchor=0, wanted=0), 0.0) if isinstance(request, GetSnapshot) else answer
@@ -755,7 +755,7 @@ def test_a_snapshot_from_before_the_trusted_block_is_not_taken() -> None:
 def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_height(
     chain: Chain, set_named: str, reason: str
 ) -> None:
-    """The founders still have their keys, but one of them votes no more, and with it they are no quorum."""
+    """The founders still have their keys, but one of them votes no more, and the others are no quorum."""
     retired = chain.states[0].members.voters
     assert PEOPLE[1].public in retired and PEOPLE[1].public not in chain.states[39].members.voters
 
@@ -774,7 +774,7 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
 
 
 def test_a_proof_signed_by_a_set_that_was_replaced_on_the_way_is_refused(chain: Chain) -> None:
-    """Without the link that replaces it, the old set's word would still count for the next change."""
+    """Without the link that replaces it, a certificate of the old set would still prove the next change."""
     assert len(chain.light_blocks(0, 40)) >= 2
 
     def skips_a_change(request: SnapshotRequest, answer: Any) -> Any:
@@ -784,7 +784,7 @@ def test_a_proof_signed_by_a_set_that_was_replaced_on_the_way_is_refused(chain: 
 
 
 def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
-    """More than f keys of a current set are in wrong hands: nothing here can say which chain is the true one."""
+    """More than f keys of a current set are in wrong hands, so no peer can tell which chain is the true one."""
     true = lived(41)
     false = another_chain(true)
     false.grow(40)
@@ -805,11 +805,11 @@ def test_the_trusted_block_may_be_among_the_last(height: int) -> None:
     assert_restored(Fetch(chain, serving(chain, A, B), chain.basis(0, chain.anchor(height))).run(), chain)
 
 
-# Whatever happens ----------------------------------------------------------------------------------------------------
+# Random lies ---------------------------------------------------------------------------------------------------------
 
 
 def chance(seed: int, lies: tuple[str, ...]) -> Any:
-    """Lies now and then."""
+    """Return a function that answers as a peer that lies now and then."""
     counter = iter(range(10**9))
 
     def says(request: SnapshotRequest, answer: Any) -> Any:

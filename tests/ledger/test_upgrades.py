@@ -1,4 +1,4 @@
-"""A network moves on to other versions of its modules, and a program that lacks one stops before it."""
+"""A network upgrades the versions of its modules, and a program without a version stops before it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ OLD, NEW = (*CORE, TallyModule()), (*CORE, TallyModule(), NamedTallyModule())
 
 
 class Upgrading(World):
-    """Its genesis names the modules `first`; its program knows `modules`."""
+    """A world whose genesis names the modules `first`, and whose program knows `modules`."""
 
     def __init__(self, first: tuple[Module[Any], ...] = OLD, modules: tuple[Module[Any], ...] = NEW) -> None:
         super().__init__()
@@ -237,13 +237,13 @@ class Subtract:
 
 
 def _other_version(**differs: Any) -> Module[Any]:
-    """A later version of the tally with these attributes."""
+    """Return a later version of the tally with these attributes."""
     other: Module[Any] = type("OtherTallyModule", (TallyModule,), {"version": 2, **differs})()
     return other
 
 
 def test_versions_of_a_module_give_a_transaction_the_same_cost_and_signatures() -> None:
-    """A pool knows no state: with another cost than that of the block's check, leaders would propose blocks that are refused."""
+    """A mempool knows no state. With a cost other than that of the block's check, leaders would propose refused blocks."""
 
     def rules(*modules: Module[Any]) -> LedgerRules:
         world = World(modules=modules[:1])

@@ -1,4 +1,4 @@
-"""Records of re-executors: silent ones are called last, and those that vouch falsely are suspended, for some rounds."""
+"""Records of re-executors: for some rounds, silent ones are called last and those with false vouches are suspended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_RECORD = VouchRecord()
 
 
 def after(rounds: Iterable[int], what: str, record: VouchRecord = NO_RECORD) -> VouchRecord:
-    """After it was called, and was silent, vouched falsely or vouched truly, in these rounds."""
+    """Return the record after silent, false or true vouches in these rounds."""
     for number in rounds:
         record = record.after_round(number, what == "false", what == "silent", SUSPENSION)
     return record
@@ -86,7 +86,7 @@ def test_old_false_vouches_are_forgotten(what: str) -> None:
     ],
 )
 def test_a_record_is_kept_until_it_says_nothing_more(record: VouchRecord, first: int | None) -> None:
-    """`first` is the first round about which it says nothing."""
+    """`first` is the first round that the record does not affect."""
     assert [number for number in range(100) if record.is_expired(number)] == list(range(100 if first is None else first, 100))
 
 
@@ -94,13 +94,13 @@ def test_a_record_is_kept_until_it_says_nothing_more(record: VouchRecord, first:
 
 
 def started(rounds: int = 90) -> tuple[World, bytes]:
-    """Four voters, three of which train and re-execute: one vouch is needed for each proposal."""
+    """Start a job with four voters, three of which train and re-execute. Each proposal needs one vouch."""
     world = World()
     return world, world.start(spec=b"%b:%d" % (LANGUAGE, rounds))
 
 
 def close(world: World, key: bytes, verdicts: Callable[[bytes, bytes], Verdict | None], times: int = 1) -> None:
-    """A round in which all proposals are accepted. `verdicts(voter, trainer)` are the vouches, None for no vouch."""
+    """Close a round in which all proposals are accepted. `verdicts(voter, trainer)` are the vouches, None for no vouch."""
 
     def said(job: Job, voter: bytes) -> Mapping[bytes, Verdict]:
         found = {trainer: verdicts(voter, trainer) for trainer in job.trainers if trainer != voter}
@@ -178,7 +178,7 @@ def test_a_record_follows_the_next_key_of_its_member() -> None:
 
 
 def test_of_two_records_of_one_member_the_longer_suspension_stays() -> None:
-    """A voter rotated while its job was paused, and was recorded by both keys."""
+    """The voter rotated while its job was paused, and was recorded under both keys."""
     world, _ = started()
     world.decide(world.rotation(PEOPLE[1], NEW))
     longer, shorter = VouchRecord(suspended_until=9), VouchRecord(missed_vouches=2, assigned_last_until=30)

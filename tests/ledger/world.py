@@ -1,4 +1,4 @@
-"""Ledger without consensus: founders, newcomers, and blocks that are decided because the test says so."""
+"""Ledger without consensus: founders, newcomers, and blocks that the test decides."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class World:
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
-        self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
+        self.losses: dict[bytes, int | None] = {}  # losses of trainers that commit to another loss, or to none
         self.start_chain(Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known)), known)
 
     def start_chain(self, genesis: Genesis, modules: Sequence[Module[Any]]) -> None:
-        """The chain of this genesis, by a program with these modules."""
+        """Create the chain of this genesis with a program that has these modules."""
         self.genesis, self.chain = genesis, genesis.chain_id
         self.rules = LedgerRules(genesis, FastVerifier(), tuple(modules))
         state = self.rules.genesis_state()
@@ -129,7 +129,7 @@ class World:
         expires: int = FAR_MS,
         holder: FastSigner | None = None,
     ) -> Signed:
-        """`holder` is whom the token's owner meant, if not the newcomer."""
+        """Admit a newcomer. `holder` is the intended owner of the token, if it is another one."""
         invitation = self.invitation(by, token, expires)
         signature = token.sign(token_preimage(self.chain, (holder or newcomer).public))
         return self.tx(newcomer, "member/admit", AdmitMember(invitation, signature, "newcomer", ()))
@@ -143,12 +143,12 @@ class World:
         )
 
     def double(self, person: FastSigner, height: int = 1) -> Evidence:
-        """Proof that this person signed two prepares for one slot."""
+        """Return a proof that this person signed two prepares for one slot."""
         first, second = (sign_message(person, self.chain, Prepare(bytes(32), height, 0, block * 32)) for block in (b"a", b"b"))
         return Evidence(first, second)
 
     def start(self, author: FastSigner = PEOPLE[0], spec: bytes = LANGUAGE) -> bytes:
-        """Decides a job and returns its id."""
+        """Start a job and return its id."""
         signed = self.tx(author, "job/start", StartJob(spec))
         self.decide(signed)
         return job_id(author.public, self.rules.open_transaction(signed))
@@ -162,7 +162,7 @@ class World:
         evidence: tuple[Evidence, ...] = (),
         empty_after: int = 0,
     ) -> LedgerState:
-        """One block, and so many empty ones after it."""
+        """Decide one block, then `empty_after` empty ones."""
         self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
         self.decide_empty(empty_after)
         return self.state
@@ -172,7 +172,7 @@ class World:
             self.decide()
 
     def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
-        """What every peer does with a decided body; a model's new root is a hash of nothing real."""
+        """Apply a decided body, as every peer does. The new model roots are arbitrary hashes."""
         before = self.state
         transition = compute_transition(
             self.rules, before, before.height + 1, before.time_ms + after_ms, before.state_root, decode_body(body)
@@ -189,10 +189,10 @@ class World:
         return hashlib.sha256(key + self.state.state_root).digest()
 
     def keep(self, before: LedgerState, after: LedgerState, body: bytes) -> None:
-        """A world forgets what was decided."""
+        """Keep nothing of a decided block."""
 
     def follow(self) -> None:
-        """Books of exactly the open rounds, as `peer.node.open_rounds` keeps them."""
+        """Keep books of exactly the open rounds, as `peer.node.open_rounds` does."""
         running = self.state.jobs.running()
         books = {
             key: book for key, book in self.ledger.rounds.items() if key in running and book.terms.round == running[key].round
@@ -208,7 +208,7 @@ class World:
         self.ledger.rounds.update(books)
 
     def read_back(self) -> LedgerState:
-        """The state as it is after it was written to bytes."""
+        """Return the state after encoding and decoding."""
         return self.rules.decode_state(self.rules.encode_state(self.state))
 
     def problem(
@@ -238,7 +238,7 @@ class World:
         return tuple(Judgement(t, signed_body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
 
     def nonces(self, key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
-        """What an honest voter reveals and commits to; nothing where audits are not sampled."""
+        """Return an honest voter's revealed nonce and its commitment, or (None, None) if audits are not sampled."""
         audits = self.state.audits.jobs.get(key)
         if audits is None:
             return None, None
@@ -246,20 +246,20 @@ class World:
         return nonce_of(voter, known.round) if known else None, commit_nonce(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
-        """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
+        """Record proposals, vouches of all re-executors, and ballots of `voters` (default: all), with the same verdicts."""
         terms = self.ledger.rounds[key].terms
         vouched = {trainer: verdict for trainer, verdict in verdicts.items() if trainer in terms.trainers_to_vouch_for}
         self.vouch(key, dict.fromkeys(terms.reexecutors if vouched else (), vouched))
         self.cast(key, verdicts, voters)
 
     def vouch(self, key: bytes, verdicts: Mapping[bytes, Mapping[bytes, Verdict]]) -> None:
-        """By re-executor: its verdicts."""
+        """Record vouches, given the verdicts of each re-executor."""
         for voter, judged in verdicts.items():
             said = Vouch(key, self.job(key).round, self.judgements(key, judged))
             self.ledger.rounds[key].add_vouch(sign_message(BY_KEY[voter], self.chain, said), said, 0.0)
 
     def cast(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
-        """Everybody proposes, and all of `voters` (default: all) vote."""
+        """Record proposals of these trainers, and ballots of `voters` (default: all)."""
         book = self.ledger.rounds[key]
         for trainer in verdicts:
             signed = self.proposal(key, trainer)

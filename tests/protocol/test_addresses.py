@@ -92,7 +92,7 @@ HOSTS = st.one_of(
 @settings(max_examples=500)
 @given(HOSTS, st.integers(0, 70_000))
 def test_whatever_is_accepted_is_an_ip_address_or_a_name_that_a_resolver_takes(host: str, port: int) -> None:
-    """Others say addresses, and this peer dials them: what no resolver takes would end it with an error that no dial expects."""
+    """Peers dial addresses from others. A name that no resolver accepts would raise an error that no dial expects."""
     with contextlib.suppress(UserError):
         found, _ = parse_address(f"{host}:{port}")
         assert found.isascii() and "%" not in found

@@ -1,4 +1,4 @@
-"""What objects are named by, and lists of parts as bytes."""
+"""Digests of objects, and lists of parts as bytes."""
 
 from __future__ import annotations
 

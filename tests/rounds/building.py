@@ -1,4 +1,4 @@
-"""Rounds of thirteen peers for tests: terms, signed messages, and books that hear them."""
+"""Rounds of thirteen peers for tests: terms, signed messages, and open rounds that receive them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLA
 
 
 def terms(n: int = 4, auditors: int = 0, trainers: int = 3, awaited: int | None = None) -> RoundTerms:
-    """Voters are the first n keys, auditors and trainers the first of them. Without auditors nothing is re-executed."""
+    """Return terms: voters are the first n keys, and auditors and trainers the first of these. Without auditors nothing is re-
+    executed."""
     counts = n, auditors, trainers, trainers if awaited is None else awaited, trainers if auditors else 0
     return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in counts))
 
@@ -81,7 +82,7 @@ def vouch(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> 
 
 
 def vouched(of: RoundTerms, said: Mapping[int, Mapping[int, Verdict]] = {}) -> VouchSet:
-    """The vouches that these voters have signed."""
+    """Return the vouches that these voters have signed."""
     return VouchSet.from_vouches(of, [(KEYS[voter], vouch(verdicts)) for voter, verdicts in said.items()])
 
 

@@ -1,4 +1,4 @@
-"""One round: what its ballots decide, when a voter speaks, and what may close it."""
+"""One round: the decisions of its ballots, the time of a voter's ballot, and the messages that close it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from tests.rounds.building import (
     vouched,
 )
 
-# What ballots decide --------------------------------------------------------------------------------------------------
+# Decisions of ballots -------------------------------------------------------------------------------------------------
 
 judgements = st.dictionaries(st.integers(0, 2), st.tuples(st.sampled_from(Verdict), st.integers(0, 1)), max_size=3)
 
 
 @st.composite
 def full_votes(draw: st.DrawFn) -> tuple[RoundTerms, dict[bytes, Ballot]]:
-    """A ballot of every voter; a trainer may have signed two proposals."""
+    """Draw a ballot of every voter. A trainer may have signed two proposals."""
     rotations = draw(st.sampled_from([(), ((0, 1),), ((0, 2),), ((0, 1), (1, 2))]))
     of = dataclasses.replace(terms(draw(st.integers(1, 10))), successors=rotated(*rotations))
     votes = {}
@@ -112,7 +112,7 @@ def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_g
 
 @given(st.integers(4, 13), st.data())
 def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int, data: st.DataObject) -> None:
-    """Also when the liars name proposals that nobody else has seen: the round must not wait for cut-offs because of them."""
+    """This holds also if the liars name proposals that nobody else has seen. The round must not wait for cut-offs then."""
     of, f = terms(n), faults_tolerated(n)
     votes = dict.fromkeys(KEYS[: n - f], ballot({0: ACCEPT, 1: REPLAY}))
     for liar in KEYS[n - f : n]:
@@ -124,7 +124,7 @@ def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int
 
 @pytest.mark.parametrize("enough", [said for count in range(5) for said in itertools.combinations(range(4), count)])
 def test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted(enough: tuple[int, ...]) -> None:
-    """Trainers 0, 1 and 2 are one member, 3 is another. An update that another one replaces counts as nothing."""
+    """Trainers 0, 1 and 2 are one member, and 3 is another. A replaced update does not count."""
     of = dataclasses.replace(terms(trainers=4), successors=rotated((0, 1), (1, 2)))
     votes = dict.fromkeys(KEYS[:4], ballot({trainer: ACCEPT if trainer in enough else REPLAY for trainer in range(4)}))
     last = max((trainer for trainer in enough if trainer < 3), default=None)
@@ -190,7 +190,7 @@ def test_more_than_f_ballots_that_could_not_judge_are_told() -> None:
 def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging(
     too_large: tuple[int, ...], diverging: tuple[int, ...]
 ) -> None:
-    """One may be a lie; of two in a network of four one is honest."""
+    """One of them may be a lie, but of two in a network of four one is honest."""
     of = terms(trainers=4)
     votes = dict.fromkeys(KEYS[:4], ballot({trainer: NORM if trainer in too_large else REPLAY for trainer in range(4)}))
     result = compute_round_result(of, votes, vouched(of))
@@ -199,7 +199,7 @@ def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging
     assert all(result.rejected[KEYS[i]] is NORM for i in too_large), "the model takes it as any other update that is too large"
 
 
-# What comes in --------------------------------------------------------------------------------------------------------
+# Received messages ----------------------------------------------------------------------------------------------------
 
 
 def test_two_different_proposals_are_evidence_once_and_judged_as_equivocation_for_good() -> None:
@@ -249,7 +249,7 @@ def test_only_voters_vote_and_only_trainers_propose() -> None:
         mine.add_proposal(*proposal(0, round=1))
 
 
-# When a voter speaks --------------------------------------------------------------------------------------------------
+# Time of a ballot -----------------------------------------------------------------------------------------------------
 
 
 def test_a_voter_speaks_once_all_awaited_trainers_are_judged_and_not_before() -> None:
@@ -302,7 +302,7 @@ def test_whoever_does_not_vote_says_nothing() -> None:
 
 
 def walk(mine: OpenRoundState) -> list[tuple[str, float]]:
-    """Follows the deadlines, and nothing else, until there are none; says when what was sent, in seconds after opening."""
+    """Follow the deadlines alone until none is left. Return each sent message with its seconds after the opening."""
     sent, now = [], OPENED
     for _ in itertools.repeat(None, 20):
         if (due := mine.make_ballot_if_due(now)) is not None:
@@ -323,7 +323,7 @@ def walk(mine: OpenRoundState) -> list[tuple[str, float]]:
 
 @given(st.floats(0.001, 100), st.floats(0.001, 100), st.floats(0, 2e9))
 def test_the_four_timers_are_reached_in_order_by_deadlines_alone(maximum: float, replays: float, at: float) -> None:
-    """Whatever the rounding of the moments: no timer expires unseen."""
+    """No timer expires unseen, for any rounding of the times."""
     of, timers = terms(auditors=3), RoundTimeouts(maximum, replays)
     for me, speaks_at in ((0, maximum + replays), (3, maximum + replays + round_state.LIGHT_VOTER_SECONDS)):
         mine = OpenRoundState(of, KEYS[me], OPENED, timers)
@@ -370,7 +370,7 @@ USUAL = RoundTimeouts(proposals_max_seconds=60.0, replay_seconds=30.0, proposals
 
 
 def test_where_a_majority_is_missing_the_rounds_before_say_how_long_it_is_worth_waiting() -> None:
-    """One trainer is frozen, the worker of another is stopped: the round must not take all the time that the job allows."""
+    """One trainer is frozen, and the worker of another is stopped. The round must not take the longest time of the job."""
     mine = book(3, terms(trainers=4), USUAL)
     hear_proposal(mine, 0, now=OPENED + 1)
     hear_proposal(mine, 1, now=OPENED + 2)
@@ -388,7 +388,7 @@ def test_while_no_awaited_trainer_is_here_nothing_tells_that_this_round_is_as_th
 
 
 def test_who_was_awaited_in_the_rounds_before_is_a_minority_too() -> None:
-    """The last round could accept nobody but one, who is gone now: the others must not wait a minute for it."""
+    """The last round accepted only one trainer, which is absent now. The others must not wait a minute for it."""
     timers = dataclasses.replace(USUAL, usual_trainers=frozenset({KEYS[2]}))
     mine, late, strange = (book(3, terms(trainers=4, awaited=1), timers) for _ in range(3))
     hear_proposal(mine, 2, now=OPENED + 1)
@@ -400,7 +400,7 @@ def test_who_was_awaited_in_the_rounds_before_is_a_minority_too() -> None:
 
 
 def test_a_round_in_which_even_the_first_is_late_gives_the_others_three_times_as_long() -> None:
-    """Everybody became slower: whoever comes first must not be the only one that is accepted."""
+    """All trainers became slower, and the first one must not be the only one that is accepted."""
     mine = book(3, terms(trainers=4), USUAL)
     hear_proposal(mine, 0, now=OPENED + 19)
     assert mine.proposal_timeout_seconds == pytest.approx(round_state.PROPOSALS_FACTOR * 19, abs=1e-3)
@@ -423,7 +423,7 @@ def test_quick_rounds_do_not_make_a_minority_hasty_and_the_job_has_the_last_word
 
 
 def test_who_measured_nothing_and_has_no_update_of_its_own_yet_waits_for_its_worker() -> None:
-    """After a restart of all, workers start: whoever needs none, and lies, must not be accepted alone."""
+    """After a restart of all peers, workers start. A liar that needs no worker must not be accepted alone."""
     back = RoundTimeouts(60.0, 30.0, proposals_usual_seconds=0.0)
     trains, votes = book(1, terms(trainers=3), back), book(3, terms(trainers=3), back)
     for mine in (trains, votes):
@@ -518,7 +518,7 @@ def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
 
 
 def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
-    """Otherwise one ballot that trickles in would make each of us refuse whatever the leader has sent already."""
+    """Otherwise one late ballot would make each of us refuse the leader's closing, which is already in flight."""
     mine = voted({voter: UNSETTLED[voter] for voter in range(5)}, n=7)
     hear_cut_off(mine, 0, tuple(sorted(signed_body_digest(s) for s in mine.signed_ballots.values())))
     for voter in (1, 2):

@@ -1,4 +1,4 @@
-"""Vouching: how many vouches an accepted proposal needs, who is asked for them, and what a closing carries.
+"""Vouching: the vouches that an accepted proposal needs, the voters that are asked for them, and the contents of a closing.
 
 The proof: while at most f of a round's voters lie, an honest voter has re-executed each accepted proposal, or made it itself.
 Liars accept everything; honest voters accept nothing false. The cases are all numbers of voters from 1 to 13, of re-executors,
@@ -70,7 +70,7 @@ LARGEST = Proposal(JOB, 0, ROOT, bytes(32), BLOB_BYTES_MAX, bytes(32), bytes(32)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A false proposal in a round that was opened once. `liars` vote; the trainer is one of them if it votes."""
+    """A false proposal in a round that was opened once. `liars` vote, and the trainer is one of them if it votes."""
 
     terms: RoundTerms
     trainer: int
@@ -80,7 +80,7 @@ class Case:
 def cases(n: int) -> Iterator[Case]:
     f = faults_tolerated(n)
     for auditors in range(n + 1):
-        # The trainer re-executes itself, votes only, or does neither.
+        # The trainer re-executes, only votes, or does neither.
         for trainer in {0 if auditors else None, n - 1 if auditors < n else None, n} - {None}:
             assert trainer is not None
             key = trainer if trainer < n else 12
@@ -95,7 +95,7 @@ def cases(n: int) -> Iterator[Case]:
 
 
 def unsafe(case: Case, honest: Verdict) -> bool:
-    """Whether the false proposal is accepted, if honest re-executors say `honest` and the others follow their own rules."""
+    """Return whether the false proposal is accepted if honest re-executors vouch `honest` and other voters follow the rules."""
     of, trainer = case.terms, case.trainer
     re_executing = [voter for voter in range(13) if KEYS[voter] in of.reexecutors]
     vouches = {voter: {trainer: ACCEPT if voter in case.liars else honest} for voter in re_executing}
@@ -104,7 +104,7 @@ def unsafe(case: Case, honest: Verdict) -> bool:
         if voter not in case.liars:
             mine = book(voter, of)
             hear_proposal(mine, trainer)
-            mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)  # the cheap checks find nothing
+            mine.record_verdict(KEYS[trainer], ACCEPT, OPENED)  # the cheap checks find no fault
             for other, verdicts in vouches.items():
                 hear_vouch(mine, other, vouch(verdicts))
             if voter in vouches:
@@ -119,7 +119,7 @@ def unsafe_cases(n: int) -> list[Case]:
 
 @pytest.mark.parametrize("n", EVERYBODY)
 def test_no_false_proposal_is_accepted_while_at_most_f_voters_lie(n: int) -> None:
-    """A lone voter that trains is the only one who knows: it is believed, as nobody else votes."""
+    """A lone voter that trains cannot be checked. Its proposal is accepted, as nobody else votes."""
     assert [case for case in unsafe_cases(n) if len(case.liars) <= case.terms.faults] == []
 
 
@@ -165,7 +165,8 @@ RENEWED_MAX = 7  # first voters
 
 @dataclasses.dataclass(frozen=True)
 class Renewal:
-    """Fates of the trainer and of the others, how many others lie, by fate, and how many join; those that join may lie, too."""
+    """The fates of the trainer and of the others, the number of other liars by fate, and the number of joining peers, which may
+    lie, too."""
 
     trainer: str
     others: tuple[int, int, int, int]
@@ -186,7 +187,7 @@ def renewals(n: int) -> Iterator[Renewal]:
 
 
 def renewed_terms(case: Renewal) -> tuple[RoundTerms, set[bytes], bytes, bytes]:
-    """(terms of the renewed round, all keys of liars, the trainer's first key, the key that it has now)."""
+    """Return the terms of the renewed round, all keys of liars, the trainer's first key, and its present key."""
     fates = [case.trainer, *(fate for fate, count in zip(FATES, case.others, strict=True) for _ in range(count))]
     first, joining = KEYS[: len(fates)], KEYS[len(fates) : len(fates) + case.joining]
     members = {key: Member(f"m{at}", ("trainer",), 0, None, 0) for at, key in enumerate((*first, *joining))}
@@ -211,7 +212,7 @@ def renewed_terms(case: Renewal) -> tuple[RoundTerms, set[bytes], bytes, bytes]:
 
 
 def is_fooled(case: Renewal) -> bool:
-    """Whether vouches of at most f liars of the renewed round are enough for a false proposal of one of the trainer's keys."""
+    """Return whether vouches of at most f liars in the renewed round suffice for a false proposal of a key of the trainer."""
     of, liars, *keys = renewed_terms(case)
     if len(liars & of.voters) > of.faults:
         return False
@@ -244,13 +245,13 @@ def test_the_proof_finds_a_trainer_that_vouches_for_itself_under_a_new_key(monke
 
 
 def test_the_proof_finds_a_bound_of_the_opening_in_a_renewed_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer voted when the round was opened, and does not any more: f liars are left beside it."""
+    """The trainer voted when the round was opened and votes no more, so that f liars are left besides it."""
     monkeypatch.setattr(vouch_set, "vouches_needed", lambda of, trainer: max(1, of.faults))
     assert any(case.trainer in ("leaves", "is expelled") for case in fooled(6))
 
 
 def test_the_proof_finds_vouches_of_former_voters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A liar that rotated would vouch with two keys."""
+    """A liar that rotated could vouch with two keys."""
     of, liars, trainer, _ = renewed_terms(Renewal("stays", (3, 0, 3, 0), (0, 0, 1, 0), 0, 0))
     former = sorted(liars - of.voters)
     assert len(former) == 1 and len(liars & of.voters) == of.faults == 2
@@ -260,7 +261,7 @@ def test_the_proof_finds_vouches_of_former_voters(monkeypatch: pytest.MonkeyPatc
     assert VouchSet.from_vouches(of, said).has_enough_vouches(trainer, bytes(32)), "with the check left out it would be accepted"
 
 
-# Who is asked -------------------------------------------------------------------------------------------------------------
+# Order of requests --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", EVERYBODY)
@@ -321,7 +322,7 @@ LIES: Mapping[str, Callable[[bool], Verdict | None]] = {
 
 
 def asked(of: RoundTerms, trainer: int, is_honest: bool, lies: Mapping[bytes, str]) -> tuple[VouchSet, set[bytes]]:
-    """The vouches when nobody is asked any more, and who was asked. Everybody answers in turn, and in the end it is late."""
+    """Return the vouches and the asked voters at the end. All of them answer in turn, until it is late."""
     made, key, proposal, is_late = VouchSet(of), KEYS[trainer], digest(trainer), False
     answered = set[bytes]()
     while True:
@@ -338,7 +339,7 @@ def asked(of: RoundTerms, trainer: int, is_honest: bool, lies: Mapping[bytes, st
 
 
 def liars_of(of: RoundTerms, trainer: int, is_honest: bool) -> Iterator[dict[bytes, str]]:
-    """All places of liars in the ring, which all do the same or two things in turn; a false proposal's trainer is a liar."""
+    """Yield all places of liars in the ring, which do the same or two things in turn. A false proposal's trainer is a liar."""
     ring = reexecutor_order(of, KEYS[trainer])
     most = max(0, of.faults - (not is_honest and KEYS[trainer] in of.voters))
     for places in itertools.combinations(range(len(ring)), min(most, len(ring))):
@@ -348,7 +349,7 @@ def liars_of(of: RoundTerms, trainer: int, is_honest: bool) -> Iterator[dict[byt
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
 def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
-    """Honest work gets its vouches, and more than f voters reject what is false."""
+    """Honest work gets its vouches, and more than f voters reject a false proposal."""
     f = faults_tolerated(n)
     for auditors, trainer in itertools.product(range(2 * f + 1, n + 1), (0, 12)):
         of = terms(n, auditors, trainers=13)
@@ -366,7 +367,7 @@ def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
 
 @pytest.mark.parametrize("n", EVERYBODY)
 def test_n_minus_q_silent_voters_do_not_keep_a_proposal_from_its_vouches(n: int) -> None:
-    """With three voters one may be down, though f is 0, if there are k + n − q re-executors besides the trainer."""
+    """With three voters one may be absent, though f is 0, if there are k + n − q re-executors besides the trainer."""
     for auditors in range(1, n + 1):
         of = terms(n, auditors, trainers=1)
         ring = reexecutor_order(of, KEYS[0])
@@ -383,7 +384,7 @@ def test_without_liars_only_k_are_asked() -> None:
         assert len(answered) == vouches_needed(terms(n, n, trainers=13), KEYS[0])
 
 
-# When this peer re-executes ------------------------------------------------------------------------------------------------
+# Time of re-execution ------------------------------------------------------------------------------------------------------
 
 SLOW = RoundTimeouts(60.0, 40.0, vouch_usual_seconds=5.0)
 
@@ -393,7 +394,7 @@ def ring_of(of: RoundTerms, trainer: int = 0) -> list[int]:
 
 
 def checked(me: int, of: RoundTerms, verdict: Verdict = ACCEPT) -> OpenRoundState:
-    """The book of a voter that has checked proposal 0."""
+    """Return the open round of a voter that has checked proposal 0."""
     mine = book(me, of, SLOW)
     judge_proposal(mine, 0, verdict)
     mine.assign_reexecutions(OPENED)
@@ -524,11 +525,11 @@ def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_i
         assert after.vouching.make_vouch_if_due() == says
 
 
-# What a voter makes of vouches ----------------------------------------------------------------------------------------------
+# A voter's use of vouches ---------------------------------------------------------------------------------------------------
 
 
 def light(vouches: Mapping[int, Verdict], n: int = 7) -> Verdict | None:
-    """The verdict of a voter without a worker on proposal 0, which passed its own checks."""
+    """Return the verdict of a voter without a worker on proposal 0, which passed its own checks."""
     mine = book(n - 1, terms(n, n - 1, trainers=1))
     judge_proposal(mine, 0, ACCEPT)
     for voter, verdict in vouches.items():
@@ -569,7 +570,7 @@ def test_our_own_re_execution_is_enough_for_our_ballot_and_an_unsure_one_is_not(
 
 
 def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
-    """It costs no round more than its vouches take, and no round after it gets more time."""
+    """It costs a round only the time of its vouches, and gives no later round more time."""
     mine = book(1, terms(4, 4, trainers=2))
     for trainer in (0, 1):
         judge_proposal(mine, trainer, ACCEPT)
@@ -820,7 +821,7 @@ def test_a_closing_carries_accepting_vouches_of_what_more_than_f_reject() -> Non
 
 
 def test_a_closing_of_two_hundred_voters_fits_into_a_block() -> None:
-    """200 trainers, each re-executed by 66 others; every third voter is a liar that vouches for each alone."""
+    """200 trainers are each re-executed by 66 others. Every third voter is a liar that vouches for each of them separately."""
     signers = sorted((FastSigner(f"voter {number}") for number in range(200)), key=lambda signer: signer.public)
     keys = frozenset(signer.public for signer in signers)
     of = RoundTerms(JOB, 0, ROOT, keys, keys, keys, keys, keys)

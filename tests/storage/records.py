@@ -1,4 +1,4 @@
-"""What a peer keeps of a chain whose blocks are a few bytes: records made up for the store alone."""
+"""Records of a chain whose blocks are a few bytes. They are valid for the store alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def add_temporary(blobs: DiskBlobStore, digest: bytes, data: bytes, owner: objec
 
 
 def release(blobs: DiskBlobStore, owner: object, keep: Set[bytes] = frozenset()) -> None:
-    """Deletes what no owner keeps any more."""
+    """Release the blobs of an owner, and delete all unowned blobs except `keep`."""
     blobs.release_owner(owner)
     blobs.delete_unowned(set(keep))
 
 
 def digest_of(block: bytes) -> bytes:
-    """The store takes the digest as given."""
+    """Return the digest of this data. The store does not verify it."""
     return hashlib.sha256(block).digest()
 
 
@@ -63,7 +63,7 @@ JOB = b"j" * 32
 
 
 def fill(store: LedgerStore) -> None:
-    """A row in every table."""
+    """Write a row into every table."""
     store.append_records([decided(1)])
     store.append_records([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
     store.append_records([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])

@@ -1,4 +1,4 @@
-"""Content-addressed files: whole or not there, several writers at once, and what passes."""
+"""Content-addressed files: a file is complete or absent, with several writers at once. Temporary files expire."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_more_bytes_than_announced_are_refused_before_they_fill_the_disk(blobs: 
 
 
 def test_two_writers_of_one_blob_do_not_disturb_each_other(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    """A fetch that was cancelled may still finish while the next one has begun."""
+    """A cancelled fetch may still complete while the next one has begun."""
     first, second = blobs.open_writer(DIGEST, len(DATA)), blobs.open_writer(DIGEST, len(DATA))
     first.write(DATA)
     second.write(DATA[:5])
@@ -139,7 +139,7 @@ def test_a_finished_file_is_taken_over(blobs: DiskBlobStore, tmp_path: Path) -> 
         blobs.adopt_file(tmp_path / "worker", DIGEST)
 
 
-# Passing --------------------------------------------------------------------------------------------------------------
+# Temporary blobs ------------------------------------------------------------------------------------------------------
 
 
 def test_what_passes_is_deleted_when_its_owner_has_let_go_and_nobody_keeps_it(blobs: DiskBlobStore, tmp_path: Path) -> None:
@@ -223,13 +223,13 @@ def test_a_blob_that_is_being_received_is_not_deleted_with_what_passed(blobs: Di
     assert blobs.read_range(DIGEST) == DATA
 
 
-# Kept together --------------------------------------------------------------------------------------------------------
+# Retained rounds ------------------------------------------------------------------------------------------------------
 
 JOB = hashlib.sha256(b"job").digest()
 
 
 def keep(blobs: DiskBlobStore, number: int, *contents: bytes) -> None:
-    """Keeps these for the audits of a round, and nothing else needs them."""
+    """Retain these blobs for the audits of a round, as their only owner."""
     digests = [hashlib.sha256(content).digest() for content in contents]
     for digest, content in zip(digests, contents, strict=True):
         add_temporary(blobs, digest, content, "made")
@@ -238,7 +238,7 @@ def keep(blobs: DiskBlobStore, number: int, *contents: bytes) -> None:
 
 
 def started(tmp_path: Path) -> DiskBlobStore:
-    """By another process, which has verified what is there."""
+    """Return the store as a new process opens it, with its retained files verified."""
     blobs = DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
     blobs.verify_retained()
     return blobs
@@ -271,7 +271,7 @@ def test_what_two_rounds_keep_goes_with_the_later_one(blobs: DiskBlobStore, tmp_
 
 def test_a_round_that_is_done_again_after_a_crash_keeps_what_is_the_same_in_it(tmp_path: Path, blobs: DiskBlobStore) -> None:
     for there in (blobs, started(tmp_path)):
-        there.delete_unowned(set())  # as when the round opens: nobody has said yet that this stays
+        there.delete_unowned(set())  # as at the opening of a round, before the blob is retained
         there.mark_temporary(DIGEST, "round 3")
         (tmp_path / "buffer").write_bytes(DATA)
         there.adopt_file(tmp_path / "buffer", DIGEST)
@@ -316,7 +316,7 @@ def test_a_power_cut_takes_nothing_of_what_is_kept_together(
     blobs = DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
     add_temporary(blobs, DIGEST, DATA, "round 3")
     blobs.retain_round(JOB, 3, [DIGEST])
-    (tmp_path / "passing" / DIGEST.hex()).unlink()  # it passed, and the audits of its round are left
+    (tmp_path / "passing" / DIGEST.hex()).unlink()  # it has expired, except for the audits of its round
     disk.cut(tmp_path / "passing", names_stay)
     assert started(tmp_path).read_range(DIGEST) == DATA
 
@@ -376,7 +376,7 @@ def test_a_damaged_buffer_is_not_gone_on_from_either(blobs: DiskBlobStore, tmp_p
 
 
 def test_where_a_kept_file_is_damaged_another_of_that_name_which_is_not_stays(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    """What came since then, from a peer that has it too, is its own file."""
+    """A copy that was fetched later from another peer is a file of its own."""
     add_temporary(blobs, DIGEST, DATA, "round 3")
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).unlink()
@@ -468,7 +468,7 @@ def test_what_is_lent_and_wanted_for_something_else_stays(blobs: DiskBlobStore, 
 
 
 def test_what_an_audit_needs_of_what_was_lent_passes_with_the_audit(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    """A liar's accepted proposal may name another one's payload as something else."""
+    """A liar's accepted proposal may name the payload of another one under another purpose."""
     blobs.add_round_reference(DIGEST, JOB, 1)
     arrive(blobs)
     blobs.mark_temporary(DIGEST, "an audit")

@@ -1,4 +1,4 @@
-"""A byte changes somewhere on the disk, or the end of the log is missing: all that was durable comes back, or the peer stops."""
+"""A changed byte anywhere on the disk, or a truncated log: all durable data come back, or the peer stops."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Disk:
 
 
 def content(store: LedgerStore) -> object:
-    """Everything that a peer relies on."""
+    """Return all data that a peer relies on."""
     votes = [store.round_votes(ME.public, JOB, number) for number in (1, 2)]
     blocks = [store.get_decision(height) for height in range(1, store.decided_height + 2)]
     return (
@@ -82,7 +82,7 @@ def stopped(disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> Disk:
 
 
 def killed(folder: Path) -> Disk:
-    """What a peer that was killed leaves: half of it in the database, half in the log."""
+    """Return the files of a killed peer: half of the records are in the database, half in the log."""
     path = folder / "ledger.db"
     log = path.with_name(path.name + LOG)
     store = LedgerStore(path, CHAIN)
@@ -98,14 +98,14 @@ def killed(folder: Path) -> Disk:
 
 
 def closed(disk: Disk, folder: Path) -> Disk:
-    """The same after a stop in good order: all of it in the database."""
+    """Return the same files after an ordinary stop: all records are in the database."""
     path = disk.put(folder, {})
     LedgerStore(path, CHAIN).close()
     return Disk({suffix: path.with_name(path.name + suffix).read_bytes() for suffix in ("", COUNT)}, ())
 
 
 def loaded(path: Path) -> object:
-    """`content`, or None if the store refuses."""
+    """Return the `content` of the store, or None if it refuses the files."""
     try:
         store = LedgerStore(path, CHAIN)
     except StorageError:
@@ -154,14 +154,14 @@ def refusals(disk: Disk, suffix: str, folder: Path) -> int:
 
 
 def test_a_flipped_byte_before_the_last_transaction_of_the_log_is_found_without_the_count(disk: Disk, tmp_path: Path) -> None:
-    """After a power failure the count may be old. The last transaction may then be taken for torn, the others never."""
+    """After a power failure the count may be old. The last transaction may then be taken for torn, but no earlier one."""
     for position, mask in flips(disk.files[LOG][: disk.ends[-2]], Random(1)):
         change = {LOG: flip(position, mask), COUNT: lambda _: b""}
         assert loaded(disk.put(tmp_path, change)) is None, f"byte {position} ^ {mask:#x}"
 
 
 def test_every_byte_of_the_frame_that_commits_the_last_transaction_but_one_counts(disk: Disk, tmp_path: Path) -> None:
-    """Its own header is all that says that it commits, and that it is of this log."""
+    """Its own header alone shows that it commits, and that it belongs to this log."""
     start = disk.ends[-2] - FRAME_BYTES
     for position in (*range(start, start + ledger_integrity.FRAME_HEADER_BYTES), start + FRAME_BYTES - 1):
         change = {LOG: flip(position, 0xFF), COUNT: lambda _: b""}
@@ -176,7 +176,7 @@ def test_a_log_torn_anywhere_in_its_last_transaction_keeps_all_before_it(disk: D
 
 
 def test_a_last_transaction_of_which_only_the_end_reached_the_disk_keeps_all_before_it(disk: Disk, tmp_path: Path) -> None:
-    """Until a transaction is synced the disk writes its pages in any order."""
+    """The disk writes the pages of a transaction in any order until it is synced."""
     start, end = disk.ends[-2:]
     assert end - start >= 2 * FRAME_BYTES
     before = loaded(disk.put(tmp_path, {LOG: lambda log: log[:start], COUNT: lambda _: b""}))
@@ -209,7 +209,7 @@ def test_a_log_without_any_transaction_is_not_damaged(disk: Disk) -> None:
 
 
 def every_flip(disk: Disk, folder: Path) -> int:
-    """How many flips made something else come back than what was durable."""
+    """Return the number of flips after which the store loads other data than the durable ones."""
     whole, wrong = loaded(disk.put(folder, {})), 0
     for suffix, data in disk.files.items():
         for position in range(len(data)):

@@ -1,4 +1,4 @@
-"""Objects of parts on disk: what is held, what still comes, what is left and for how long."""
+"""Objects of parts on disk: complete ones, partial ones, and the time for which a partial one stays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def files(folder: Path) -> list[str]:
 
 
 def begin(blobs: DiskBlobStore, parts: BlobPartList = PARTS) -> None:
-    """The list of an object comes, and it begins to come."""
+    """Store an object's list of parts, and open the object for its parts."""
     come(blobs, parts.blob_digest, parts.encode())
     blobs.complete_object(parts.blob_digest)
 
@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(begun: DiskBl
 
 
 def test_a_writer_that_ends_late_does_not_touch_what_is_here(begun: DiskBlobStore) -> None:
-    """Of a fetch that was cancelled, while the next one has come to an end."""
+    """Its fetch was cancelled, and the next fetch has completed."""
     late = begun.open_writer(PARTS.digests[0], PART, DIGEST)
     late.write(b"x" * PART)
     come(begun, PARTS.digests[0], part(0), DIGEST)
@@ -176,7 +176,7 @@ def test_a_writer_that_ends_late_does_not_touch_what_is_here(begun: DiskBlobStor
     assert begun.read_piece(PARTS.digests[0], 0, PART) == part(0)
 
 
-# Made here ---------------------------------------------------------------------------------------------------------------
+# Objects of this peer ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["adopt", "add", "keep_together"])
@@ -205,7 +205,7 @@ def test_what_this_peer_made_is_held_with_its_list(blobs: DiskBlobStore, tmp_pat
 
 
 def test_a_list_stays_while_its_blob_is_on_the_way(blobs: DiskBlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread deletes what has passed: the list is here by then, and the blob is not."""
+    """Another thread deletes unowned files at a moment at which the list is here and the blob is not."""
     file, replace = tmp_path / "made", os.replace
     file.write_bytes(DATA)
     write_list(file, PARTS)
@@ -236,7 +236,7 @@ def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobSto
     assert files(tmp_path) == [] and again.piece_size(PARTS.digests[0]) is None
 
 
-# What goes ---------------------------------------------------------------------------------------------------------------
+# Deletion ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_an_object_that_is_gone_can_come_again(blobs: DiskBlobStore) -> None:
 
 
 def test_what_this_peer_made_while_it_came_keeps_its_list(begun: DiskBlobStore, tmp_path: Path) -> None:
-    """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
+    """Otherwise it would be sent as if it had no parts, and the receiver would drop the link."""
     come(begun, PARTS.digests[0], part(0), DIGEST)
     begun.add_bytes(DATA)
     begun.sweep_partial(())
@@ -283,7 +283,7 @@ def object_of(number: int) -> bytes:
 
 
 def left(blobs: DiskBlobStore, count: int, numbers: range) -> list[bytes]:
-    """Objects of which so many parts have come, the oldest first."""
+    """Return the digests of objects of which `count` parts have come, the oldest first."""
     digests = []
     for number in numbers:
         parts = listed(object_of(number))
@@ -341,7 +341,7 @@ def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(bl
 
 
 def test_a_damaged_list_takes_the_object_with_it(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
+    """Otherwise it would be sent as if it had no parts, and the receiver would drop the link."""
     blobs.add_bytes(DATA)
     (tmp_path / "kept/parts" / DIGEST.hex()).write_bytes(PARTS.encode()[:-1])
     assert blobs_in(tmp_path).size(DIGEST) is None and files(tmp_path) == []

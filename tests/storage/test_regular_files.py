@@ -1,4 +1,4 @@
-"""Files that people name: a pipe without a writer, a socket, a device or a folder is refused by name, everywhere."""
+"""Files that people name: a pipe without a writer, a socket, a device or a folder is refused with its name, everywhere."""
 
 from __future__ import annotations
 

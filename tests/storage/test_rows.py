@@ -20,7 +20,7 @@ NAME = "notes"
 
 
 class Disk:
-    """A database with rows in it, as `storage.ledger_store` has one."""
+    """A database with rows, as in `storage.ledger_store`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +112,7 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
     disk.rows.write_changes(disk.database, changes)
     disk.database.execute("COMMIT")
     disk.rows._recent.clear()
-    for hash, *_, slot in waiting:  # whoever looked for kept data before the block did now asks the disk, and finds other rows
+    for hash, *_, slot in waiting:  # a reader that missed the kept data reads the disk, which has other rows
         assert isinstance(slot, int) and disk.rows.read_bucket(slot, hash) is None
     assert dict(snapshot.items()) == many(300)
     disk.close()
@@ -183,7 +183,7 @@ def test_no_other_bytes_in_a_row_are_ever_taken_for_rows(disk: Disk, column: str
     disk.close()
     with pytest.raises((StorageError, AssertionError), match=r"damaged|root"), closing(Disk(disk.path)) as again:
         found = again.load()
-        assert found.root == table.root, "root"  # which a store compares with that of its state
+        assert found.root == table.root, "root"  # a store compares them with those of its state
         list(found.items())
 
 

@@ -1,4 +1,4 @@
-"""What survives: all of a turn or nothing, one vote per slot, and one clear line when the disk is not to be trusted."""
+"""Durability of the ledger store: a turn is written whole or not at all, a slot has one vote, and damage is reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Iterator[LedgerStore]:
 
 
 def reopened(store: LedgerStore) -> LedgerStore:
-    """As after a kill: nothing was closed properly."""
+    """Return the store as after a kill: nothing was closed properly."""
     return LedgerStore(store.path, CHAIN)
 
 
@@ -220,7 +220,7 @@ def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transa
 @pytest.mark.parametrize("writes", [False, True])
 def test_all_figures_of_a_measurement_are_seen_or_none(store: LedgerStore, writes: bool) -> None:
     class Read(dict[str, float]):
-        """What the store holds of them is read between any two figures, as another thread may."""
+        """Figures that are read from the store between any two of them, as another thread may do."""
 
         def items(self) -> Any:
             for item in super().items():
@@ -261,7 +261,7 @@ def refused(path: Path, *words: str) -> Iterator[None]:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """A closed database of some hundred pages."""
+    """Return a closed database of some hundred pages."""
     store = LedgerStore(tmp_path / "ledger.db", CHAIN)
     for height in range(1, 60):
         store.append_records([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
@@ -299,7 +299,7 @@ with later():
 
 @contextmanager
 def later() -> Iterator[None]:
-    """A program with two more forms of the database: what was measured has a unit, and then there is a table of units."""
+    """Simulate a later program with two more schema versions: a unit per measurement, then a table of units."""
     real = storage.ledger_store.SCHEMA_VERSION, storage.ledger_store._TABLES
     (old,) = (table for table in real[1] if "TABLE measured" in table)
     wide, units = old.replace("value REAL,", "value REAL, unit TEXT,"), "CREATE TABLE units (unit TEXT PRIMARY KEY)"
@@ -347,7 +347,7 @@ def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled
 
 
 def test_a_database_that_is_looked_at_stays_as_it_is(filled: Path) -> None:
-    """Of a peer that ended well, or was killed; of this form, or an earlier one."""
+    """The peer ended well or was killed, and the schema is the current one or an earlier one."""
     with closing(LedgerStore(filled, CHAIN)) as store:
         decided = store.decided_height
         killed = filled.parent / "killed"
@@ -459,7 +459,7 @@ def change(path: Path, *statements: str) -> None:
     database.close()
 
 
-WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
+WRITTEN_ANEW = {  # reading -> change of the row that is read
     "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.get_decision(2)),
     "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.read_restart_state()),
     "its height": ("UPDATE blocks SET height = -height", lambda store: store.get_decision(-2)),
@@ -520,7 +520,7 @@ def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) ->
 
 
 def test_a_log_that_is_gone_is_missed(store: LedgerStore) -> None:
-    """Nothing in the database itself shows that there was more."""
+    """The database itself does not show that the log had more."""
     store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = store.path.read_bytes()
     store.append_records([vote(1)])
@@ -580,7 +580,7 @@ def test_nothing_is_written_after_a_write_that_failed(store: LedgerStore) -> Non
 
 def test_nothing_is_sent_when_the_disk_fails_to_sync(store: LedgerStore) -> None:
     class FailingSync:
-        """As the connection, but the commit does not reach the disk."""
+        """A connection whose commits do not reach the disk."""
 
         def __init__(self, database: sqlite3.Connection) -> None:
             self._database = database
@@ -662,5 +662,5 @@ def test_a_crash_while_the_database_is_made_leaves_nothing_that_stops_the_next_s
 
 
 def test_a_commit_waits_for_the_disk(store: LedgerStore) -> None:
-    """FULL is 2: in the write-ahead log, anything less loses the last votes with the power."""
+    """FULL is 2. In the write-ahead log a lower level loses the last votes in a power failure."""
     assert store._rows("PRAGMA synchronous") == [(2,)] and store._rows("PRAGMA journal_mode") == [("wal",)]

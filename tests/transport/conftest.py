@@ -1,4 +1,4 @@
-"""Worlds to run one suite of tests in: real sockets on loopback, and the in-memory twin."""
+"""Worlds for one suite of tests: real sockets on loopback, and the in-memory transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOCKETS = pytest.mark.real("TCP sockets")
 
 
 class World:
-    """`start` runs a network in a nursery of the test's; `stop` ends it as a crash would."""
+    """A world of networks. `start` runs a network in a nursery of the test, and `stop` ends it as a crash would."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -45,13 +45,13 @@ class World:
         return network
 
     async def pair(self, *blobs: MemoryBlobs) -> tuple[ConnectionManager, ConnectionManager]:
-        """Alice and Bob, linked."""
+        """Return Alice and Bob, linked."""
         alice, bob = [await self.start(identity, held) for identity, held in zip_longest((ALICE, BOB), blobs)]
         await linked(alice, bob)
         return alice, bob
 
     async def join(self, identity: Identity, *known: ConnectionManager, **options: object) -> ConnectionManager:
-        """A peer that knows the first of these, and is linked with all of them."""
+        """Return a peer that knows the first of these and is linked with all of them."""
         joined = await self.start(identity, bootstrap=[known[0].address], **options)
         await linked(*known, joined)
         return joined
@@ -72,17 +72,17 @@ class SwarmWorld(World):
         options.setdefault("bootstrap", [network.address for network in self.networks])
         listen = options.pop("listen", "127.0.0.1:0")
         network = Swarm(identity, CHAIN, listen=listen, blobs=blobs, policy=PolicyDouble.take(options), **options)
-        network._processor = lambda: 0.0  # how much strangers may spend is in test_effort; a slow machine would charge them more
+        network._processor = lambda: 0.0  # test_effort tests the budgets of strangers; a slow machine would charge them more here
         return network
 
     async def connect(self, network: Swarm) -> trio.SocketStream:
-        """A bare connection, closed with the world."""
+        """Open a bare connection, which is closed with the world."""
         stream = await trio.open_tcp_stream(*parse_address(network.address))
         self.streams.append(stream)
         return stream
 
     async def confirm(self, network: Swarm, identity: Identity) -> tuple[trio.SocketStream, NoiseSession]:
-        """A connection made by hand, which is confirmed and says nothing more by itself."""
+        """Open a raw connection that is confirmed and sends nothing more by itself."""
         stream, session = await self.connect(network), make_session(identity, True)
         await stream.send_all(session.data_to_send())
         while session.peer is None:
@@ -116,7 +116,7 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 def unhurried(request: pytest.FixtureRequest) -> None:
-    """Give tests with real sockets a clock that a busy machine does not hurry, and tests that do not move time a deadline."""
+    """Give tests with real sockets a clock that a busy machine does not advance, and tests without a mock clock a deadline."""
     if request.node.get_closest_marker("trio") is None:
         return
     is_real = request.node.get_closest_marker("real") is not None

@@ -1,4 +1,4 @@
-"""What the transport tests share: a blob store in memory, keys, and a pair of sessions joined back to back."""
+"""Shared helpers of the transport tests: a blob store in memory, keys, and a pair of connected sessions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticate
 
 CHAIN = hashlib.sha256(b"a chain").digest()
 ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)
-ERIN = Identity(bytes([5]) * 32)  # anywhere in their order
-DEADLINE_SECONDS = 35.0  # far beyond what any of these tests needs; a silent link ends later
+ERIN = Identity(bytes([5]) * 32)  # in any order
+DEADLINE_SECONDS = 35.0  # far longer than these tests take; a silent link ends later
 
 
 STEP_SECONDS = 0.01
 
 
 class UnhurriedClock(trio.abc.Clock):
-    """Real time as long as this process waits for something, and at most STEP_SECONDS for all that it does without waiting.
-
-    So nothing comes too late, and nobody loses patience, because the machine is busy or stands still.
-    """
+    """Real time while this process waits, and at most STEP_SECONDS for each step between waits. A busy or stopped machine can
+    therefore cause no timeouts."""
 
     def __init__(self) -> None:
         self._time, self._seen, self._waits = 0.0, time.perf_counter(), 0.0
@@ -71,10 +69,10 @@ class MemoryBlobs:
         return self.blobs[digest][offset : offset + length]
 
     def missing_parts(self, digest: bytes) -> None:
-        """Nothing has parts here."""
+        """Return nothing, since objects have no parts here."""
 
     def wrote(self, digest: bytes) -> None:
-        """A chunk of it has come."""
+        """Hook for each chunk that arrives."""
 
     def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> MemoryWriter:
         return MemoryWriter(self, digest, total)
@@ -100,7 +98,7 @@ class MemoryWriter:
 
 
 class LyingBlobs(MemoryBlobs):
-    """Claims to hold `digest` and serves other bytes."""
+    """A store that claims to hold `digest` and serves other bytes."""
 
     def __init__(self, digest: bytes, lie: bytes) -> None:
         super().__init__()
@@ -125,7 +123,7 @@ def make_session(
 
 
 def exchange_bytes(one: NoiseSession, other: NoiseSession) -> list[tuple[NoiseSession, PeerAuthenticated | Message]]:
-    """Carry bytes both ways until nobody has any; the events, with the session that saw them."""
+    """Carry bytes both ways until none are left. Return the events with their sessions."""
     events: list[tuple[NoiseSession, PeerAuthenticated | Message]] = []
     while True:
         moved = False
@@ -144,13 +142,13 @@ def joined_sessions() -> tuple[NoiseSession, NoiseSession]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return when `condition` holds; for what no event tells."""
+    """Return when `condition` holds. Use it where no event tells."""
     while not condition():  # noqa: ASYNC110 - there is no event for a counter
         await trio.sleep(0.001)
 
 
 async def next_event(network: ConnectionManager, *kinds: type[NetworkEvent]) -> NetworkEvent:
-    """The next event of one of these kinds; the others are passed over."""
+    """Return the next event of one of these kinds. Other events are skipped."""
     async for event in network.events:
         if isinstance(event, kinds):
             return event
@@ -158,13 +156,13 @@ async def next_event(network: ConnectionManager, *kinds: type[NetworkEvent]) -> 
 
 
 async def linked(*networks: ConnectionManager) -> None:
-    """Return when every two of these networks are connected."""
+    """Return when all of these networks are connected with each other."""
     await until(lambda: all(network.connected_peers() >= {other.me for other in networks} - {network.me} for network in networks))
 
 
 @dataclass
 class PolicyDouble(EverybodyIsMember):
-    """Each answer by a function of its own."""
+    """A peer policy in which each answer comes from a function."""
 
     standing_of: Callable[[bytes], PeerClass] = lambda peer: PeerClass.MEMBER
     members: Callable[[bytes], bool] = lambda peer: True
@@ -173,7 +171,7 @@ class PolicyDouble(EverybodyIsMember):
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> PolicyDouble:
-        """Of those of these options that are its own."""
+        """Remove the fields of this class from `options` and return a double with them."""
         return cls(**{field.name: options.pop(field.name) for field in dataclasses.fields(cls) if field.name in options})
 
     def classify(self, peer: bytes) -> PeerClass:

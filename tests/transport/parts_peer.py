@@ -30,7 +30,7 @@ def anonymous_bytes() -> int:
 
 
 def say(word: str, what: object) -> None:
-    """A whole line, whichever thread says it."""
+    """Print a whole line, from any thread."""
     os.write(sys.stdout.fileno(), f"{word} {what}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""The address book: who may name how many addresses, when one is forgotten or dialed again, what a person hears of it."""
+"""The address book: its limits per source, when it forgets or dials an address, and its messages to the operator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OWN = "10.0.0.1:7700"
 
 @dataclass
 class Desk:
-    """A book, and what it says to those around it."""
+    """An address book with a record of its callbacks."""
 
     first: tuple[AddressEntry, ...] = ()
     draw: random.Random = field(default_factory=lambda: random.Random(0))
@@ -76,7 +76,7 @@ class Desk:
 
 
 class Highs(random.Random):
-    """Remembers between what it was asked to draw, and draws no pause."""
+    """A random source that records each upper bound and draws 0, so that no pause is made."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -92,7 +92,7 @@ def address(number: int) -> str:
     return f"10.1.{number >> 8}.{number & 255}:7700"
 
 
-# Who may name how many ------------------------------------------------------------------------------------------------
+# Limits per source ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -163,11 +163,11 @@ def test_whatever_happens_each_source_counts_just_its_own_addresses(steps: list[
         assert source.address_count == sum(entry.source is source for entry in entries)
 
 
-# Whose it is ----------------------------------------------------------------------------------------------------------
+# Ownership of an address ----------------------------------------------------------------------------------------------
 
 
 def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None:
-    """Discovery dials it again where its record says that it is, as it dials strangers, for as long as that record holds."""
+    """Discovery dials the addresses in its record, as it does for strangers, until that record expires."""
     names = [f"{peer_id(peer)}@h:{number}" for number, peer in enumerate((OTHER, MEMBER, ERIN.public), 1)]
     desk = Desk((parse_bootstrap(names[0]), *(parse_bootstrap(name, remembered=True) for name in names[1:])))
     desk.book.add_signed(address(1), MEMBER)
@@ -248,7 +248,7 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
         assert desk.entry("h:1").pinned == (who != "remembered"), "whoever is where another was remembered is met"
 
 
-# What came of attempts ------------------------------------------------------------------------------------------------
+# Results of attempts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("by", "failures"), [(MEMBER, FAILURES_MAX), (STRANGER, 0), (None, FAILURES_MAX)])
@@ -278,7 +278,7 @@ def test_what_the_operator_names_is_never_forgotten() -> None:
 
 
 def test_dialing_backs_off_with_full_jitter() -> None:
-    """The pauses are drawn from 0..0.4, 0..0.8, … up to the cap."""
+    """The pauses are drawn from 0..0.4, 0..0.8, and so on up to the cap."""
     draw = Highs()
     desk = Desk((parse_bootstrap(f"{peer_id(OTHER)}@h:1"),), draw)
     desk.fail("h:1", 12)

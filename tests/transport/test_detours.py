@@ -1,4 +1,4 @@
-"""Links through third peers, over real sockets: peers that accept no connections."""
+"""Links over relays between peers that accept no connections, over real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MARKER = b"a marker between two, unreadable to others"
 
 
 async def start_hidden(tcp: SwarmWorld, *relays: Swarm, blobs: tuple[Blobs, Blobs] | None = None) -> tuple[Swarm, Swarm]:
-    """Alice and Bob accept nothing, and are linked over one of the relays."""
+    """Start Alice and Bob, which accept no connections and are linked over one of the relays."""
     alice, bob = [
         await tcp.start(identity, held, listen="none", bootstrap=[relay.address for relay in relays])
         for identity, held in zip((ALICE, BOB), blobs or (Blobs(), Blobs()), strict=True)
@@ -52,7 +52,7 @@ def link(network: Swarm, peer: Swarm) -> PeerLink | None:
 
 
 def is_over(network: Swarm, peer: Swarm, relay: Swarm | None) -> bool:
-    """Whether the link between these two is over this relay now; None: whether it is direct."""
+    """Return whether the link between these two peers uses this relay, or is direct if `relay` is None."""
     info = link(network, peer)
     return info is not None and info.relay == (relay.me if relay else None)
 
@@ -84,7 +84,7 @@ def _holding(held: bytearray, take: Callable[..., None]) -> Callable[..., None]:
 
 
 async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
-    """The next so many messages, by sender; a link that ends meanwhile is a failure."""
+    """Return the next `count` messages by sender. The test fails if a link ends meanwhile."""
     found: dict[bytes, list[bytes]] = defaultdict(list)
     while sum(map(len, found.values())) < count:
         event = await network.events.receive()
@@ -99,7 +99,7 @@ async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tc
     count = 150
     carol = await tcp.start(CAROL)
     alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
-    bob = await tcp.start(BOB, bootstrap=[carol.address], advertise=["127.0.0.1:1"])  # where nobody answers
+    bob = await tcp.start(BOB, bootstrap=[carol.address], advertise=["127.0.0.1:1"])  # no peer answers there
     await linked(alice, bob, carol)
     assert is_over(alice, bob, carol)
 
@@ -129,7 +129,7 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
     carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
     alice, bob = await start_hidden(tcp, carol, dave)
     await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-    await until(lambda: recorded_relays(bob, alice) == {carol.me, dave.me})  # as its own record says
+    await until(lambda: recorded_relays(bob, alice) == {carol.me, dave.me})  # named by its own record
     first, second = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
     tcp.stop(first)
     with trio.fail_after(relay_client.GRACE_SECONDS * 3 + 3):
@@ -140,7 +140,7 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
 async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its links stay for half a minute, and its circuits for ever: long before, another one takes its place."""
+    """Its links time out after half a minute and its circuits never. Another relay replaces it long before."""
     hurry(monkeypatch)
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
     carol, dave, erin = [await tcp.start(identity) for identity in (CAROL, DAVE, ERIN)]
@@ -179,7 +179,7 @@ def is_relayed_by_another(network: Swarm, peer: Swarm, lost: Swarm) -> bool:
 
 
 def asked(hidden: Swarm) -> set[bytes]:
-    """The relays that forward to it, as it believes."""
+    """Return the relays that the peer believes to forward to it."""
     return {*hidden._detours._active_relays()}
 
 
@@ -193,7 +193,7 @@ async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_t
     window = WINDOW_BYTES[Priority.BULK]
     carol = await tcp.start(CAROL)
     alice, bob = await start_hidden(tcp, carol)
-    monkeypatch.setattr(bob, "wait_for_cpu_quota", turn)  # it reads no circuit any more
+    monkeypatch.setattr(bob, "wait_for_cpu_quota", turn)  # it reads no circuits any more
     assert alice.send(bob.me, bytes(4 * window), Priority.BULK)
     await until(lambda: carol._links[alice.me].memory_account.held > window // 2)
     end = bob._links[alice.me]
@@ -216,7 +216,7 @@ async def test_an_end_holds_what_it_has_not_read_on_the_account_of_the_link() ->
     await stream.receive_some()
     assert (carrier.memory_account.held, peer.held) == (0, 2 * (1_000 + MESSAGE_OVERHEAD_BYTES))
     stream.end_stream()
-    stream.on_data(CircuitData(b"a circuit", Priority.VOTE, bytes(1_000)))  # it was on its way
+    stream.on_data(CircuitData(b"a circuit", Priority.VOTE, bytes(1_000)))  # it was in flight
     assert peer.held == 0
 
 
@@ -270,7 +270,7 @@ def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) 
 async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, held: set[Priority], speaks_first: bool
 ) -> None:
-    """The other direction, and the other lanes, look alive."""
+    """The other direction and the other lanes look alive."""
     hurry(monkeypatch)
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
     carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
@@ -301,7 +301,7 @@ async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: Swarm
 
 
 def bare(served: Callable[..., Any], *links: PeerLink, serves: Callable[[bytes], bool] = lambda peer: True) -> RelayClient:
-    """Alice's, without a network around it."""
+    """Return Alice's relay client without a network."""
     return RelayClient(
         ALICE.public,
         {link.peer: link for link in links},
@@ -334,7 +334,7 @@ async def test_circuits_that_a_relay_begins_hold_up_none_of_ours(nursery: trio.N
 
 
 class Circuit(PeerLink):
-    """Its peer says of these lanes that nothing has arrived; a ping goes out each second."""
+    """A circuit whose peer reports that nothing has arrived on these lanes. A ping is sent each second."""
 
     def __init__(self, peer: Identity, over: PeerLink, held: Collection[Priority] = ()) -> None:
         super().__init__(peer.public, over.address, False, Outbox(), Inbox())
@@ -348,7 +348,7 @@ class Circuit(PeerLink):
 
 
 def use(alice: RelayClient, circuit: Circuit) -> None:
-    """This circuit is the link to its peer now."""
+    """Make this circuit the current link to its peer."""
     assert circuit.relay is not None
     name = circuit.relay[:8] + circuit.peer[:8]
     stream = alice._ends[name] = CircuitStream(name, alice._links[circuit.relay], opens=True)
@@ -358,12 +358,12 @@ def use(alice: RelayClient, circuit: Circuit) -> None:
 
 
 def order(alice: RelayClient, peer: Identity | None, *relays: PeerLink) -> list[bytes]:
-    """In which these are chosen, for circuits with this peer; None: for reservations."""
+    """Return the order of choice of these relays, for circuits with this peer or, if None, for reservations."""
     return sorted((relay.peer for relay in relays), key=lambda relay: alice._rank(relay, peer.public if peer else b""))
 
 
 def fail(alice: RelayClient, *circuits: Circuit) -> None:
-    """They end, in vain."""
+    """Use each of these circuits, and let Alice detect that they fail."""
     for circuit in circuits:
         use(alice, circuit)
     for step in range(4 * 10):
@@ -374,7 +374,7 @@ async def test_a_member_that_never_says_what_arrives_has_no_relay_dropped_for_ot
     first, second = to(CAROL), to(DAVE)
     alice, liar, honest = bare(stand_still, first, second), BOB, ERIN
     relays = [alice._links[relay] for relay in order(alice, None, first, second)]
-    for _ in range(5):  # it comes back, and lies again
+    for _ in range(5):  # it returns and lies again
         fail(alice, Circuit(liar, relays[0], [Priority.VOTE]))
     for peer in (honest, None):
         assert order(alice, peer, first, second) == [relay.peer for relay in relays]
@@ -467,7 +467,7 @@ async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWo
 
 @pytest.mark.real("sockets")
 async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reached, not reached, and not known: what is reserved is kept where nobody knows, and given up where nobody reaches it."""
+    """A relay keeps its reservations while its reachability is unknown, and drops them once it cannot be reached."""
     said = {CAROL.public: ReachabilityState.UNKNOWN}
     by_itself = Swarm.reachability.fget
     assert by_itself is not None

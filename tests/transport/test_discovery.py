@@ -1,4 +1,4 @@
-"""How peers find one another over real sockets, and what a hostile peer gets by what it passes on."""
+"""Discovery of peers over real sockets, and the limits of the damage by a peer that passes on false addresses."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorl
     assert bob.me in alice.connected_peers()
 
 
-# What somebody who names addresses can do -----------------------------------------------------------------------------
+# False addresses ------------------------------------------------------------------------------------------------------
 
 
 def standing(**named: PeerClass) -> Callable[[bytes], PeerClass]:
@@ -129,7 +129,7 @@ def standing(**named: PeerClass) -> Callable[[bytes], PeerClass]:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Dials by host; those of a network for documentation come to no end."""
+    """Count dials by host. Dials of a network for documentation never end."""
     dialed, dial = Counter[str](), trio.open_tcp_stream
 
     async def open_tcp_stream(host: str, port: int) -> trio.SocketStream:
@@ -143,13 +143,13 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def junk_of_a_member(number: int) -> AgedPeerRecord:
-    """One record after another, as many as are taken at once; of a peer that is not linked, so its addresses are dialed."""
+    """Return the next record of a peer that is not linked, so that its addresses are dialed."""
     addresses = [f"198.51.100.{host}:{number + 1}" for host in range(ADVERTISED_MAX)]
     return record(EVE, *addresses, sequence=number, scope=AddressScope.PRIVATE)
 
 
 def junk_of_a_stranger(number: int) -> AgedPeerRecord:
-    """Another key each time."""
+    """Return a record with a new key for each number."""
     return record(Identity(bytes([number, 255] * 16)), f"198.51.100.{number}:1", scope=AddressScope.PRIVATE)
 
 
@@ -187,7 +187,7 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
     """The ledger is written in one of Trio's 40 threads."""
     over, look = threading.Event(), socket.getaddrinfo
 
-    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # bytes: a name, in a thread
+    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # bytes mark a name that is resolved in a thread
         return over.wait() and [] if isinstance(host, bytes) and host.endswith(b"example") else look(host, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)

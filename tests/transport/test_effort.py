@@ -1,4 +1,4 @@
-"""Budgets of processor time, in virtual time: what somebody spends is paid back before it is read again."""
+"""Budgets of processor time, in virtual time. A peer that has spent its budget is read again after it is paid back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from transport.quotas.cpu_quota import (
 from transport.quotas.memory_quota import STRANGERS_MAX
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
-STEPS = 3  # of a handshake
+STEPS = 3  # in a handshake
 SHOWN = GuestInvitation(Signed(b"invitation", b"i" * 32, bytes(64)), bytes(64))
 
 
@@ -121,7 +121,7 @@ async def test_of_hosts_that_wait_for_a_handshake_the_one_that_spent_least_is_ne
 
 
 async def test_of_many_newcomers_at_once_some_end_their_handshakes_in_time(autojump_clock: trio.testing.MockClock) -> None:
-    """On a slow computer: if each new host went first, none would get further than its first step."""
+    """On a slow computer, newcomers would all stop after their first step if each new host went first."""
     budget, ended = CpuQuota(), 0
     budget.host_account("others", False).spend(HANDSHAKES_SHARE.burst_seconds)
 
@@ -147,7 +147,7 @@ async def test_of_many_newcomers_at_once_some_end_their_handshakes_in_time(autoj
 async def test_of_those_that_wait_for_a_handshake_each_pays_before_the_next_one_looks(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Else all of them would be dealt with at the moment at which the budget is paid back, and a vote would wait for that."""
+    """Otherwise all of them would be handled when the budget is paid back, and a vote would wait for that."""
     budget, passed = CpuQuota(), list[float]()
     budget.host_account("first", False).spend(HANDSHAKES_SHARE.burst_seconds)
 
@@ -162,7 +162,7 @@ async def test_of_those_that_wait_for_a_handshake_each_pays_before_the_next_one_
 
 
 async def test_of_one_host_a_handshake_is_ended_before_later_ones(autojump_clock: trio.testing.MockClock) -> None:
-    """A newcomer beside strangers of its own host waits once for those that came before, not once for each step."""
+    """A newcomer beside strangers of its own host waits once for the earlier ones, not once for each step."""
     budget, order = CpuQuota(), list[int]()
     host = budget.host_account("host", True)
     host.spend(MEMBER_HOST_HANDSHAKES_SHARE.burst_seconds)
@@ -205,7 +205,7 @@ async def test_of_thousands_of_hosts_none_gets_more_than_is_there(autojump_clock
 
 async def test_what_a_message_costs_is_charged_to_its_link(autojump_clock: trio.testing.MockClock) -> None:
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs())
-    network._processor = map(float, itertools.count()).__next__  # each time a second more
+    network._processor = map(float, itertools.count()).__next__  # one second more each time
     link = link_of(b"f", PeerClass.STRANGER)
     link.cpu_account = network.cpu_quota.link_account(link.peer_class)
     await network.deliver_message(link, Message(Channel.LINK, Priority.VOTE, encode(Ping(1))))
@@ -259,7 +259,7 @@ async def test_a_process_that_was_stopped_charges_nobody_for_that() -> None:
     assert link.cpu_account.wait_seconds() <= 0
 
 
-# What was received and waits ------------------------------------------------------------------------------------------
+# Received messages that wait ------------------------------------------------------------------------------------------
 
 
 def link_of(peer: bytes, standing: PeerClass) -> PeerLink:
@@ -307,7 +307,7 @@ async def test_few_of_strangers_are_at_work_at_once_and_none_while_they_have_spe
 async def test_what_a_newcomer_said_before_it_showed_its_invitation_waits_for_no_stranger(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """It goes on talking, so that something of it is always there: it would stay among the strangers for as long as it does."""
+    """It sends without a pause, so that some of its data always wait. Otherwise it would stay among the strangers."""
     standing = PeerClass.STRANGER
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs(), PolicyDouble(standing_of=lambda peer: standing))
     network.cpu_quota.strangers.spend(1_000.0, trio.current_time())
@@ -325,7 +325,7 @@ async def test_what_a_newcomer_said_before_it_showed_its_invitation_waits_for_no
 async def test_what_was_read_of_strangers_is_dealt_with_before_more_is_read(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Both wait for one budget. Those that read are there again at once, and would leave nothing."""
+    """Both wait for one budget. Strangers that are read send again at once, and would use all of it."""
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs())
     effort, other, reads = network.cpu_quota, link_of(b"o", PeerClass.STRANGER), 0
     other.cpu_account = effort.link_account(PeerClass.STRANGER)

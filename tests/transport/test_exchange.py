@@ -1,4 +1,4 @@
-"""How long a transfer waits for a holder that does not answer. Virtual time; the links are tables."""
+"""Timeouts of transfers from silent holders, in virtual time. The links are simulated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _run_here(work: Callable[[], None]) -> None:
 
 
 class Links:
-    """Two holders. What a frozen one was asked it answers when it thaws, as a stopped process with open sockets does."""
+    """Two holders. A frozen holder answers its requests when it thaws, like a stopped process with open sockets."""
 
     nursery: trio.Nursery
 
@@ -51,7 +51,7 @@ class Links:
         self.peers = {FROZEN, LIVE}
         self.frozen = {FROZEN}
         self.latency_seconds = dict.fromkeys(self.peers, 0.01)
-        self.lacking: set[tuple[bytes, bytes]] = set()  # who does not hold what
+        self.lacking: set[tuple[bytes, bytes]] = set()  # (holder, digest) of missing blobs
         self.asked: list[tuple[bytes, bytes]] = []
         self.dropped: list[bytes] = []
         self.unread: list[GetBlob] = []
@@ -97,7 +97,7 @@ class Links:
             self.nursery.start_soon(self._answer, FROZEN, request)
 
     async def fetch(self, blob: bytes, source: bytes = FROZEN) -> float:
-        """Seconds that it took."""
+        """Fetch the blob and return the seconds."""
         start = trio.current_time()
         await self.exchange.fetch_blob(digest(blob), len(blob), [source])
         return trio.current_time() - start
@@ -162,7 +162,7 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
 
 
 async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(links: Links, autojump_clock: MockClock) -> None:
-    """All parts of an object share what is known of a holder: another one has come of it meanwhile."""
+    """All parts of an object share the state of a holder, and another part came from it meanwhile."""
     links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0])
@@ -177,7 +177,7 @@ async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(link
 
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_what_never_comes_is_asked_for_again(links: Links, is_heard: bool, autojump_clock: MockClock) -> None:
-    """A trainer that does not send it for so long is not busy, whatever else it sends."""
+    """A trainer that does not send it for that time is not busy, even if it sends other data."""
     links.only_frozen_reveals(BLOBS[0])
 
     async def send_else() -> None:
@@ -207,16 +207,16 @@ async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links
         transfer = links.exchange._transfers[digest(blob)]
         assert transfer.under_way.keys() == {(FROZEN, 0), (FROZEN, BLOB_CHUNK_BYTES)}
         late = BlobChunk(digest(blob), BLOB_CHUNK_BYTES, len(blob), blob[BLOB_CHUNK_BYTES:])
-        links.exchange.on_blob_chunk(FROZEN, late)  # the first one was lost
+        links.exchange.on_blob_chunk(FROZEN, late)  # the first chunk was lost
         assert transfer.offset == 0 and transfer.under_way.keys() == {(FROZEN, 0)}
         links.peers.clear()
         links.exchange.peer_disconnected(FROZEN)
         assert not transfer.under_way
         transfer.under_way[FROZEN, 0] = trio.current_time()
-        transfer.restart()  # what has come was wrong: all of it is needed again
+        transfer.restart()  # the received data were wrong, and all of them are requested again
         assert not transfer.is_under_way(FROZEN, 0, trio.current_time())
         transfer.under_way[FROZEN, 0] = trio.current_time()
-        links.exchange._decline(FROZEN, transfer)  # it sends nothing of what waits there
+        links.exchange._decline(FROZEN, transfer)  # the holder sends none of the requested pieces
         assert not transfer.under_way
         links.peers.add(FROZEN)
         links.exchange.peer_connected(FROZEN)
@@ -224,7 +224,7 @@ async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links
 
 
 async def test_who_may_keep_us_waiting_is_asked_again_and_again(links: Links, autojump_clock: MockClock) -> None:
-    """It fetched the reveal itself, and is not the one that made it."""
+    """It fetched the reveal itself, and did not make it."""
     links.only_frozen_reveals(BLOBS[0])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0], LIVE)
@@ -283,7 +283,7 @@ async def test_the_only_link_is_given_all_the_time_and_asked_once(links: Links, 
 
 
 async def test_a_holder_that_answers_others_is_busy_and_not_silent(links: Links, autojump_clock: MockClock) -> None:
-    """Its queue is long: what was asked last comes after all the rest."""
+    """Its queue is long, and it answers the last request after all others."""
     links.frozen.clear()
     async with trio.open_nursery() as nursery:
         for place, blob in enumerate(BLOBS[:4]):
@@ -294,7 +294,7 @@ async def test_a_holder_that_answers_others_is_busy_and_not_silent(links: Links,
 
 
 async def test_a_blob_that_somebody_gets_later_does_not_wait_for_the_silent_one(links: Links, autojump_clock: MockClock) -> None:
-    """Nobody else has it yet, so the silent one is asked too: not longer than its patience each time."""
+    """No other holder exists yet, so the silent one is asked too, each time for its patience at most."""
     await links.fetch(BLOBS[0])
     links.lacking = {(LIVE, digest(BLOBS[1]))}
     links.nursery.start_soon(_gets_it, links, 3.0)
@@ -309,7 +309,7 @@ async def _gets_it(links: Links, seconds: float) -> None:
 async def test_a_blob_that_is_deleted_as_soon_as_it_is_there_is_fetched_again(
     links: Links, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its round was closed; whoever asks for it now needs it for something else."""
+    """Its round was closed, and a new request has another purpose."""
     links.thaw()
     finish = MemoryWriter.finish
 
@@ -327,7 +327,7 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
     blob = BLOBS[0]
 
     async def drip() -> None:
-        await trio.testing.wait_all_tasks_blocked()  # it was asked
+        await trio.testing.wait_all_tasks_blocked()  # it received a request
         for offset in range(len(blob)):
             links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), offset, len(blob), blob[offset : offset + 1]))
             await trio.sleep(FIRST_ANSWER_SECONDS / 2)
@@ -341,7 +341,7 @@ SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(FETCHING_AUDITS_MAX)]
 
 
 async def drip(links: Links, blob: bytes) -> None:
-    """Whole chunks: one soon after it was asked, and each other one just before it would be left for another."""
+    """Send whole chunks: one soon after the request, and each other one just before the timeout."""
     while (transfer := links.exchange._transfers.get(digest(blob))) is not None:
         if transfer.holder == FROZEN:
             chunk = blob[transfer.offset : transfer.offset + BLOB_CHUNK_BYTES]
@@ -356,7 +356,7 @@ async def drip(links: Links, blob: bytes) -> None:
     [
         (SLOW[:TRANSFERS_MAX], False, False, TURN_SECONDS + 1),
         (SLOW, True, False, 0.1),
-        (SLOW, True, True, 0.1),  # as many as one auditor ever fetches
+        (SLOW, True, True, 0.1),  # the most blobs that one auditor fetches
     ],
 )
 async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reveals_hold_up_nobody(
@@ -407,13 +407,13 @@ def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way(pac
 
 
 def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick(pace: DownloadWindow) -> None:
-    """Or every later answer would be late, and two chunks at a time the most that is ever asked for."""
+    """Otherwise every later answer would be late, and no more than two chunks would be requested at a time."""
     pace.record_request(bytes(32), 0, now=1.0)
-    pace.record_request(bytes(32), 0, now=1.3)  # another transfer of the same
+    pace.record_request(bytes(32), 0, now=1.3)  # another transfer of the same blob
     pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.31)
     assert pace.fastest == pytest.approx(0.31)
     pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.61)
-    pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.62)  # nobody asked
+    pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.62)  # nobody requested it
     assert pace.fastest == pytest.approx(0.31)
 
 
@@ -486,7 +486,7 @@ async def test_strangers_get_a_blob_one_after_the_other() -> None:
 
 
 async def test_whoever_cannot_be_told_to_wait_waits_for_no_turn() -> None:
-    """Its queue is full: it asks again."""
+    """Its queue is full, so the peer asks again."""
     blob, name, sent = bytes(UPLOAD_SLOTS << 20), digest(bytes(UPLOAD_SLOTS << 20)), list[tuple[bytes, type]]()
     peers = [bytes([number]) * 32 for number in range(UPLOAD_SLOTS + 1)]
 

@@ -1,4 +1,4 @@
-"""Peers of one local network: what they show there, whom they find, and what of that they believe. On loopback."""
+"""Discovery on the local network, over loopback: announcements, found addresses, and protection against false ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP = "224.0.0.251"
 
 
 class Heard:
-    """One peer's half of the local network, and what it was told."""
+    """The multicast DNS of one peer, with a record of the found addresses and the messages to the operator."""
 
     def __init__(self, chain: bytes, listening: tuple[str, ...] = ("127.0.0.1:7001",)) -> None:
         self.found, self.told = dict[str, None](), list[str]()
@@ -57,7 +57,7 @@ async def test_peers_of_one_chain_find_one_another_and_show_its_tag_alone() -> N
     tags = {b"chain=" + chain_tag(chain).hex().encode(), *(text for text in shown if text.startswith(b"chain="))}
     dns = {b"_folkmoot", b"_tcp", b"local", b"_services", b"_dns-sd", b"_udp"}
     ours = {label for packet in packets if b"_folkmoot" in packet for label in _texts(packet)}
-    names = {label for label in ours if re.fullmatch(rb"[0-9a-f]{16}", label)}  # of peers of tests beside this one, too
+    names = {label for label in ours if re.fullmatch(rb"[0-9a-f]{16}", label)}  # of parallel tests, too
     assert {one.mdns._instance.encode(), other.mdns._instance.encode()} <= names
     assert tags < ours | {b""} and ours <= dns | names | tags, "nothing but a random name and the tag of the chain"
     assert not stranger.found and all(len(tag) == len("chain=") + 16 for tag in tags)
@@ -80,7 +80,7 @@ async def _hear(ears: socket.socket, packets: list[bytes]) -> None:
 
 
 def _texts(packet: bytes) -> Iterator[bytes]:
-    """All labels of names and all strings of TXT records (RFC 1035, section 4.1): everything that is no number or address."""
+    """Return all labels of names and all strings of TXT records (RFC 1035, section 4.1), without numbers and addresses."""
     questions, *counts = struct.unpack_from("!4H", packet, 4)
     at = 12
     for number in range(questions + sum(counts)):
@@ -112,7 +112,7 @@ def _name(packet: bytes, at: int) -> tuple[list[bytes], int]:
 
 @pytest.mark.real("sockets")
 async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
-    chain = secrets.token_bytes(32)  # of the services alone: other tests run beside this one
+    chain = secrets.token_bytes(32)  # of these services alone, since other tests run in parallel
     alice, bob = [await tcp.start(one, bootstrap=()) for one in (ALICE, BOB)]
     async with trio.open_nursery() as nursery:
         for one in (alice, bob):
@@ -125,7 +125,7 @@ async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
 
 
 class Service:
-    """As zeroconf shows one."""
+    """A service as zeroconf returns it."""
 
     def __init__(self, tag: bytes, port: int, *hosts: str) -> None:
         self.properties, self.port, self._hosts = {b"chain": tag}, port, list(hosts)

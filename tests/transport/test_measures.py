@@ -1,4 +1,4 @@
-"""What links are measured to carry, and what follows from it: pieces that a vote waits for no longer than 25 ms each."""
+"""The measured rate of links, and the size of pieces that it sets: a vote waits at most 25 ms for each piece."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEGABIT_BYTES = 125_000
 
 
 class Line:
-    """A link that carries so much a second; `busy` sends over it for a while, with frames every 10 ms."""
+    """A link with a given rate. `busy` sends over it for some seconds, one frame every 10 ms."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self.rate, self.now, self.delivered, self.meter = bytes_per_second, 0.0, 0.0, LinkMeter(LinkHistory())
@@ -76,7 +76,7 @@ def test_a_link_that_becomes_slow_is_noticed_and_one_that_becomes_fast_again() -
 def test_a_peer_that_is_slow_itself_takes_its_link_for_no_slower() -> None:
     line = Line(50 * MEGABIT_BYTES)
     line.busy(2.0)
-    line.rate = MEGABIT_BYTES  # what it hands over now, while the kernel runs dry
+    line.rate = MEGABIT_BYTES  # the peer's own rate, which leaves the kernel's buffer empty
     assert line.busy(5.0, unsent=0) > 49
     history = line.meter.history.bytes_per_second(line.now)
     assert history is not None and history > 49 * MEGABIT_BYTES
@@ -197,7 +197,7 @@ PACE = KeepaliveConfig()
 
 
 def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
-    """A link that has survived these, and the time."""
+    """Return the failure detector of a link after these silences, and the time."""
     now, silence = 100.0, LinkFailureDetector(PACE, 100.0)
     for seconds in silences:
         now += seconds
@@ -211,12 +211,12 @@ def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
     [
         ([], 15.0),
         ([5.0] * 100, 15.0),  # a clean link
-        ([1.0, 14.0] * (SILENCES_MIN // 2 - 1), 15.0),  # too few to say how they spread
+        ([1.0, 14.0] * (SILENCES_MIN // 2 - 1), 15.0),  # too few to estimate their spread
         ([5.0, 5.0, 5.0, 10.0] * 10, 6.25 + 5.61 * 2.165),  # mean and deviation by hand
         ([1.0, 14.0] * 50, 30.0),  # nobody earns more than twice as long
-        ([3.0] * 50 + [20.0], 15.0),  # an outage is no habit
-        ([0.5] * 300 + [5.0] * 3, 15.0),  # frames of bulk are no silences
-        ([1.0, 14.0] * 50 + [5.0] * 200, 15.0),  # the last quarter of an hour is what counts
+        ([3.0] * 50 + [20.0], 15.0),  # an outage changes no estimate
+        ([0.5] * 300 + [5.0] * 3, 15.0),  # frames of bulk are not silences
+        ([1.0, 14.0] * 50 + [5.0] * 200, 15.0),  # the last quarter of an hour counts
     ],
 )
 def test_suspicion_waits_as_long_as_the_links_history_says(silences: list[float], suspected: float) -> None:

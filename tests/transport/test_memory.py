@@ -1,4 +1,4 @@
-"""What only the in-memory twin has: conditions and partitions, in virtual time."""
+"""Features of the in-memory transport alone: conditions and partitions, in virtual time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_message_takes_the_latency(autojump_clock: MockClock) -> None:
 async def test_bulk_takes_its_time_and_a_vote_waits_for_one_frame_of_it(autojump_clock: MockClock) -> None:
     async with open_world(MemoryWorld) as world:
         alice, bob = await pair(world, LinkConditions(latency_seconds=0.01, bytes_per_second=1e6))
-        await trio.sleep(1)  # the first pings are through
+        await trio.sleep(1)  # the first pings have arrived
         start = trio.current_time()
         alice.send(bob.me, bytes(MESSAGE_BYTES_MAX), Priority.BULK)
         await trio.sleep(1)
@@ -67,7 +67,7 @@ async def test_bulk_takes_its_time_and_a_vote_waits_for_one_frame_of_it(autojump
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_blob_of_several_chunks_comes_within_one_round_trip(autojump_clock: MockClock, times: int) -> None:
-    """Also if it is shorter than it might be."""
+    """This holds also if the blob is shorter than its longest allowed size."""
     held = bytes(range(256)) * 1_000
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.25))
@@ -113,7 +113,7 @@ async def test_a_partition_cuts_and_healing_joins(autojump_clock: MockClock) -> 
 
 
 async def test_a_blob_crosses_a_slow_and_a_fast_link(autojump_clock: MockClock) -> None:
-    """48 KiB chunks, 32 ahead: with 100 ms each way the window carries 7.8 MB/s, so the bandwidth is what limits."""
+    """The chunks have 48 KiB, 32 ahead. With 100 ms each way the window carries 7.8 MB/s, so that the bandwidth is the limit."""
     blob = bytes(range(256)) * 20_000
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.1, bytes_per_second=2e6))
@@ -129,7 +129,7 @@ REVEALS = [bytes([n]) * 1_600_000 for n in range(4)]
 
 
 class Revealing(MemoryBlobs):
-    """Knows the longest time for which one of them stood still."""
+    """A store that records the longest stall of a reveal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ async def fetch_reveals(network: MemoryNetwork, holder: bytes) -> None:
 
 
 async def test_reveals_fill_a_fast_link_with_a_long_round_trip(autojump_clock: MockClock) -> None:
-    """Eight chunks at once would carry 1.3 MB/s of 12.5."""
+    """Eight chunks at once would carry 1.3 of 12.5 MB/s."""
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=12.5e6))
         alice, bob = await world.pair(Revealing(), MemoryBlobs(*REVEALS))
@@ -165,7 +165,7 @@ async def test_reveals_over_a_slow_link_come_once_and_make_no_queue(autojump_clo
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=rate))
         alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
-        await world.start(CAROL)  # somebody else could be asked, and has nothing
+        await world.start(CAROL)  # another peer could be asked, and has nothing
         await linked(alice, bob)
         start, count = trio.current_time(), sum(map(len, REVEALS))
         await fetch_reveals(alice, bob.me)
@@ -193,7 +193,7 @@ async def test_reveals_one_after_another_come_once_over_a_link_slower_than_the_p
 async def test_a_reveal_that_is_given_up_and_wanted_again_does_not_stand_still(
     rate: float, seconds: float, autojump_clock: MockClock
 ) -> None:
-    """What the first fetch had asked for comes before the first chunk of the second one, which cannot use it."""
+    """The chunks of the first fetch come before those of the second one, which cannot use them."""
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(latency_seconds=0.15, bytes_per_second=rate))
         alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
@@ -293,7 +293,7 @@ def test_nothing_passes_in_a_drop_out_longer_than_the_queue() -> None:
 
 
 def carry(flow: TcpFlow, count: int, now: float = 0.0) -> float:
-    """When the last of so many bytes arrives, sent as fast as window and uplink allow."""
+    """Return the arrival time of the last of `count` bytes, sent as fast as window and uplink allow."""
     arrival, size = now, 4 * SEGMENT_BYTES
     for _ in range(-(-count // size)):
         while (at := flow.next_send_at(now)) > now:
@@ -303,7 +303,7 @@ def carry(flow: TcpFlow, count: int, now: float = 0.0) -> float:
 
 
 def test_a_window_begins_with_ten_segments_and_doubles_with_each_round_trip() -> None:
-    """10 + 20 + 40 + 80 segments go in four round trips; of the last it is not waited for the acknowledgement."""
+    """10 + 20 + 40 + 80 segments take four round trips. The acknowledgement of the last ones is not awaited."""
     took = carry(TcpFlow(way(steady_profile("fast", math.inf, math.inf, 100)), Random(0)), 150 * SEGMENT_BYTES)
     assert took == pytest.approx(0.35, abs=0.001)
 
@@ -323,7 +323,7 @@ def test_a_window_that_was_not_used_for_long_begins_anew() -> None:
 
 @pytest.mark.parametrize("loss", [0.002, 0.01, 0.03])
 def test_a_flow_that_loses_is_about_as_fast_as_cubic_is(loss: float) -> None:
-    """The mean window of RFC 9438, equations 5 and 6, and that of Reno where it is larger."""
+    """The reference is the mean window of RFC 9438, equations 5 and 6, and that of Reno where it is larger."""
     trip, size = 0.1, 20_000_000
     flow = TcpFlow(way(steady_profile("lossy", math.inf, math.inf, 1e3 * trip, loss)), Random(1))
     rate = size / SEGMENT_BYTES / carry(flow, size)
@@ -339,7 +339,7 @@ def test_a_lost_segment_comes_late_and_what_follows_comes_after_it() -> None:
     flow = TcpFlow(way(profile), Random(0))
     late = flow.send(0.5, 100)
     assert late == pytest.approx(0.5 + 0.05 + 0.1 + RETRANSMISSION_SECONDS_MIN)
-    assert flow.send(0.55, 10 * SEGMENT_BYTES) == late  # of many, the missing one is told of by those behind
+    assert flow.send(0.55, 10 * SEGMENT_BYTES) == late  # of many segments, the later ones reveal the missing one
     assert flow.send(1.5, 100) == pytest.approx(1.55)
 
 

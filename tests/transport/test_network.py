@@ -1,4 +1,4 @@
-"""One suite for both networks: what the daemon relies on must hold over TCP and in memory alike."""
+"""One suite for both networks: the daemon's assumptions must hold over TCP and in memory alike."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_one_senders_messages_stay_in_order(world: World) -> None:
 
 
 async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None:
-    bob, alice = await world.start(BOB), await world.start(ALICE)  # it is Alice who knows the address of the other
+    bob, alice = await world.start(BOB), await world.start(ALICE)  # Alice knows the other address
     await linked(alice, bob)
     listen = {"listen": bob.address} if isinstance(bob, Swarm) else {}
     world.stop(bob)
@@ -165,10 +165,10 @@ async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vo
     alice, bob = await world.pair()
     vote = bytes(1 << 20)
     count = 0
-    while alice.send(bob.me, vote, Priority.VOTE):  # bob's events are taken by nobody
+    while alice.send(bob.me, vote, Priority.VOTE):  # nobody takes Bob's events
         count += 1
         assert count < 80, "what is in flight is bounded"
-        with trio.move_on_after(0.05):  # the time it may take to leave; at the end it does not
+        with trio.move_on_after(0.05):  # the time that it may take to leave; it does not leave at the end
             await until(lambda: alice.traffic().sent[Priority.VOTE] > count << 20)  # noqa: B023
     assert await next_event(alice, PeerDisconnected) == PeerDisconnected(bob.me)
     assert alice.refusal_counts()["vote-queue-full"] == 1
@@ -244,7 +244,7 @@ async def test_many_blobs_at_once(world: World) -> None:
 async def between(
     world: World, alices: MemoryBlobs, carols: MemoryBlobs, bobs: MemoryBlobs
 ) -> tuple[ConnectionManager, ConnectionManager]:
-    """Alice and Bob, who is linked with Carol too."""
+    """Return Alice and Bob, who is linked with Carol too."""
     alice, _ = await world.start(ALICE, alices), await world.start(CAROL, carols)
     bob = await world.start(BOB, bobs)
     await until(lambda: len(bob.connected_peers()) == 2)
@@ -254,7 +254,7 @@ async def between(
 async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # or the other one would be asked before the liar has answered
+    # otherwise the other one would be asked before the liar has answered
     monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(1_000_000), MemoryBlobs()
     lie = bytes(500_000) + blob[500_000:]
@@ -266,7 +266,7 @@ async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
 
 
 class Stalling(LyingBlobs):
-    """Serves nothing behind `end` while it `is_silent`."""
+    """A store that serves nothing behind `end` while it `is_silent`."""
 
     def __init__(self, digest: bytes, content: bytes, end: int) -> None:
         super().__init__(digest, content)
@@ -283,7 +283,7 @@ class Stalling(LyingBlobs):
 
 
 async def give_up(asker: Any, holders: dict[bytes, Stalling]) -> None:
-    """These where they are silent, at once, and nobody else: by the clock a holder on a busy machine would be silent, too."""
+    """Give up these holders at once while they are silent, and no others. By the clock a busy machine would be silent, too."""
     while True:
         for transfer in asker._exchange._transfers.values():
             if transfer.pull is not None and transfer.holder in holders and transfer.offset == holders[transfer.holder].stuck_at:
@@ -293,7 +293,8 @@ async def give_up(asker: Any, holders: dict[bytes, Stalling]) -> None:
 
 
 async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A liar serves the first part and falls silent, an honest holder the rest: the hash is wrong, whose fault is unknown."""
+    """A liar serves the first part and falls silent, and an honest holder serves the rest. The hash is wrong, and either may be
+    the cause."""
     monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1_000.0)
     monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(3_000_000), MemoryBlobs()
@@ -315,7 +316,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
     monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1_000.0)
     monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(3_000_000), MemoryBlobs()
-    starts: list[str] = []  # who was asked for the first byte
+    starts: list[str] = []  # the holders that were asked for the first byte
 
     class Starting(Stalling):
         def __init__(self, name: str, content: bytes, starts_until_well: int) -> None:
@@ -344,7 +345,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
 
 
 async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
+    monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1000.0)  # the end of the link is detected, without the deadline
     blob, store = blob_of(16_000_000), MemoryBlobs()
     alice, bob = await between(world, MemoryBlobs(blob), MemoryBlobs(blob), store)
     async with trio.open_nursery() as nursery:

@@ -31,7 +31,7 @@ DATA = random.Random(3).randbytes(COUNT * PART - 7)
 
 
 class Counting(DiskBlobStore):
-    """A store that counts what is asked of it and what comes."""
+    """A store that counts the pieces that it serves and the writes that it begins."""
 
     def __init__(self, folder: Path, *held: bytes, part_bytes: int = PART) -> None:
         super().__init__(folder / "kept", folder / "passing", part_bytes)
@@ -49,7 +49,7 @@ class Counting(DiskBlobStore):
 
 
 class Lying(Counting):
-    """Serves the third part that it is asked for with another byte in it."""
+    """A store that serves its third requested part with a changed byte."""
 
     wrong = b""
 
@@ -106,7 +106,7 @@ async def test_two_peers_that_fetch_give_each_other_what_they_have(tmp_path: Pat
 
 
 async def seconds_of_a_fetch(folder: Path, others: int) -> float:
-    """From the one that has it, which is named, beside so many peers that have nothing."""
+    """Fetch from the one holder, which is named, beside `others` peers without the object, and return the seconds."""
     folder.mkdir()
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
@@ -120,12 +120,12 @@ async def seconds_of_a_fetch(folder: Path, others: int) -> float:
 
 
 async def test_peers_that_have_nothing_cost_little_time(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A round trip of .2 s to each of them would be seconds."""
+    """A round trip of 0.2 s to each of them would take seconds."""
     assert await seconds_of_a_fetch(tmp_path / "many", 20) < 1.0 + await seconds_of_a_fetch(tmp_path / "none", 0)
 
 
 async def test_a_holder_that_drips_costs_a_turn(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A part of 24 chunks would take it 22 s."""
+    """A part of 24 chunks would take 22 s."""
     part_bytes, data = 24 * BLOB_CHUNK_BYTES, DATA * 2
     alice, carol = (Counting(tmp_path / name, data, part_bytes=part_bytes) for name in ("alice", "carol"))
     bob = Counting(tmp_path / "bob", part_bytes=part_bytes)
@@ -186,7 +186,7 @@ async def test_a_fetch_that_is_given_up_goes_on_later_where_it_was(world: World,
 
 
 async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World, tmp_path: Path) -> None:
-    """A liar's list must not fill the disk: nobody asks for any of its parts."""
+    """A liar's list must not fill the disk, since nobody requests its parts."""
     alice, bob = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
     alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
     await linked(alices, bobs)
@@ -226,7 +226,7 @@ def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(running: subprocess.Popen[str], word: str) -> str:
-    """The rest of the next line that begins with this word."""
+    """Return the rest of the next line that begins with this word."""
     assert running.stdout is not None
     for line in running.stdout:
         if line.startswith(word):
@@ -235,7 +235,7 @@ def said(running: subprocess.Popen[str], word: str) -> str:
 
 
 def give(folder: Path, size: int, part_bytes: int) -> BlobPartList:
-    """A store with an object that was never in memory."""
+    """Make a store with an object that was never in memory."""
     blobs, file, hasher = (
         DiskBlobStore(folder / "kept", folder / "passing", part_bytes),
         folder / "made",
@@ -254,7 +254,7 @@ def give(folder: Path, size: int, part_bytes: int) -> BlobPartList:
 
 
 def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: int) -> tuple[int, int]:
-    """By how much both have grown."""
+    """Return the growth of the memory of both processes."""
     parts = give(folder / "alice", size, part_bytes)
     here: list[str] = []
     with process(1, folder / "alice", part_bytes) as alice:
@@ -274,7 +274,7 @@ def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: in
         alice.stdin.close()
         served = int(said(alice, "grew"))
     assert len(here) >= kill_after and len(came) == len(set(came)) and not set(came) & set(here), "no part comes twice"
-    # The last part is shorter, and the list came once more if it was not there.
+    # The last part is shorter, and the list was sent once more if it was missing.
     assert received <= size - (len(here) - 1) * part_bytes, "nor is any asked for"
     with DiskBlobStore(folder / "bob/kept", folder / "bob/passing", part_bytes).path(parts.blob_digest).open("rb") as stream:
         hasher = BlobHasher(part_bytes=part_bytes)

@@ -1,4 +1,4 @@
-"""When a peer believes that others can dial it, and whom it asks."""
+"""Reachability: a peer's belief that others can dial it, and its choice of peers to ask."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
     bob = await tcp.start(BOB)
     await linked(alice, bob)
     bob._links[alice.me].queue_message(DialBack(22), Priority.CONTROL)
-    assert bob.send(alice.me, b"later")  # of the same priority: it comes after
+    assert bob.send(alice.me, b"later")  # the same priority, so it comes after
     await next_event(alice, DataReceived)
     assert not alice._discovery._dialed_back
 
@@ -169,6 +169,6 @@ async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp:
     await until(lambda: bob.me in alice._discovery._reachability._seen)
     alice._links[bob.me].remote = None
     bob._links[alice.me].queue_message(ObservedAddress(HOME), Priority.CONTROL)
-    assert bob.send(alice.me, b"later")  # of the same priority: it comes after
+    assert bob.send(alice.me, b"later")  # the same priority, so it comes after
     await next_event(alice, DataReceived)
     assert alice._discovery._reachability._seen == {bob.me: "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""Which record of a peer holds, how long, and who hears of it: what others cannot do with records that they pass on."""
+"""Peer records: which one is valid, for how long, where it is sent, and which changes a forwarding peer cannot make."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_whoever_renews_nothing_for_a_week_is_forgotten_and_its_old_record_does_
     old = record(1)
     book.accept_record(old, AddressScope.PUBLIC, 0)
     for day in range(8):
-        book.accept_record(old, AddressScope.PUBLIC, day * 86_400.0)  # somebody keeps saying that it is new
+        book.accept_record(old, AddressScope.PUBLIC, day * 86_400.0)  # a peer keeps reporting it as new
         book.drop_expired(day * 86_400.0)
     assert not book.has_records_of(BOB.public)
     assert book.accept_record(

@@ -1,4 +1,4 @@
-"""What a relay forwards, in which order, how fast, and what it refuses; and that it can neither read nor change it."""
+"""A relay: the order and the rate of its forwarding, its refusals, and its inability to read or change the data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORD = bytes(CIRCUIT_RECORD_BYTES_MAX)
 
 
 class World:
-    """A relay; what it sends to whom, and when."""
+    """A relay with a clock and a record of its messages."""
 
     def __init__(self, *members: bytes) -> None:
         self.sent: list[tuple[bytes, Any]] = []
@@ -65,7 +65,7 @@ class World:
         self.relay.on_message(source, CircuitData(name, lane, data))
 
     def forward(self, seconds: float = 0.0) -> list[CircuitData]:
-        """What is forwarded in that time, to ends that read it at once."""
+        """Advance the clock and return the forwarded data. Both ends read at once."""
         before, end = len(self.sent), self.now + seconds
         now = self.now
         while now <= end:
@@ -116,7 +116,7 @@ def test_only_members_reach_members_that_have_reserved(
 def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up(world: World) -> None:
     world.open(A, B)
     world.takes = False
-    world.relay.set_reservation(B, True, 0.0)  # again: it has that
+    world.relay.set_reservation(B, True, 0.0)  # a repeated request for an existing one
     world.relay.set_reservation(C, True, 0.0)
     world.open(D, B, TWO)
     assert world.relay.reservations.peers == (B,) and world.refused == {"relay-off": 1} and len(world.relay._circuits) == 2
@@ -129,7 +129,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it(world: World) ->
     world.open(A, B)
     world.data(C, Priority.VOTE)
     world.relay.on_message(C, CloseCircuit(ONE, "ended"))
-    world.open(C, D)  # a name that is taken
+    world.open(C, D)  # the name is taken
     assert world.forward() == [] and len(world.relay._circuits) == 1
     assert world.to(C, CloseCircuit) == [CloseCircuit(ONE, "relay-full")]
 
@@ -148,7 +148,7 @@ def test_reservations_and_circuits_are_bounded(world: World, monkeypatch: pytest
     world.relay.on_unlinked(A)
     assert len(world.relay._circuits) == 1
     world.now = 60.0
-    world.open(A, B, bytes(16))  # the room is there again
+    world.open(A, B, bytes(16))  # the place is free again
     assert len(world.relay._circuits) == 2
 
 
@@ -205,7 +205,7 @@ def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others(world: World) ->
 
 
 def crowd(world: World, source: bytes, count: int) -> list[bytes]:
-    """Circuits of one member to as many others."""
+    """Open circuits from one member to a number of others."""
     names = [source[:8] + bytes([number]) * 8 for number in range(count)]
     for number, name in enumerate(names):
         world.open(source, bytes([100 + number]) * 32, name)
@@ -213,7 +213,7 @@ def crowd(world: World, source: bytes, count: int) -> list[bytes]:
 
 
 def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) -> Counter[tuple[bytes, Priority]]:
-    """Bytes by circuit and lane, where these lanes (source, lane, circuit) always have more and all ends read at once."""
+    """Return the bytes by circuit and lane. These lanes (source, lane, circuit) always have more, and all ends read at once."""
     sent: Counter[tuple[bytes, Priority]] = Counter()
     for _ in range(20 * seconds):
         for source, number, name in full:
@@ -227,7 +227,7 @@ def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) 
 
 
 def test_members_share_each_priority_alike_however_many_circuits_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A has ten circuits, C has one."""
+    """A has ten circuits, and C has one."""
     monkeypatch.setattr(module, "RELAY_BYTES_PER_SECOND", 1 << 18)
     for priority in Priority:
         world = World()
@@ -239,7 +239,7 @@ def test_members_share_each_priority_alike_however_many_circuits_they_have(monke
 
 
 def test_a_member_saves_up_no_turns_while_its_circuits_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A uses little for a while, and then all that it may."""
+    """A sends little for a while, and then as much as it may."""
     monkeypatch.setattr(module, "RELAY_BYTES_PER_SECOND", 1 << 18)
     monkeypatch.setattr(module, "CIRCUIT_BYTES_PER_SECOND", 1 << 14)
     world = World()
@@ -262,7 +262,7 @@ def test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_shar
     for _ in range(10):
         passed_on(world, 1, *floods)
         world.data(C, Priority.VOTE, b"a vote", TWO)
-        world.now += 2 * len(RECORD) / (1 << 18)  # paid back, of the record before
+        world.now += 2 * len(RECORD) / (1 << 18)  # the cost of the record before is paid back
         assert TWO in [message.circuit for message in world.forward()[:3]], "behind one record of each other member"
 
 
@@ -294,7 +294,7 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
 
 
 def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay(world: World) -> None:
-    """An entry of the queue is some fifty bytes, and its work that of a record of a kilobyte, whatever it holds."""
+    """An entry of the queue takes some fifty bytes, and the work of a record of a kilobyte, for any contents."""
     world.open(A, B)
     world.relay._circuits[ONE].queues[A][Priority.BULK].credit = 0
     for _ in range(RECORDS_MAX[Priority.BULK] + 1):
@@ -413,7 +413,7 @@ def test_whatever_its_links_say_a_relay_holds_no_more_than_its_windows(steps: li
 
 
 def sessions(one: bytes = ONE, other: bytes = ONE, answers: Identity = BOB) -> tuple[CircuitSession, CircuitSession]:
-    """Alice's with Bob, and that of the one that `answers`."""
+    """Return the sessions of Alice with Bob, and of the peer that `answers`."""
 
     def session(me: Any, peer: Any, name: bytes, initiator: bool) -> CircuitSession:
         static, fresh = (KeyPair.from_private(bytes([me.public[0] ^ number]) * 32) for number in range(2))
@@ -439,7 +439,7 @@ def records_of(session: CircuitSession) -> list[bytes]:
 
 
 def established() -> tuple[CircuitSession, CircuitSession, list[bytes]]:
-    """Both ends, and four records on their way: two votes, two of bulk."""
+    """Return both ends and four records in flight: two votes and two of bulk."""
     alice, bob = sessions()
     events = exchange_bytes(alice, bob)
     assert [event.peer for _, event in events if isinstance(event, PeerAuthenticated)] == [BOB.public, ALICE.public]

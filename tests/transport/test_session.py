@@ -1,4 +1,4 @@
-"""Two sessions back to back: everything that may happen to bytes on the way, and every lie a peer may tell in a handshake."""
+"""Two connected sessions: all changes of bytes in flight, and all lies of a peer in a handshake."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def messages(events: list[PeerAuthenticated | Message]) -> list[bytes]:
 
 
 def refusal(session: NoiseSession, data: bytes) -> str | None:
-    """The reason for which `data` is refused, or None. A refused session must be dead."""
+    """Return the reason for which `data` is refused, or None. A refused session must be dead."""
     try:
         session.receive(data)
     except RemoteProtocolError as error:
         with pytest.raises(LocalProtocolError):
             session.receive(b"")
-        session.data_to_send()  # what the handshake had to say before
+        session.data_to_send()  # the earlier part of the handshake
         assert session.data_to_send() == b""
         return error.reason
     return None
@@ -49,7 +49,7 @@ def test_both_sides_learn_each_others_key() -> None:
 
 
 def recorded_conversation() -> tuple[list[bytes], list[bytes]]:
-    """What each side sent in a handshake with one message each way, as chunks."""
+    """Return the chunks that each side sends in a handshake and one message each way."""
     initiator, responder = make_session(ALICE, True), make_session(BOB, False)
     sent: dict[NoiseSession, list[bytes]] = {initiator: [], responder: []}
     initiator.outbox.push(Channel.APPLICATION, b"from alice", Priority.VOTE)
@@ -77,7 +77,7 @@ def test_every_split_of_the_bytes_gives_the_same_events() -> None:
 
 @pytest.mark.parametrize("flip", [0x01, 0x80])
 def test_a_flipped_bit_anywhere_is_never_accepted(flip: int) -> None:
-    """Either refused, or (a length that grew) waited for until the deadline; never a message, never a different peer."""
+    """The data are refused, or awaited until the deadline if a length grew. They give no message and no other peer."""
     sent_by_initiator, sent_by_responder = (b"".join(chunks) for chunks in recorded_conversation())
     for receives, data in ((False, sent_by_initiator), (True, sent_by_responder)):
         frame_at = PREAMBLE_BYTES + sum(HANDSHAKE_BYTES[1:2] if receives else HANDSHAKE_BYTES[::2])
@@ -93,7 +93,7 @@ def test_a_flipped_bit_anywhere_is_never_accepted(flip: int) -> None:
                 reason = error.reason
             assert not messages(before), position
             if position < frame_at:
-                # The first message holds only a key: the responder cannot tell, but what it answers is not opened.
+                # The first message holds only a key. The responder accepts a changed one, but its answer cannot be decrypted.
                 assert reason is not None, position
             else:
                 assert reason in ("bad-tag", "bad-frame") or position < frame_at + 2, position
@@ -166,7 +166,7 @@ def test_peers_of_two_versions_part_and_each_says_which_one_the_other_speaks(
 
 
 def test_a_version_cannot_be_disguised_by_rewriting_the_preamble(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the two is told on the way that the other one speaks its own version."""
+    """Each side learns in the handshake that the other one uses its own version."""
     responder, preamble = make_session(BOB, False), make_session(ALICE, True).data_to_send()[:PREAMBLE_BYTES]
     monkeypatch.setattr(noise_session, "WIRE_VERSION", 4)
     newer = make_session(ALICE, True)
@@ -179,7 +179,7 @@ def test_a_version_cannot_be_disguised_by_rewriting_the_preamble(monkeypatch: py
 
 
 class Forger:
-    """Claims a key and signs with another one."""
+    """A signer that claims a key and signs with another one."""
 
     def __init__(self, claimed: Identity, actual: Identity) -> None:
         self.public, self._actual = claimed.public, actual

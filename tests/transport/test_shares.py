@@ -1,4 +1,4 @@
-"""The memory that links may hold, as a pure thing: whoever keeps to its share loses nothing."""
+"""The memory quota of links, without sockets: a peer within its share loses nothing."""
 
 from __future__ import annotations
 

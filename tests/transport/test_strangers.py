@@ -1,4 +1,4 @@
-"""What strangers may take of a peer, over real sockets: memory, slots. Members lose nothing by them."""
+"""Limits of the memory and the slots that strangers take, over real sockets. Members lose nothing to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def standing(**of: PeerClass) -> Callable[[bytes], PeerClass]:
 
 
 async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -> tuple[trio.SocketStream, NoiseSession]:
-    """A stranger's link, made by hand: it takes and says nothing more by itself."""
+    """Open a stranger's raw link, which reads and sends nothing more by itself."""
     stream, session = await tcp.confirm(network, identity)
     await until(lambda: identity.public in network.connected_peers())
     return stream, session
@@ -56,7 +56,7 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
         await connected(tcp, alice, identity)
     await connected(tcp, alice, DAVE)
     message = bytes(16 * KIB)
-    for _ in range(300):  # far more than sockets and budget take together
+    for _ in range(300):  # far more than sockets and budget hold together
         alice.send(BOB.public, message, Priority.BULK)
         alice.send(CAROL.public, message, Priority.CONTROL)
         await trio.lowlevel.checkpoint()
@@ -96,7 +96,7 @@ async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_
 
 @pytest.mark.real("sockets")
 async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp: SwarmWorld) -> None:
-    """One key after the other would else fill the memory."""
+    """Otherwise one key after the other would fill the memory."""
     alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
     for identity in (BOB, DAVE):
         stream, session = await connected(tcp, alice, identity)
@@ -136,7 +136,7 @@ async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch
 
 
 async def test_of_all_links_the_lowest_standing_gives_way() -> None:
-    """Also where it is the newest."""
+    """This holds also if it is the newest link."""
     links: list[connection_manager.PeerLink] = []
     for standing in reversed(PeerClass):
         links.append(link := connection_manager.PeerLink(b"", "peer.example:1", True, Outbox(), Inbox()))
@@ -194,7 +194,7 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
 
 @pytest.mark.real("sockets")
 async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
-    """What comes before the link is in use is in nobody's budget."""
+    """No budget contains the data that come before the link is in use."""
     alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
     for identity in (DAVE, BOB):
         stream, session = await tcp.connect(alice), make_session(identity, True)
@@ -211,7 +211,7 @@ async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp
 
 @pytest.mark.real("sockets")
 async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld) -> None:
-    """A stranger is dropped before it has said so much."""
+    """A stranger is dropped earlier."""
     piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
     alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
     stream, session = await connected(tcp, alice, DAVE)
@@ -252,7 +252,7 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open(nursery: t
     assert ended == [("host 0", "half-open")]
 
 
-# Why a link was closed ------------------------------------------------------------------------------------------------
+# Reasons of closed links ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.real("sockets")
@@ -357,7 +357,7 @@ ATTACK_SECONDS = 60
 
 
 async def attacked(entrance: AcceptLimiter, hosts: int, each_second: int) -> int:
-    """How many connections of these hosts came in."""
+    """Return the number of accepted connections of these hosts."""
     came = 0
     for _ in range(ATTACK_SECONDS * each_second):
         came += sum(entrance.admit_connection(f"attacker {number}") for number in range(hosts))

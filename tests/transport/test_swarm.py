@@ -1,4 +1,4 @@
-"""What only TCP has: dialing, listening, handshakes that hang, floods, addresses that spread."""
+"""Features of TCP alone: dialing, listening, handshakes that hang, floods, addresses that spread."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from transport.swarm import Swarm
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.noise_session import MAGIC, chain_tag
 
-# No test beside this one takes a port of this host meanwhile.
+# No parallel test takes a port of this host meanwhile.
 OWN_HOST = str(ipaddress.ip_address("127.0.0.0") + os.getpid() % (1 << 24))
 
 
@@ -106,7 +106,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
 ) -> None:
     look, told = socket.getaddrinfo, list[str]()
 
-    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # whoever answers for names here may take longer than a dial may
+    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # a real resolver may take longer than the timeout of a dial
         if host == b"nobody.invalid":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return look(host, *rest)
@@ -225,7 +225,7 @@ async def test_a_peer_that_listens_everywhere_is_found_at_the_host_it_is_seen_at
 
 @pytest.mark.real("sockets")
 async def test_whoever_is_found_where_another_peer_is_remembered_is_met(tcp: SwarmWorld) -> None:
-    """A peer with a new key at its old address; nobody dials in the other direction."""
+    """A peer with a new key is at an old address, and nobody dials in the other direction."""
     alice = await tcp.start(ALICE)
     bob = await tcp.start(BOB, bootstrap=[], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
     await linked(alice, bob)
@@ -283,7 +283,7 @@ async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, mon
     alice = await tcp.start(ALICE)
     stream, session = await tcp.connect(alice), make_session(BOB, True)
     await stream.send_all(session.data_to_send())
-    with contextlib.suppress(trio.BrokenResourceError):  # the time may be over before our last message is there
+    with contextlib.suppress(trio.BrokenResourceError):  # the time may end before our last message arrives
         async for data in stream:
             if session.receive(data):
                 await stream.send_all(session.data_to_send())
@@ -311,7 +311,7 @@ async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
 
 @pytest.mark.real("sockets")
 async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
-    pace = KeepaliveConfig(0.1, 0.8)  # twenty pings before silence ends a link: a busy machine is late with some of them
+    pace = KeepaliveConfig(0.1, 0.8)  # a link ends after twenty silent pings, since a busy machine delays some of them
     alice, bob = [await tcp.start(identity, pace=pace) for identity in (ALICE, BOB)]
     await linked(alice, bob)
     with trio.move_on_after(1.2 * pace.idle_seconds):
@@ -321,7 +321,7 @@ async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a power cut: nothing tells Alice that the old connection is dead."""
+    """As after a power cut, nothing shows Alice that the old connection is dead."""
     monkeypatch.setattr(session_links, "PROBE_SECONDS", 1000.0)
     alice = await tcp.start(ALICE)
     await connect_as_bob(tcp, alice)
@@ -380,7 +380,7 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
 
 @pytest.mark.real("sockets")
 async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp: SwarmWorld) -> None:
-    """Bob tells each of them where its key is said to be; whoever answers there proves the key, and is another process."""
+    """Bob sends each of them an address of its own key. The peer at that address proves the key and is another process."""
     bob = await tcp.start(BOB, bootstrap=[])
     original = await tcp.join(ALICE, bob)
     copy = await tcp.start(ALICE, bootstrap=[bob.address])
@@ -451,7 +451,7 @@ async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, 
 
 @pytest.mark.real("sockets")
 async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard_to_be(tcp: SwarmWorld) -> None:
-    """A record says that Dave is where Bob has come since; Alice has no link with Dave."""
+    """A record names Dave at the present address of Bob, and Alice has no link with Dave."""
     alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
     await tcp.join(CAROL, alice)
     alice._book.add_signed(bob.address, DAVE.public)
@@ -461,7 +461,7 @@ async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard
 
 @pytest.mark.real("sockets")
 async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewhere(tcp: SwarmWorld) -> None:
-    """As after two have got each other's addresses."""
+    """Two peers may have exchanged their addresses like this."""
     alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
     carol = await tcp.join(CAROL, alice)
     alice._book.add_signed(bob.address, carol.me)

@@ -1,4 +1,4 @@
-"""A blob goes to three receivers at a time, and on from them; liars who name others, or keep places. Virtual time."""
+"""Uploads: a blob goes to three receivers at a time, which pass it on. Liars name other holders, or keep slots. Virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def last_comes(
     named: Iterable[int] = (0,),
     spoil: Spoil = lambda networks: None,
 ) -> float:
-    """Seconds until the last receiver has the blob of the first peer, whose uplink is `uplink`."""
+    """Return the seconds until the last receiver has the blob of the first peer, whose uplink has the rate `uplink`."""
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
         world.mesh = Mesh(seed=1)
@@ -58,7 +58,7 @@ async def last_comes(
 
 
 def copies(count: int) -> float:
-    """Seconds of the first peer's uplink."""
+    """Return the seconds in which the first peer's uplink carries `count` copies of the blob."""
     return count * len(BLOB) * 8 / (UPLINK / 10 * 1e6)
 
 
@@ -95,7 +95,7 @@ async def test_who_asks_again_and_again_and_takes_nothing_has_no_more_queued_tha
 
 
 async def test_what_was_shown_is_counted_for_members_alone(autojump_clock: MockClock) -> None:
-    """Strangers have as many keys as they like, and each count would stay."""
+    """Strangers have any number of keys, and each count would stay."""
     async with open_world(MemoryWorld) as world:
         networks = [world.make(peer, MemoryBlobs(*() if number else (BLOB,))) for number, peer in enumerate(PEERS[:3])]
         for network in networks:
@@ -127,7 +127,7 @@ def test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_ha
 
 
 def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
-    """It answers each first request for the blob so, and nothing else."""
+    """Answer each first request for the blob like this, and send nothing else."""
 
     def on_get_blob(peer: bytes, request: GetBlob) -> None:
         if request.offset == 0 and (said := answer(peer)) is not None:
@@ -137,7 +137,7 @@ def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
 
 
 async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(autojump_clock: MockClock) -> None:
-    """It is the named source; its accomplices say nothing, and the peer that has the blob is named by nobody."""
+    """It is the named source. Its accomplices are silent, and nobody names the peer with the blob."""
 
     def spoil(networks: list[MemoryNetwork]) -> None:
         lie(networks[1], lambda peer: BlobElsewhere(DIGEST, True, tuple(KEYS[2:5])))
@@ -149,7 +149,7 @@ async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(au
 
 
 async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> None:
-    """A liar says "your turn" again and again, and then "elsewhere"."""
+    """A liar sends "your turn" again and again, and then "elsewhere"."""
     asked = list[float]()
 
     def spoil(networks: list[MemoryNetwork]) -> None:
@@ -168,17 +168,17 @@ async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> 
 
 
 async def test_receivers_that_take_and_keep_places_delay_others_once(autojump_clock: MockClock) -> None:
-    """They never say that they have it."""
+    """They never announce that they have it."""
 
     def spoil(networks: list[MemoryNetwork]) -> None:
         for liar in networks[1:4]:
-            for number in range(2):  # and nothing more: a window would be four
+            for number in range(2):  # and no more chunks: a window would be four
                 liar._post(KEYS[0], GetBlob(DIGEST, number), Priority.CONTROL)
 
     assert await last_comes(receivers=range(4, 13), spoil=spoil) < copies(9)
 
 
-# Places, without a network -----------------------------------------------------------------------------------------------
+# Slots, without a network ------------------------------------------------------------------------------------------------
 
 SIZE = 1_000_000
 
@@ -213,7 +213,7 @@ def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody(made: Uplo
 
 
 def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards(made: UploadQueue) -> None:
-    for round in range(5):  # others have shown what the uplink carries
+    for round in range(5):  # others have shown the rate of the uplink
         for key in KEYS[5:10]:
             made.request_slot(bytes([round]) * 32, key, SIZE, 0.0)
             made.on_peer_has(bytes([round]) * 32, key, 0.05)
@@ -248,7 +248,7 @@ def test_what_is_remembered_is_bounded(made: UploadQueue) -> None:
 
 
 def fill(made: UploadQueue, waiting: bytes) -> None:
-    """Members have all places, and one more waits."""
+    """Give all slots to members, with one more member that waits."""
     for key in [*KEYS[4 : 4 + UPLOAD_SLOTS], waiting]:
         made.request_slot(DIGEST, key, 1 << 30, 0.0)
 
@@ -259,7 +259,7 @@ def asks(made: UploadQueue, peer: bytes, count: int, of: int = 0) -> None:
 
 
 def waits(made: UploadQueue, peer: bytes) -> bool:
-    """Whether its turn comes when others give their places back."""
+    """Return whether the peer gets a slot when others give theirs back."""
     return any(peer in made.on_declined(DIGEST, key, 1.0) for key in KEYS[4 : 4 + UPLOAD_SLOTS])
 
 
@@ -336,7 +336,7 @@ STEP_SECONDS = 0.25
 
 
 def noticed(*dropped: Priority, listens: bool = True, seconds: float = 60.0) -> float | None:
-    """Seconds until it is seen that these lanes bring nothing; a ping goes out each second, and the others bring all."""
+    """Return the seconds until the failure of these lanes is detected. A ping is sent each second, and the other lanes work."""
     lanes, sent, arrived = RelayWatchdog(0.0), [0, 0, 0], [0, 0, 0]
     for step in range(int(seconds / STEP_SECONDS)):
         now = step * STEP_SECONDS
@@ -364,7 +364,7 @@ def test_a_peer_that_does_not_read_knows_nothing() -> None:
 
 def test_a_slow_lane_is_none_that_is_held_back_and_an_idle_one_neither() -> None:
     lanes = RelayWatchdog(0.0)
-    for second in range(600):  # a megabyte on its way, of which a record arrives now and then
+    for second in range(600):  # a megabyte in flight, of which a record arrives now and then
         lanes.on_arrived((second, 0, second // int(WITHHELD_SECONDS - 1) << 14), float(second))
         assert not lanes.is_withholding(
             (second + 100, 0, 1 << 20 if second < 300 else 300 // 7 << 14), float(second), listens=True

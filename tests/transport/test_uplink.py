@@ -1,4 +1,4 @@
-"""Strangers take what others leave of an uplink, and little where somebody waits. Virtual time."""
+"""Shares of an uplink, in virtual time: strangers use its free rate, and little while others wait."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COUNT = 16
 
 
 async def arrives(network: ConnectionManager, count: int) -> float:
-    """When so many messages have come."""
+    """Return the time at which `count` messages have arrived."""
     while count:
         count -= isinstance(await network.events.receive(), DataReceived)
     return trio.current_time()
 
 
 async def seconds(of: Identity, *takers: Identity, priority: Priority = Priority.BULK, others: int = 4) -> float:
-    """Until it has what it was sent over an uplink of 2 Mbit/s, while each other one is sent so many times as much."""
+    """Return the seconds until `of` has its messages over an uplink of 2 Mbit/s. Others are sent `others` times as many."""
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
         world.mesh = Mesh(seed=1)

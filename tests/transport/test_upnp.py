@@ -99,7 +99,7 @@ def test_no_router_is_one_line() -> None:
 
 
 class Near:
-    """A router as the library shows it, without one."""
+    """A simulated router with the interface of the library."""
 
     def __init__(self) -> None:
         self.router, self.is_there = Router(), True

@@ -1,4 +1,4 @@
-"""A store of buckets in memory: what it kept is there again after a restart."""
+"""A store of buckets in memory, with a simulated restart that keeps the stored buckets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryBucketStore:
         return change
 
     def load_table(self, kind: type[R]) -> Table[R]:
-        """After a restart."""
+        """Load the table, as after a restart."""
         self._tree, self._version = load_tree(stored for stored, _ in self.kept.values()), StoreVersion(self)
         self._fresh = itertools.count(max(self.kept, default=-1) + 1)
         return Table(kind, self._tree, self._version)

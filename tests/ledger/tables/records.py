@@ -1,4 +1,4 @@
-"""Rows of tests, and a second, tiny implementation of docs/protocol/tables.md that shares nothing with the first."""
+"""Rows of tests, and a second, small implementation of docs/protocol/tables.md, independent of the first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(key: bytes, value: bytes) -> bytes:
 
 
 def root(rows: Mapping[bytes, bytes], depth: int = 0) -> bytes:
-    """Of keys and encoded values: the definition on the page, word for word."""
+    """Return the root of keys and encoded values, by the definition in the protocol documents."""
     if len(rows) == 0:
         return bytes(32)
     if len(rows) == 1:
@@ -39,7 +39,7 @@ def root(rows: Mapping[bytes, bytes], depth: int = 0) -> bytes:
 
 
 def climbed(way: str, siblings: Sequence[bytes | None], node: bytes) -> bytes:
-    """The root, from the hash at the end of a way and what stands beside it, from the root down."""
+    """Compute the root from a node, its path and the siblings along this path, listed from the root down."""
     for side, beside in reversed(list(zip(way, siblings, strict=False))):
         pair = (node, beside or bytes(32)) if side == "0" else (beside or bytes(32), node)
         node = sha256(b"folkmoot/branch\0", *pair)

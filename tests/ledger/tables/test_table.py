@@ -79,7 +79,7 @@ def buckets_of(table: Table[Note]) -> list[Bucket]:
     return list(buckets(node_of(table)))
 
 
-# What a table is ---------------------------------------------------------------------------------------------------------
+# Definition of a table ---------------------------------------------------------------------------------------------------
 
 
 def refused(why: str, *proof: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: 
 @given(HISTORIES, HISTORIES)
 @settings(max_examples=100)
 def test_two_histories_that_end_in_the_same_rows_have_one_tree(one: list[Changes], other: list[Changes]) -> None:
-    """Whatever was there between, and in whatever steps it was asked for."""
+    """The tree depends neither on earlier rows nor on the steps in which it was hashed."""
     rows = many(40)
     tables = []
     for history in (one, other):
@@ -182,7 +182,7 @@ BODIES = st.lists(st.tuples(st.lists(CHANGES, min_size=1, max_size=3), st.intege
 @given(BODIES, st.randoms(use_true_random=False))
 @settings(max_examples=20)
 def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_their_rows_alone(blocks: Any, order: Any) -> None:
-    """Most bodies are never decided, and older tables are asked again: what is remembered of one is nothing in another."""
+    """Most bodies are never decided, and older tables are used again. The cache of one table does not affect another."""
     rows = many(40)
     store, table = MemoryBucketStore(), table_of(rows)
     seen = [(table, rows)]
@@ -385,7 +385,7 @@ def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
 
 
 def fetched(table: Table[Note], of: str) -> tuple[tuple[bytes, bytes], ...]:
-    """As a newcomer does it."""
+    """Fetch the ranges as a newcomer does."""
     data = codec.encode(table.prove_range(of))
     assert len(data) <= table.root.part_bytes_max
     return verify_range(table.root.hash, of, codec.decode(RangeProof, data))
@@ -434,7 +434,7 @@ def test_a_part_with_other_rows_is_refused() -> None:
 
 
 def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
-    """With one row in the range the way may end above it; that row must then be shown, not passed off as one beside it."""
+    """With one row in the range its path may end above the range. The proof must then show this row inside the range."""
     key = KEYS[0]
     table = table_of({key: Note(1)})
     of = records.bits(key)[:3]
@@ -453,7 +453,7 @@ def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
     refused("bad-part", table.root.hash, "01011", replace(part, siblings=()))
 
 
-# What a row may be -------------------------------------------------------------------------------------------------------
+# Types of rows -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -528,7 +528,7 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
 
 @pytest.mark.real("threads")
 def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashed_and_stored() -> None:
-    """Whoever exports takes a table whose tree nobody has made yet, and reads on while later blocks take its slots."""
+    """The export begins before the tree exists, and continues while later blocks take its slots."""
     store, rows, draw = MemoryBucketStore(), many(1_000), random.Random(3)
     table, keys = table_of(rows), list(rows)
     shared, failures, stop = [(table, rows)], list[BaseException](), threading.Event()
@@ -560,7 +560,7 @@ def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashe
 
 
 class Overtaken(dict[int, Any]):
-    """What a version kept, where commits of another thread come right after somebody has looked whether a slot is in it."""
+    """The kept data of a version, with commits of another thread right after the first look-up of a slot."""
 
     def __init__(self, commits: Callable[[], None]) -> None:
         self._commits: Callable[[], None] | None = commits
@@ -574,7 +574,7 @@ class Overtaken(dict[int, Any]):
 
 @pytest.mark.parametrize("last", [Note(2), None])
 def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(last: Note | None) -> None:
-    """One row is one bucket, in a slot that each commit takes, or gives up."""
+    """One row is one bucket, in a slot that each commit takes or frees."""
     store, table = MemoryBucketStore(), table_of({b"key": Note(0)})
     store.save_table(table)
 
@@ -598,7 +598,7 @@ def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
 
 
 class CrossedKey(bytes):
-    """A key whose second hash stands for another thread that reads rows, which forgets all known records when there are many."""
+    """A key whose second hash simulates another thread, which reads rows and clears the full cache of known records."""
 
     def __new__(cls, key: bytes, table: Table[Note]) -> CrossedKey:
         made = super().__new__(cls, key)
@@ -616,7 +616,7 @@ class CrossedKey(bytes):
 
 
 def test_a_row_is_read_although_another_thread_forgets_the_known_ones() -> None:
-    """A `KeyError` of one machine alone would pass for a bug of the module, which all peers meet alike."""
+    """A `KeyError` of one machine alone would pass for a bug of the module, which all peers would see."""
     rows = many(5)
     table = table_of(rows)
     _ = table.root
