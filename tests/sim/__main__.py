@@ -91,7 +91,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _until_nobody_reads() -> int:
-    """`main`, which ends quietly when what it prints goes to a command that has read enough, such as `head`."""
+    """Run `main`, and exit quietly when a reader such as `head` closes the pipe."""
     try:
         status = main()
         sys.stdout.flush()

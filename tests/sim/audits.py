@@ -33,7 +33,7 @@ def buffer_of(payload: bytes) -> bytes:
 
 
 def loss_of(job: bytes, number: int, trainer: bytes) -> int:
-    """Of the last step of a trainer, in millionths."""
+    """Return the loss of a trainer's last step, in millionths."""
     made = hashlib.sha256(b"loss" + job + number.to_bytes(8, "big") + trainer).digest()
     return USUAL_LOSS + int.from_bytes(made[:4], "big") % 500_000
 
@@ -48,7 +48,7 @@ def found(due: AuditDuty) -> ReplayFinding:
 class Auditor:
     """Honest as it stands."""
 
-    waits = True  # for what it has to replay; liars that say the same of everything need not see it
+    waits = True  # for the data to re-execute; liars with one fixed finding do not need it
 
     def __init__(self, colluders: tuple[bytes, ...] = ()) -> None:
         self.colluders = colluders
@@ -58,7 +58,7 @@ class Auditor:
         return 0.0
 
     def says(self, due: AuditDuty, shown: bool, is_late: bool) -> ReplayFinding | None:
-        """`shown`: what it has to replay is here; `is_late`: the least link would have shown it by now."""
+        """`shown`: the data to re-execute is here; `is_late`: the slowest allowed link would have delivered it by now."""
         if shown or not self.waits:
             return self.finding(due)
         return ReplayFinding.WITHHELD if is_late else None
@@ -70,22 +70,22 @@ class Auditor:
         return buffer_of(payload)
 
     def finding(self, due: AuditDuty) -> ReplayFinding | None:
-        """What it says; None: nothing."""
+        """Return the reported finding, or None for no report."""
         return found(due)
 
     def loss(self, due: AuditDuty) -> int:
-        """What it says where it finds a match."""
+        """Return the loss that it reports with a match."""
         return loss_of(due.job, due.round, due.trainer) + due.auditor[0] % ROUNDING - ROUNDING // 2
 
     def own_loss(self, job: bytes, number: int, trainer: bytes) -> int:
-        """What it commits to as a trainer, and opens."""
+        """Return the loss that it commits to and opens as a trainer."""
         return loss_of(job, number, trainer)
 
     def opens(self) -> bool:
         return True
 
     def volunteers(self, due: AuditDuty) -> bool:
-        """Whether it wants to be drawn for this proposal and the others of the round."""
+        """Return True if it volunteers to audit the proposals of this round."""
         return False
 
 
@@ -198,7 +198,7 @@ class Colludes(Cheats):
 
 
 class Withholds(Auditor):
-    """Reports nothing, and reveals what it never committed to, or nothing."""
+    """Sends no reports, and reveals either nothing or a value without a commitment."""
 
     def started(self, node: Node) -> None:
         nonces = node.rounds.secrets
@@ -239,7 +239,7 @@ def slowness(seed: int, number: int) -> float:
 
 
 def drawn(seed: int, number: int, colluders: tuple[bytes, ...]) -> Auditor:
-    """What a liar does about audits beside what its strategy does about everything else."""
+    """Draw how a liar behaves in audits; its strategy decides the rest."""
     source = random.Random(f"auditor {seed} {number}")
     lies = source.choice(LIES)
     return (Cheats if source.random() < CHEATS_SHARE else lies)(colluders)

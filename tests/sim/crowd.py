@@ -1,8 +1,8 @@
-"""Simulated annotators, and what serving peers put forward for them: mostly what a site would, and some of what it must not.
+"""Simulated annotators, and the transactions of the peers that serve them: mostly valid ones, and some invalid ones.
 
-Answer and salt follow from the assignment, so a peer that was down knows what it carried. This peer alone opens a vote, or, where
-it does not in time, one that has a seal. Each assignment has two answers: of an annotator that signs both only that one counts
-which is decided first.
+Answer and salt are derived from the assignment, so a restarted peer knows the votes that it carried. Only this peer opens a
+vote; after its deadline a holder of a seal may open it. Each assignment has two answers. If an annotator signs both, the one
+that is decided first counts.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def salt_of(assignment: bytes, which: int) -> bytes:
 
 
 def answer_of(asked: ProjectSpec, row: Assignment, assignment: bytes, which: int) -> Answer:
-    """Mostly what is true of the task. The second answer is as by chance, and so is one in sixteen of the first."""
+    """Return mostly the true answer. The second answer is random, and so is one in sixteen of the first ones."""
     if which == 0 and _number(b"errs", assignment) % 16:
         return truth_of(asked, row.project, row.number)
     return _drawn(asked, random.Random(_number(assignment, bytes([which]))))
@@ -138,7 +138,7 @@ def people(seed: int, like: Signer) -> list[Signer]:
 
 @dataclass
 class Desk:
-    """What one peer puts forward about curation. `people` are the same at all peers: each annotator goes to any of them."""
+    """Curation transactions of one peer. All peers share `people`: each annotator uses any of the peers."""
 
     signer: Signer
     random: random.Random
@@ -150,7 +150,7 @@ class Desk:
     is_careful: bool = False  # each annotator gives its first answer, and opens it at any peer
     founded: int = 0
     members: MembersState | None = None  # of the state that it was asked about last
-    _said: dict[str, list[Any]] = field(default_factory=dict)  # some of what was carried before
+    _said: dict[str, list[Any]] = field(default_factory=dict)  # a sample of the statements carried before
     _carrier: bytes = b""  # the key of this peer that those statements name
 
     def wanted(self, state: LedgerState) -> tuple[str, Any]:
@@ -213,7 +213,7 @@ class Desk:
         return "curation/reveal-gold", RevealGold(key, page, (answer,))
 
     def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
-        """Of a task of the first page."""
+        """Redact a task of the first page."""
         page = state.pages.get_record(page_key(key, 0))
         assert page is not None
         return "curation/redact", Redaction(key, 0, index % page.count, page.digest, hashlib.sha256(page.digest).digest(), 1_000)
@@ -308,12 +308,12 @@ class Desk:
     # Seals -----------------------------------------------------------------------------------------------------------
 
     def _is_me(self, key: bytes) -> bool:
-        """Whether it is this peer's key, or one that it had before."""
+        """Return True for this peer's current key and its earlier ones."""
         assert self.members is not None
         return self.members.current_key(key) == self.signer.public
 
     def _seals(self, assignment: bytes, secret: OpeningSecret) -> tuple[bytes, ...]:
-        """A seal says whose it is, and nobody else looks into it. Some are of peers that lie, and open nothing."""
+        """Seal an opening for some members. A seal names its holder, and nobody else opens it. Some seals are false."""
         assert self.members is not None
         if _number(b"false", assignment) % 16 == 0:
             secret = OpeningSecret(bytes(16), secret.answer)

@@ -1,7 +1,7 @@
-"""What must hold of curation after every decided block.
+"""Invariants of curation, checked after every decided block.
 
 Written apart from `curation`: names and commitments are hashed anew, signatures are checked anew, and sums go over all rows.
-What was signed and opened is told from the blocks alone.
+Signed and opened votes are read from the blocks alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.sim.invariants import Violation, faults_tolerated, quorum
 
 TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings", "golds")
 LEASES_MAX = 8
-# What an assignment may become within a block.
+# Allowed changes of an assignment's status within a block.
 AFTER = {
     "leased": {"leased", "committed", "opened", "settled", "forfeited", "skipped", "expired", "released"},
     "released": {"released", "leased", "committed", "opened", "settled", "forfeited", "skipped", "expired"},
@@ -134,7 +134,7 @@ class Curated:
     # What blocks say -------------------------------------------------------------------------------------------------
 
     def _read(self, peer: bytes, batch: list[Any], now_ms: int, enrolled: dict[bytes, list[Any]], wished: Counter[Any]) -> None:
-        """In the order in which they act: what is opened was carried, at the latest in this batch."""
+        """Read a batch in its order of execution: each opened vote was carried in this batch or before."""
         enrolments, leases, commits, openings = batch[:4]
         for annotator, name, custodial, signature in enrolments:
             if self._is_signed("enrol", [name, peer, custodial], annotator, signature):
@@ -154,7 +154,7 @@ class Curated:
         return self.verifier.verify(signer, signing_preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
 
     def _check_consent(self, old: Tables, new: Tables, members: Any) -> None:
-        """Who closed a project, and who took texts out: its author, or a quorum of the voters; f + 1 of them for a text."""
+        """Check closures and redactions: by the author or by voters (a quorum for a project, f + 1 for a text)."""
         projects, voters = new.rows["projects"], set(members.voters)
         for key, row in projects.items():
             was = old.rows["projects"].get(key)
@@ -476,7 +476,7 @@ class Curated:
 
 
 def _is_by(author: bytes, said: set[bytes], members: Any) -> bool:
-    """Whether an author is among those who said it, with a key that it has or had."""
+    """Return True if one of the signing keys `said` is a current or former key of the author."""
     return any(members.current_key(key) == members.current_key(author) for key in said)
 
 

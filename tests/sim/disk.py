@@ -1,7 +1,7 @@
-"""The disk of one simulated peer: a log of bytes that a crash may tear, and what was decided and applied.
+"""The disk of one simulated peer: a byte log that a crash may tear, and the decided and applied blocks.
 
-One append is one frame: length, check of the length, digest, payload. What a crash leaves of the last frame is cut off when the
-log is read; anything else that does not fit is damage, and stops the peer.
+One append is one frame: length, check of the length, digest, payload. A torn last frame is cut off when the
+log is read. Any other mismatch is damage, and stops the peer.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Disk:
         self.links_by_height: dict[int, LightBlock] = {}  # of heights that name another next set
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
-        self._frames: list[tuple[JournalRecord, ...]] = []  # what is not decided yet
+        self._frames: list[tuple[JournalRecord, ...]] = []  # records of undecided heights
         self._tail = b""  # of an append that a crash interrupted
         self._bytes: dict[int, bytes] | None = None  # overwritten bytes, by position: damage
         self._damaged_row = False  # of a table; each row carries its digest, so that it is noticed
 
     def image(self) -> Disk:
-        """The disk as it is now, for somebody to restore later."""
+        """Return a copy of the disk's current content, to be restored later."""
         other = Disk()
         other.decided, other.applied, other.evidence = dict(self.decided), dict(self.applied), list(self.evidence)
         other.rounds = {key: dict(value) for key, value in self.rounds.items()}
@@ -162,7 +162,7 @@ class Disk:
     def restore(
         self, decided: Sequence[DecidedBlock], state: LedgerState, headers: Iterable[bytes], links: Iterable[LightBlock]
     ) -> None:
-        """Takes over a certified state. What this peer signed above the last decision stays."""
+        """Install a certified state, and keep the records that this peer signed above the last decision."""
         if self.last < decided[0].height - 1:
             self.decided = {}
         self.decided |= {item.height: item for item in decided}
@@ -183,7 +183,7 @@ class Disk:
         self._tail = kept
 
     def damage(self, position: int) -> None:
-        """Flips a byte of what was durable."""
+        """Flip a durable byte."""
         self._bytes = {position: 0xFF}
 
     def damage_middle(self, where: float) -> None:
@@ -207,9 +207,9 @@ class Disk:
     # Tables ----------------------------------------------------------------------------------------------------------
 
     def _settle(self, first: int) -> None:
-        """Moves what is not about undecided heights to the tables, and forgets what a decision made void.
+        """Move records of decided heights to the tables, and drop those that a decision made obsolete.
 
-        Frames before number `first` were looked at when they were written: only a decision changes what is in them.
+        Frames before number `first` were processed when they were written. After that only a decision changes them.
         """
         height = before = self.last
         kept = self._frames[:first]

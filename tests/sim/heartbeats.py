@@ -1,4 +1,4 @@
-"""Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
+"""Pings on clean and on bad links, in virtual time: only silent peers are suspected, and soon.
 
 The peers are real networks (`scenarios.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
 """

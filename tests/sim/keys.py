@@ -1,4 +1,4 @@
-"""Keyed hashes in place of Ed25519: whoever does not call `sign` with the signer at hand cannot make a signature."""
+"""Keyed hashes in place of Ed25519: a signature needs a call of `sign` with the signer itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real ledger with a counter in place of what people would decide about, and models that are chains of hashes."""
+"""The real ledger, with a counter as the subject of decisions, and chains of hashes as models."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
 
 
 def finish(transition: StateTransition, before: LedgerState) -> LedgerState:
-    """A model is a hash: of its job at first, then of itself and what was accepted."""
+    """Compute model roots: a hash of the job at first, then of the last root and the accepted updates."""
     roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started_jobs}
     for closed in transition.model_steps:
         roots[closed.job] = _stepped(before.jobs.jobs[closed.job].model_root, closed)
@@ -123,7 +123,7 @@ def _stepped(root: bytes, closed: ClosedRound) -> bytes:
 
 
 def read_again(state: LedgerState, before: LedgerState) -> LedgerState:
-    """As `decode_state` gives it back, if `before` is such a state: what is still the same is not read anew."""
+    """Return the state as `decode_state` would, if `before` is such a state. Unchanged modules are reused."""
     modules = {
         name: value if value is before.modules[name] else codec.decode(type(value), state.encoded_module(name), BODY_BYTES_MAX)
         for name, value in state.modules.items()
@@ -184,7 +184,7 @@ class SharedRules(LedgerRules):
         return known[1]  # type: ignore[no-any-return]
 
     def forget_below(self, height: int) -> None:
-        """Bounds this memory; what is asked again is computed again."""
+        """Drop cached results below `height`, as a bound. A later request computes its result again."""
         self._applied = {key: value for key, value in self._applied.items() if key[0] >= height}
         self._problems = {key: value for key, value in self._problems.items() if key[0] >= height}
         self._next = {key: value for key, value in self._next.items() if value[0].height >= height}

@@ -73,7 +73,7 @@ class Lineage:
                 raise Violation("round used again", f"height {height}: round {job.round} begins with another model than before")
 
     def _is_voted(self, key: bytes, after: Any) -> bool:
-        """Whether a quorum of the voters asks for the same anchor, which was kept."""
+        """Return True if a quorum of the voters requests the same anchor, and it was kept."""
         wishes = self._wishes.get(key, {})
         voters = after.members.voters
         wanted = Counter(wishes[voter] for voter in voters if voter in wishes)
@@ -81,7 +81,7 @@ class Lineage:
         return any(count >= quorum(len(voters)) and number in kept for number, count in wanted.items())
 
     def _roll_back(self, height: int, key: bytes, back: Any) -> None:
-        """To a model that the job had; what came after it is in the model no more."""
+        """Roll a job back to an earlier model of it, which no longer contains the later rounds."""
         if self.roots.get((key, back.anchor.round)) != back.anchor.root:
             raise Violation("anchor", f"height {height}: round {back.anchor.round} did not begin with that model")
         self.lines[key] = [number for number in self.lines[key] if number < back.anchor.round]

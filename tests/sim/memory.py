@@ -21,7 +21,7 @@ def limits(peers: int) -> dict[str, int]:
 
 
 def kept_for_later(node: Node) -> set[bytes]:
-    """Whose messages for heights to come a node keeps."""
+    """Return the senders of the messages that a node keeps for later heights."""
     future = node.replica._future
     return {peer for peer, messages in future._small.items() if messages} | set(future._proposals)
 

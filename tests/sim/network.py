@@ -18,7 +18,7 @@ class Link:
     sender: int
     receiver: int
     up: bool = False  # both ends know of the connection
-    epoch: int = 0  # counts connections: what was under way when one broke is lost
+    epoch: int = 0  # counts connections: a broken connection loses its messages in transit
     blocked: int = 0  # faults that let nothing through
     clogged: int = 0  # faults that hold everything back until they end
     held: list[tuple[int, list[bytes]]] = field(default_factory=list)  # (epoch, messages) behind a clog
@@ -53,7 +53,7 @@ class Network:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def transmit(self, sender: int, receiver: int, messages: list[bytes]) -> None:
-        """What one turn has for one peer. In calm weather it travels together."""
+        """Send the messages of one turn to one peer. On a calm network they arrive together."""
         link = self.links[sender][receiver]
         if self.filter is not None:
             messages = [message for message in messages if self.filter(sender, receiver, message)]

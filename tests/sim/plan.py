@@ -1,7 +1,7 @@
-"""What will go wrong in one history: a seed expands into a numbered list of faults, so that a shrinker can take some away.
+"""Faults of one history: a seed expands into a numbered list of faults, so that a shrinker can remove some.
 
-Swarm testing (Groce et al. 2012): every seed draws which kinds of fault it has at all, and how strong each is. Histories that
-have everything always are all alike.
+Swarm testing (Groce et al. 2012): every seed draws which kinds of fault it has at all, and how strong each is. Histories in which
+every kind of fault occurs are all alike.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Plan:
     faults: tuple[Fault, ...]
     blocks: int = BLOCKS
     ed25519: bool = False
-    shares: bool = True  # peers share what they decode and compute alike: much faster, and the same history
+    shares: bool = True  # peers share the results of equal computations: much faster, and the same history
     work: float = 1.0  # how much there is to decide: transactions a block, on average
     jobs: bool = True
     minute_ms: int = 0  # of curation; 0: the network has none
     second_job: bool = False  # beside the first one
-    keeps_links: bool = False  # where nothing was lost on them: then what is held back arrives after healing
-    wake: float = 0.0  # seconds from the first message until a peer's turn begins: what comes meanwhile is in it
+    keeps_links: bool = False  # links that lost no message stay connected: delayed messages arrive after healing
+    wake: float = 0.0  # seconds from the first message until a peer's turn begins; the turn includes messages that arrive meanwhile
 
     def keep(self, numbers: Sequence[int]) -> Plan:
         """Only these faults."""
@@ -91,7 +91,7 @@ class Draw:
     n: int
     peers: int
     end: float
-    liars: set[int]  # of whom nothing is expected, so that other faults of theirs would be wasted
+    liars: set[int]  # nothing is expected of them, so further faults of theirs would be wasted
     faults: list[Fault]
 
     def add(self, kind: str, at: float, until: float, nodes: tuple[int, ...] = (), amount: float = 0.0, detail: str = "") -> None:
@@ -154,7 +154,7 @@ SKEW_ACCEPTED = 1.5  # seconds: the largest that is drawn below what voters acce
 
 
 def _skew(draw: Draw) -> None:
-    """Within what others accept, or beyond it."""
+    """Draw a clock skew that other peers accept, or a larger one."""
     draw.add("skew", 0.0, draw.end, (draw.peer(),), draw.random.choice((-1.5, -0.5, 0.5, 1.5, 4.0, -10.0, 3_600.0)))
 
 
@@ -219,7 +219,7 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
 
 
 def _away(faults: Sequence[Fault]) -> bool:
-    """Whether anybody is one of the f, or leaves."""
+    """Return True if a peer counts as one of the f faulty ones, or leaves."""
     return any(fault.kind in ("leave", "rollback", "damage", "wrong-state") for fault in faults)
 
 
@@ -247,7 +247,7 @@ def _clock(draw: Draw) -> None:
 
 
 def first_draws(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
-    """What seeds had in them at first. What is drawn since has a source of its own: these histories stay what they were."""
+    """Draw the faults of the first generator. Later kinds have their own random source, so these histories stay the same."""
     source = random.Random(f"folkmoot {seed} {n}")
     end = source.uniform(*TROUBLE_SECONDS)
     joiners = source.choice((0, 0, 1, 2)) if n < 10 else source.choice((0, 0, 1))
@@ -293,7 +293,7 @@ def _draw_liars(draw: Draw, budget: int, strategies: Sequence[str]) -> int:
 
 
 def _draw_changes(draw: Draw, joiners: int) -> bool:
-    """Who joins does so early; who leaves must not make the liars too many. Whether a key is rotated."""
+    """Draw early joins, a leave that keeps the liars tolerable, and a rotation. Return True if a key is rotated."""
     for joiner in range(joiners):
         draw.add("join", draw.random.uniform(0.2, draw.end * 0.7), draw.end, (draw.n + joiner,))
     if draw.random.random() < 0.25 and faults_tolerated(draw.n - 1) >= len(draw.liars) and draw.n > 1:
@@ -305,7 +305,7 @@ def _draw_changes(draw: Draw, joiners: int) -> bool:
 
 
 def _draw_retirement(draw: Draw, seed: int) -> None:
-    """Of a founder that may well be there, if liars and sick are few enough without it. Drawn apart: all else stays as it was."""
+    """Draw the retirement of a founder, if the rest tolerates all liars and sick peers. Its own source keeps other draws."""
     source = random.Random(f"folkmoot retires {seed} {draw.n}")
     at, subject, lowers = source.uniform(0.0, draw.end * 0.95), source.randrange(draw.n), source.choice((0.0, 1.0))
     faulty = {fault.nodes[0] for fault in draw.faults if fault.kind in FAULTY}
@@ -319,7 +319,7 @@ def _rollback(draw: Draw, peer: int) -> None:
 
 
 def _damage(draw: Draw, peer: int) -> None:
-    """At `at` a byte of what is durable changes, `amount` of the way through: the peer stays down."""
+    """Draw damage: at `at` the durable byte at the fraction `amount` changes, and the peer stays down."""
     draw.add("damage", *draw.span(0.2, 3), (peer,), draw.random.random())
 
 
@@ -329,8 +329,9 @@ def _wrong_state(draw: Draw, peer: int) -> None:
 
 
 def _set_clocks_right(draw: Draw) -> None:
-    """Where one leaves, and the others tolerate none, whoever is sick is one fault too many, which they bear: it comes back, or
-    is not needed. A clock that is far off would be another, which they need not bear: there it is only as far off as is accepted.
+    """Limit clock skews to the accepted range if a leave makes the faulty peers too many.
+
+    A sick peer beyond f is no problem: it recovers or is not needed. A wrong clock would be one more fault, which may stop blocks.
     """
     leavers = {fault.nodes[0] for fault in draw.faults if fault.kind == "leave"}
     sick = {fault.nodes[0] for fault in draw.faults if fault.kind in ("rollback", "damage", "wrong-state")}
@@ -340,7 +341,7 @@ def _set_clocks_right(draw: Draw) -> None:
                 draw.faults[at] = replace(fault, amount=math.copysign(SKEW_ACCEPTED, fault.amount))
 
 
-SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; whoever has one counts as one of the f, as a liar does
+SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; a sick peer counts as one of the f, as a liar does
 RETIREMENT_PROBABILITY = 0.15
 FAULTY = ("liar", "leave", "rollback", "damage", "wrong-state")  # each is one of the f, or makes f smaller
 SICKNESS_PROBABILITY = 0.25  # of each of the f that lies not

@@ -1,6 +1,6 @@
-"""What must come about once a network has healed, and how soon. Peers that do nothing break no rule of safety.
+"""Demands of liveness, with bounds, after a network has healed. Safety alone allows peers that do nothing.
 
-Written apart from the code it checks, as the invariants are: it reads decided blocks, and what honest peers say and hear.
+Written apart from the code it checks, as the invariants are: it reads decided blocks, and the messages of honest peers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Progress:
     accused: dict[bytes, int] = field(default_factory=dict)  # with evidence against them -> height then
     going: dict[bytes, int] = field(default_factory=dict)  # keys that must leave the voters -> height of the decision
     coming: dict[bytes, int] = field(default_factory=dict)  # keys that must come to them
-    counts: dict[str, int] = field(default_factory=dict)  # what came about after the recovery
+    counts: dict[str, int] = field(default_factory=dict)  # events after the recovery
     _successors: dict[bytes, bytes] = field(default_factory=dict)
     _voted: dict[bytes, int] = field(default_factory=dict)  # the last height at which each honest peer voted
     _votes_since: dict[bytes, int] = field(default_factory=dict)  # from which height on it is a voter
@@ -112,7 +112,7 @@ class Progress:
             job.accepted_at, job.has_accepted = job.closed, False
             job.ballots, job.waiting = {}, {}
 
-    # What is decided -------------------------------------------------------------------------------------------------
+    # Decided blocks --------------------------------------------------------------------------------------------------
 
     def on_block(self, height: int, body: bytes, now: float) -> None:
         """Each decided block once, in order."""
@@ -146,7 +146,7 @@ class Progress:
             self._count("updates accepted", len(proposals))
 
     def on_rolled_back(self, key: bytes, number: int, taken: int, now: float) -> None:
-        """The job goes on with the round of this number, after so many."""
+        """Continue the job with round `number`, after `taken` rounds."""
         job = self.jobs.get(key) or self.trained.pop(key)
         job.round, job.taken, job.since = number, taken, now
         self.jobs[key] = job
@@ -221,7 +221,7 @@ class Progress:
             is_voter = subject in voters
             if is_voter and not (len(voters) > 1 and all(said)):
                 continue  # f may fall, and not all allow that
-            self._approved.pop(subject, None)  # whoever was retired stands and is approved anew
+            self._approved.pop(subject, None)  # a retired member applies and is approved anew
             self.coming.pop(subject, None)
             self._forget_wishes(subject)
             if is_voter:
@@ -239,14 +239,14 @@ class Progress:
                 job.left_at = height
 
     def on_finished(self, jobs: Collection[bytes]) -> None:
-        """What a peer has applied. A job that ends before its rounds are over, and may not, is missed when it closes no more."""
+        """Forget finished jobs that may end early. Any other job that ends early is noticed when it closes no more rounds."""
         for key in jobs:
             if key in self.jobs and self.jobs[key].may_end:
                 del self.jobs[key]
                 self._count("jobs ended without a trainer")
 
     def _forget_wishes(self, key: bytes) -> None:
-        """Of this member and about it."""
+        """Forget the wishes of this member and those about it."""
         self._wishes = {voter: wish for voter, wish in self._wishes.items() if key not in (voter, wish[0])}
 
     def _forget_approvals(self, key: bytes) -> None:
@@ -266,7 +266,7 @@ class Progress:
     def _count(self, what: str, by: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + by
 
-    # What honest peers say and hear ----------------------------------------------------------------------------------
+    # Messages of honest peers ----------------------------------------------------------------------------------------
 
     def on_sent(self, peer: bytes, message: object) -> None:
         if isinstance(message, Vote) and message.vote.signer == peer:
@@ -282,7 +282,7 @@ class Progress:
             self.accused.setdefault(culprit, self.height)
 
     def _members(self) -> set[bytes]:
-        """Who can be expelled: voters, and those that became or were some a moment ago."""
+        """Return the keys that can be expelled: the voters of this height and of the next two."""
         return {key for height in (self.height, self.height + 1, self.height + 2) for key in self.sets.get(height, ())}
 
     def on_heard(self, receiver: bytes, decided: int, message: object) -> None:
@@ -307,7 +307,7 @@ class Progress:
                 self.on_evidence(signed.signer)
 
     def _slot(self, decided: int, signed: Signed) -> Slot | None:
-        """What this statement answers, if two answers to it must be noticed here now."""
+        """Return the statement's slot, if the peer must now notice a contradiction in it."""
         tag, *fields = codec.unpack(signed.body, len(signed.body))
         if tag in (Propose.TAG, Prepare.TAG, Commit.TAG, Timeout.TAG):
             voters = self.sets.get(fields[1], ())
@@ -333,12 +333,12 @@ class Progress:
                 self.on_evidence(first.signer)
 
     def on_forgotten(self, receiver: bytes) -> None:
-        """A peer that stops forgets what it heard."""
+        """Forget the messages that a stopped peer heard."""
         self._heard.pop(receiver, None)
         for key in [key for key in self._contradicted if key[0] == receiver]:
             del self._contradicted[key]
 
-    # What is still missing -------------------------------------------------------------------------------------------
+    # Open demands ----------------------------------------------------------------------------------------------------
 
     def demands(self, now: float, running: Collection[bytes]) -> Iterator[Demand]:
         """`running`: the honest peers that are up, with a clock that others accept."""
@@ -408,7 +408,7 @@ class Progress:
         return {**self.counts, **({"newcomers voted": voted} if voted else {})}
 
     def check(self, now: float, running: Collection[bytes]) -> bool:
-        """Whether everything has come about at least once."""
+        """Return True if every demand was met at least once. Raises Violation if one is overdue."""
         complete = True
         for demand in self.demands(now, running):
             if demand.age > demand.most:

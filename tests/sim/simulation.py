@@ -1,4 +1,4 @@
-"""Nodes on virtual time, run by a plan: a whole network of real peers, with everything that can go wrong.
+"""Nodes on virtual time, run by a plan: a whole network of real peers, with all planned faults.
 
 One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; what a daemon does
 around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves
@@ -62,7 +62,7 @@ START = 1_000_000.0  # virtual seconds since the epoch
 KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
 SECOND_AUTHOR = 1  # among the honest ones
 SECOND_JOB_ROUNDS = 8  # it ends while the other one goes on
-PROPOSED = codec.encode(ProposeEnvelope.TAG)  # with what such a message begins, after one byte
+PROPOSED = codec.encode(ProposeEnvelope.TAG)  # prefix of such a message after its first byte
 ITEMS_PER_TURN_MAX = 64  # as in the daemon
 PULSE_SECONDS = 0.5  # an idle network gets something to decide this often
 THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
@@ -84,15 +84,15 @@ HEIGHT_SECONDS_MAX = 25.0  # of a height after those, with f liars still lying
 BEYOND_SECONDS_MAX = RECOVERY_SECONDS
 VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECOVERY_HEIGHTS
 REST_SECONDS = 70.0  # without work: longer than any view, so that one that ends would be seen
-RESTS_MAX = 3  # one for what was under way, one for what is left behind by a clock that is far off
+RESTS_MAX = 3  # one for messages in transit, one for the effects of a wrong clock
 RESTED = 4  # times: each time another one leads
 # On one link between honest peers in that time: nothing, or where one of them has signed something at the open height, what
 # repeats are made of: a proposal, two certificates, two timeouts, two votes and a Status, and as much in answer to a Status.
 REPEATED_MAX = int(REST_SECONDS / REPEAT_SECONDS_MAX + 1) * 16
-SETTLED_SECONDS = 0.3  # after healing, until every link has told what was said before
+SETTLED_SECONDS = 0.3  # after healing, until every link has repeated earlier messages
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
 BORDERLINE_OF_256 = 32  # updates that one re-execution accepts and another may not
-FORGOTTEN_EVERY = 16  # heights: what is known of old ones is looked through
+FORGOTTEN_EVERY = 16  # heights between two clean-ups of old ones
 SAMPLED_EVERY = 25  # heights between two looks at how much memory a peer holds
 
 
@@ -111,7 +111,7 @@ class Peer:
     inbox: list[NodeInput] = field(default_factory=list)
     busy: bool = False  # in a turn: between writing and sending
     waking: bool = False  # a turn begins in a moment
-    life: int = 0  # counts starts: what was scheduled for an earlier life is void
+    life: int = 0  # counts starts: events scheduled for an earlier life are void
     deadline: float | None = None
     due: float | None = None  # a deadline that has passed
     offset: float = START  # of its clock from virtual time
@@ -143,7 +143,7 @@ class Peer:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether a quorum can count on it at once: neither its blocks nor those of others wait for a clock."""
+        """True if a quorum can rely on the peer at once: no block waits because of its clock."""
         return self.is_honest and not self.is_lost and abs(self.offset - START) <= CLOCK_AHEAD_SECONDS
 
     @property
@@ -186,7 +186,7 @@ class Peer:
         if self.strategy is not None:
             restart = self.strategy.restart(restart)
         if self is self.simulation.lone:
-            self.rules = self.simulation.own_rules()  # what was in memory is gone
+            self.rules = self.simulation.own_rules()  # its memory is lost
         state, root = self._applied_state()
         self.node = self._new_node(LedgerApplication(self.rules, CurrentState(state), root), restart)
         self.author.auditor.started(self.node)
@@ -220,7 +220,7 @@ class Peer:
         return state, decode_block(self.disk.decided[state.height].block).state_root
 
     def stop(self) -> None:
-        """Whatever is not durable is lost."""
+        """Stop the peer, and lose all that is not durable."""
         if self.node is None:
             return
         self.life += 1
@@ -348,7 +348,7 @@ class Peer:
             self.work()
 
     def _follow(self, turn: StepEffects) -> None:
-        """What the daemon does besides: applies, drops, trains, judges."""
+        """Do the daemon's other work after a turn: apply, drop, train, judge."""
         node = self.node
         assert node is not None
         for fault in turn.faults:
@@ -492,7 +492,7 @@ class Peer:
         self.give(StepAction(lambda: node.rounds.record_replay_verdict(key, trainer, verdict, self.now())))
 
     def _finding(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> Verdict:
-        """Some updates lie at the edge of what re-execution tolerates: a second re-execution may come to another result."""
+        """Return the verdict on an update. Some updates lie at the edge of the tolerance, where two re-executions may differ."""
         if proposal.payload != audits.payload_of(*key, trainer, proposal.model_root):
             return Verdict.REPLAY
         if proposal.payload[0] >= BORDERLINE_OF_256:
@@ -587,9 +587,9 @@ class Simulation:
                 self.after(0.0, peer.start, ())
 
     def _choose_lone(self, plan: Plan) -> Peer:
-        """Shares what it computes with nobody, and goes on from what it read from bytes.
+        """Choose the peer that computes everything itself, from states decoded from bytes.
 
-        What is computed once for all could depend on anything, and they would still agree.
+        Shared results could depend on anything, and all peers would still agree.
         """
         damaged = {fault.nodes[0] for fault in plan.of("damage")}
         founders = [peer for peer in self.honest if peer.number < plan.n and peer.number not in damaged]
@@ -601,7 +601,7 @@ class Simulation:
         return SharedRules(genesis, self.verifier) if self.plan.shares else rules_of(genesis, self.verifier)
 
     def _choose_inviter(self, plan: Plan) -> Peer:
-        """Whose invitations last: a founder that lies not, and keeps its vote and its key."""
+        """Choose a peer whose invitations last: an honest founder that keeps its vote and its key."""
         gone = {fault.nodes[0] for kind in ("leave", "rotate") for fault in plan.of(kind)}
         return next((peer for peer in self.honest if peer.number < plan.n and peer.number not in gone), self.peers[0])
 
@@ -665,7 +665,7 @@ class Simulation:
             yield
 
     def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:
-        """Whether `finished` came true. It is asked after every event."""
+        """Run events up to `time`, and return True as soon as `finished()`, called after every event, is true."""
         queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= time:
             self.now, _, call, arguments = pop(queue)
@@ -724,7 +724,7 @@ class Simulation:
             raise Violation("progress", f"height {target} takes longer than {seconds:.0f} s: {self._where()}")
 
     def _is_beyond(self, height: int) -> bool:
-        """Whether more voters than are tolerated lie, are lost, or have a clock that others do not accept."""
+        """Return True if more than f voters lie, are lost, or have an unacceptable clock."""
         voters = self.invariants.sets[height]
         f, there = faults_tolerated(len(voters)), [peer for peer in self.peers if peer.key in voters]
         right = [peer for peer in there if peer.is_in_time]
@@ -732,7 +732,7 @@ class Simulation:
         return len(there) - len(right) > f
 
     def _has_all(self) -> bool:
-        """Whether all that must come about has. Beyond what is tolerated only that blocks are decided is promised."""
+        """Return True if all demands are met. Beyond f faulty voters only decided blocks are demanded."""
         if self._is_beyond(self.height + 1):
             self.progress.begin(self.now, self.height)
             return True
@@ -743,9 +743,9 @@ class Simulation:
         return {peer.key for peer in self.peers if peer.is_in_time and peer.node is not None and not peer.is_wrong}
 
     def _see_through(self) -> None:
-        """Until everything that must come about has come about once; each demand has its own bound.
+        """Run until every demand is met once; each has its own bound.
 
-        With few blocks: they cost time here, and what is still missing waits for seconds rather than for heights.
+        Few blocks are decided meanwhile: they cost time here, and the open demands wait for seconds rather than for heights.
         """
         for peer in self.peers:
             peer.author.work = 0.0
@@ -753,7 +753,7 @@ class Simulation:
             self._decide_one_more(min(peer.height for peer in self.expected) + 1)
 
     def _rest(self) -> None:
-        """With nothing to decide no view is given up, nobody talks, and what comes then is decided as ever. In no history."""
+        """Check an idle network: no view is given up, no peer talks, and later work is decided. The history excludes this."""
         history = self.history.copy()
         for _ in range(RESTED):
             self.has_work = False
@@ -866,7 +866,7 @@ class Simulation:
             self.progress.on_rolled_back(*back, self.now)
 
     def _waits(self, signed: Signed) -> bool:
-        """Whether a transaction still could be decided."""
+        """Return True if a transaction could still be decided."""
         try:
             self._reference.apply_transaction(self.decided_state, signed)
         except (Refused, RemoteProtocolError):
@@ -874,7 +874,7 @@ class Simulation:
         return True
 
     def note_submitted(self, peer: Peer, signed: Signed) -> None:
-        """Counted once everybody hears everything: what waits is decided soon, whoever leads."""
+        """Note a transaction on a healed network, where any leader must include it soon."""
         if self.healed is not None and self.now > self.healed + SETTLED_SECONDS and peer.is_honest:
             self.invariants.on_submitted(signed, self.height)
 
@@ -963,7 +963,7 @@ class Simulation:
             self.network.transmit(peer.number, number, messages)
 
     def send_aside(self, peer: Peer, to: bytes, message: Any) -> None:
-        """What belongs to no turn: nothing in it needs to be durable."""
+        """Send a message outside turns. It depends on nothing durable."""
         outbox, self._outbox = self._outbox, {}
         self.send(peer, (to,), message)
         self.flush(peer)
@@ -1251,7 +1251,7 @@ class Simulation:
         self._between(fault, lambda: images.append(peer.disk.image()), restore)
 
     def _fault_damage(self, fault: Fault) -> None:
-        """A byte in the middle of what was durable changes: the peer notices at its next start, and stays down."""
+        """Change a byte in the middle of the durable log: the peer notices it at its next start, and stays down."""
         peer = self.peers[fault.nodes[0]]
 
         def damage() -> None:
@@ -1264,7 +1264,7 @@ class Simulation:
         self._between(fault, damage, lambda: None)
 
     def _fault_wrong_state(self, fault: Fault) -> None:
-        """A bit of what a peer computed flips: it must say nothing more, restore the certified state and take part again."""
+        """Flip a bit of a peer's result: it must fall silent, restore the certified state and take part again."""
         peer = self.peers[fault.nodes[0]]
 
         def flip() -> None:

@@ -52,7 +52,7 @@ def test_a_network_of_seven_with_two_liars_agrees_and_goes_on() -> None:
 
 @pytest.mark.real("processes")
 def test_the_same_seed_gives_the_same_history_whatever_the_order_of_sets() -> None:
-    """Of strings it is another one in each process."""
+    """The order of a set of strings differs in each process."""
     program = "from tests.sim import campaign; print(campaign.run_one(campaign.prepare('seeds', 5, 4)).history)"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     done = subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Liars: each is tolerated, no honest peer is ever thrown out, and whoever leaves proof is expelled."""
+"""Liars: each is tolerated, no honest peer is ever expelled, and a liar that leaves proof is."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Snapshots:
     # Fetching --------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Whether a snapshot is needed now."""
+        """Start a transfer if a snapshot is needed now."""
         node, now = self._peer.node, self._peer.now()
         if node is None or self._transfer is not None or now < self._not_before:
             return
@@ -171,7 +171,7 @@ class Snapshots:
         return basis, decided + SNAPSHOT_HEIGHTS + 1
 
     def _after_divergence(self, node: Node) -> tuple[TrustBasis, int]:
-        """Of a state that is wrong nothing is trusted; but the decided blocks are."""
+        """Return the trust basis after a divergence: the decided blocks are trusted, and the wrong state is not."""
         basis = make_trust_basis(node.rules, None, self._peer.disk.decided[self._peer.disk.last], self._peer.anchor)
         return basis, max(SNAPSHOT_HEIGHT_MIN, node.state.height)
 

@@ -1,7 +1,7 @@
 """Twins (Bano et al. 2021, "Twins: BFT systems made robust"): two machines with one key, each running the honest code.
 
-Whatever a liar could say by running the protocol twice, they say. Who hears whom is drawn for each view: the peers are split in
-two, the twins mostly on different sides, so that each side may get another half of the truth. Any of them may crash meanwhile.
+The twins send every message that a liar could send by running the protocol twice. For each view the peers are split in two
+halves that hear only each other, mostly with one twin in each. Any peer may crash meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the simulated people want decided: numbers to add, jobs, membership. One undecided transaction of each peer at a time."""
+"""Transactions of the simulated people: numbers to add, jobs, membership. Each peer has one undecided transaction at a time."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ if TYPE_CHECKING:
 
 LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
 UNTIL_MS = 2**53 - 1
-REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a history
+REVOKED_FOR_MS = 5_000  # so that some revocations expire within a history
 RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
 CURATED_SHARE = 0.6  # of the moments at which a peer could put something forward
 OPENED_SHARE = 0.3  # of the moments at which losses could be opened: otherwise reports would wait for all of them
-VOLUNTEERED_SHARE = 0.3  # of what it may volunteer for, each time: who is refused does other things as well
+VOLUNTEERED_SHARE = 0.3  # of the chances to volunteer; a refused peer does other work as well
 
 
 @dataclass
 class Fetching:
-    """What one peer fetches for audits. A trainer's uplink carries one audit at a time for each of the others."""
+    """Audit data that one peer fetches. A trainer's uplink carries one audit at a time for each other peer."""
 
     since: float = 0.0  # seconds
-    turns: list[AuditDuty] = field(default_factory=list)  # what it fetches since then
+    turns: list[AuditDuty] = field(default_factory=list)  # audits fetched since then
     asked: dict[Any, float] = field(default_factory=dict)  # for how long, by proposal; jobs share a trainer's uplink
     shared: dict[Any, float] = field(default_factory=dict)  # of that the part that the others of that trainer left
 
@@ -87,7 +87,7 @@ class Fetching:
 
 @dataclass
 class Author:
-    """What one peer puts forward, as its operator and `peer.runtime.membership.membership` would."""
+    """Transactions of one peer, as its operator and `peer.runtime.membership.membership` would submit them."""
 
     signer: Signer
     random: random.Random
@@ -185,7 +185,7 @@ class Author:
         return self.auditor.says(due, shown, is_late)
 
     def restarted(self) -> None:
-        """The pool was in memory: what was waiting there is put forward again."""
+        """Submit waiting transactions again: the pool was in memory."""
         self.outstanding = None
         self.fetching = Fetching(self.now())
 

@@ -15,7 +15,7 @@ from tests.sim.mutants.hunts import work
 
 Bug = Mutant | ChangedLine
 ALL: tuple[Bug, ...] = (*MUTANTS, *LINES)
-SEEDS_MAX = 2_000  # a bug that stays unnoticed for so many histories counts as missed
+SEEDS_MAX = 2_000  # histories; a bug that none of them finds counts as missed
 QUICK_SEEDS = 6  # show most bugs; these need more, or take long:
 SLOW = (
     "parent-certificate-unchecked",

@@ -27,7 +27,7 @@ from tests.sim.mutants.planting import Mutant, Plant, Planter, everywhere, repla
 from tests.sim.mutants.scenarios import Scenario, Splits
 
 LOST = Scenario(seconds=6.0, lost=0.6, blocks=10, jobs=False)
-DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of what ends views is lost, too
+DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of the timeouts are lost, too
 
 
 def with_liar(name: str, **settings: Any) -> Scenario:
@@ -102,7 +102,7 @@ def _quorum_of_the_connected(real: Any, self: Replica) -> None:
         self._book.voters = Fewer(self._book.voters.keys)
 
 
-# What is signed ------------------------------------------------------------------------------------------------------
+# Signatures ----------------------------------------------------------------------------------------------------------
 
 
 def _unsigned(position: int) -> Plant:

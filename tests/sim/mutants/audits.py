@@ -56,7 +56,7 @@ def _every_verdict_is_guilty(real: Any, tables: AuditTables, author: bytes, verd
 
 @partial(wrapped, disputes, "end_dispute")
 def _every_challenge_is_false(real: Any, tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
-    """Whoever challenged is held for a liar, whatever was found."""
+    """Plant: every challenger counts as a liar, even after a guilty verdict."""
     if event is AuditEvent.GUILTY:
         for person in dispute.challenges:
             disputes.hold_against(tables, person)

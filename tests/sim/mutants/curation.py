@@ -128,7 +128,7 @@ class _Whatever:
 
 
 def _remembered_too_long(planter: Planter) -> None:
-    """What a batch did to one state it does to every other."""
+    """Plant: the effect of a batch on one state is reused for every other state."""
     real, done = CurationModule.apply_transaction, dict[Any, Any]()
 
     def apply(self: CurationModule, state: Any, said: Any, view: Any, context: BlockContext) -> Any:
@@ -263,7 +263,7 @@ def _paid_beside(real: Any, self: ProjectEstimate, of: int) -> dict[bytes, int]:
 
 @partial(wrapped, ProjectVotes, "read_votes")
 def _votes_by_looks(real: Any, self: ProjectVotes, work: CurationChanges, project: bytes, upto: int) -> None:
-    """What is read of a project is read again with each body that is judged, decided or not."""
+    """Plant: votes of a project are read again with each body that is judged, decided or not."""
     self._read = 0
     real(self, work, project, upto)
 

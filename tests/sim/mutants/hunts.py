@@ -1,4 +1,4 @@
-"""What one process does: one planted bug, or one history of the unharmed code."""
+"""The work of one process: one planted bug, or one history of the unchanged code."""
 
 from __future__ import annotations
 

@@ -857,7 +857,7 @@ LINES: tuple[ChangedLine, ...] = (
 
 
 def look(name: str) -> dict[str, Any]:
-    """Whether the test of this changed line fails; without a name nothing is changed, and the tests of all must pass."""
+    """Run the test of one changed line, which must fail. Without a name run all tests on unchanged code, which must pass."""
     if name:
         line = next(line for line in LINES if line.name == name)
         with line.planted():

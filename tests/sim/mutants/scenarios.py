@@ -29,7 +29,7 @@ from tests.sim.simulation import SECOND_AUTHOR, Peer, Simulation
 from tests.sim.strategies.base import opened
 
 RESTORED_SECONDS = 0.1  # after the leader proposed
-JOIN_SECONDS = 0.2  # from what arrives until it is acted on
+JOIN_SECONDS = 0.2  # from an arrival to the reaction
 SPARED = 0.5  # prepares and timeouts are lost this much more rarely than commits: many blocks are prepared, few decided
 
 
@@ -47,7 +47,7 @@ class Scenario:
     blackouts: int = 0  # everybody crashes at once
     breaks: int = 0  # links that break
     rollbacks: int = 0
-    rolled_back_after: str = Propose.TAG  # what it signs, of whose signature the old disk knows nothing
+    rolled_back_after: str = Propose.TAG  # tag of the signature that the old disk lacks
     rolled_back_far: bool = False  # to a disk of some heights before, not of the turn before
     wrong_states: int = 0  # of a model
     work: float | None = None  # transactions a block; None: the seed decides
@@ -68,7 +68,7 @@ class Scenario:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What differs from a calm network; so another field changes nothing for scenarios that do not set it."""
+        """Return the fields that differ from a calm network. A new field leaves the scenarios that do not set it unchanged."""
         settings = {of.name: (of.default, getattr(self, of.name)) for of in fields(self)}
         return {name: value for name, (default, value) in settings.items() if value != default}
 
@@ -180,7 +180,7 @@ class Trouble(Simulation):
                 self.after(JOIN_SECONDS, self._check_joined, (receiver, receiver.life, timeout.height, views[enough - 1]))
 
     def _check_joined(self, peer: Peer, life: int, height: int, view: int) -> None:
-        """More voters than there can be liars had given up a view: so must have whoever heard of it."""
+        """Check that a peer gave up a view after it heard of more than f timeouts for it."""
         if peer.life != life or peer.node is None or peer.node.replica.height != height or not peer.node.may_sign_round_messages:
             return
         if peer.node.replica.view <= view and self.invariants.gave_up(peer.key, height) < view:
@@ -217,7 +217,7 @@ class Trouble(Simulation):
 
 
 def _tag(record: Any) -> str:
-    """Of what was signed."""
+    """Return the tag of the signed statement in a record, or an empty string."""
     return record.slot[0] if isinstance(record, OwnStatement) else record.tag if isinstance(record, OwnRoundStatement) else ""
 
 

@@ -94,7 +94,7 @@ def _silence_shortened(real: Any, self: RollbackCheck, height: int) -> bool:
 
 
 def _rounds_unchecked(planter: Planter) -> None:
-    """In rounds everybody speaks at once, and does not hear what others remember of it."""
+    """Plant: peers sign round messages at once, and do not restore those that others remember."""
     planter.replace(Node, "may_sign_round_messages", property(lambda self: True))
     planter.replace(OpenRounds, "_restore_own_message", lambda *_: None)
 
@@ -105,11 +105,10 @@ def _spoken_forgotten(planter: Planter) -> None:
     planter.replace(Disk, "accepted_in", lambda *_: ())
 
 
-# That `OpenRounds.muted` stays empty shows nowhere here. After a rollback it is a second lock on the same door: what others
-# name is
-# put into the book as said, and nothing is said twice that is there; what nobody names is not known to be forgotten. It is
-# needed for what the book refuses, a ballot on a model that was wrong here and was restored while the round is still open: a
-# snapshot comes with every eighth height, and the round is over by then. `tests/peer/test_rounds.py` shows that one.
+# No bug here empties `OpenRounds.muted`: histories would not find it. After a rollback it is a second safeguard. Statements that
+# other peers name are restored to the book, which prevents a second signature; no peer knows of the others. It is needed for a
+# ballot that the book refuses: on a model that was wrong here and was restored while the round is still open. A snapshot comes
+# with every eighth height, and the round is over by then. `tests/peer/test_rounds.py` tests this case.
 
 # Wrong states --------------------------------------------------------------------------------------------------------
 
@@ -160,7 +159,7 @@ def _evidence_of_signatures(planter: Planter) -> None:
 
 @partial(everywhere, are_conflicting)
 def _timeout_after_commit(first: Any, second: Any) -> bool:
-    """Whoever gives up a view in which it committed is accused, whatever its timeout names."""
+    """Plant: a peer that gives up a view in which it committed is accused, even if its timeout names the block."""
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Commit) and isinstance(other, Timeout) and one.height == other.height:
             return other.view >= one.view
@@ -201,7 +200,7 @@ def _nonce_unchecked(real: Any, state: Any, transaction: Any, author: bytes) -> 
 
 
 def _applies_differently(simulation: Simulation) -> None:
-    """What a block does depends on who applies it, as with a clock, a random number, or the order of a set."""
+    """Plant: a block's effect depends on the peer that applies it, as with a clock, a random number, or the order of a set."""
     real = simulation.apply
 
     def apply(of: Any, state: Any, decided: Any) -> Any:
@@ -215,7 +214,7 @@ def _applies_differently(simulation: Simulation) -> None:
 
 
 def _tosses_a_coin(planter: Planter) -> None:
-    """What a block does depends on chance, which whoever computes it once for all does not see."""
+    """Plant: a block's effect is random. One shared computation for all peers cannot show this."""
     apply, coins = LedgerRules.apply_block, random.Random(0)
 
     def toss(self: LedgerRules, state: LedgerState, block: Any) -> StateTransition:
@@ -229,7 +228,7 @@ def _tosses_a_coin(planter: Planter) -> None:
 
 @partial(wrapped, AuditsModule, "end_block")
 def _in_given_order(real: Any, self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
-    """What a block does depends on the order in which jobs began, which no state that was read from its bytes knows."""
+    """Plant: a block's effect depends on the order in which jobs began. A state decoded from bytes has lost this order."""
     with mock.patch.object(ledger.audits.state_machine, "sorted", list, create=True):
         return real(self, state, *parts)
 
@@ -290,7 +289,7 @@ def _snapshot_rows_unchecked(planter: Planter) -> None:
 
 @partial(wrapped, Table, "with_rows")
 def _body_leaves_rows(real: Any, self: Table[Any], changes: Any) -> Table[Any]:
-    """Whoever judges a body has changed the tables of the state before it."""
+    """Plant: judging a body changes the tables of the state before it."""
     after = real(self, changes)
     self._now = after._now
     return after

@@ -1,4 +1,4 @@
-"""What a liar has and may do: it runs the real node with its real keys, and changes what it hears, remembers and says."""
+"""The means of a liar: it runs the real node with its real keys, and changes its input, memory and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Outgoing = Any  # a message, or bytes that are none
 
 @dataclasses.dataclass
 class Liar:
-    """What a strategy may use."""
+    """The parts of a liar that a strategy may use."""
 
     signer: Signer
     chain_id: bytes
@@ -33,7 +33,7 @@ class Liar:
     shared: dict[str, Any]  # what the liars of one network know together
     now: Callable[[], float]
     node: Callable[[], Node | None]  # None while it is crashed
-    send: Callable[[bytes, Outgoing, float], None]  # to a key, after so many seconds, past the strategy's own `sends`
+    send: Callable[[bytes, Outgoing, float], None]  # (key, message, delay in seconds); bypasses the strategy's own `sends`
 
     @property
     def key(self) -> bytes:
@@ -72,9 +72,9 @@ class Liar:
 
 
 class Strategy:
-    """Honest as it stands. A subclass overrides what it lies about; its name in the table is how plans and people call it."""
+    """An honest strategy. A subclass overrides the parts about which it lies. Plans name it by its key in the table."""
 
-    leaves_proof = False  # whoever does this long enough is expelled
+    leaves_proof = False  # True: a peer that does this long enough is expelled
 
     def __init__(self, liar: Liar) -> None:
         self.liar = liar
@@ -83,15 +83,15 @@ class Strategy:
         """Its node has started, or started again."""
 
     def restart(self, restart: RestartState) -> RestartState:
-        """What it remembers after a crash."""
+        """Return the memory that it keeps after a crash."""
         return restart
 
     def hears(self, peer: bytes, data: bytes) -> bool:
-        """Whether this message reaches its node."""
+        """Return True if this message reaches its node."""
         return True
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        """What goes out to one peer instead of `message`."""
+        """Return the messages sent to one peer instead of `message`."""
         return (message,)
 
     def turned(self, turn: StepEffects) -> None:
@@ -106,7 +106,7 @@ class Strategy:
         return 0.0
 
     def finding(self, honest: Verdict) -> Verdict:
-        """What it says of a proposal that it was called to re-execute."""
+        """Return its reported verdict on a proposal that it was called to re-execute."""
         return honest
 
     def payload(self, honest: bytes) -> bytes:

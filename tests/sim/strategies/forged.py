@@ -45,7 +45,7 @@ from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest, o
 
 CHOICES = 16  # that a liar tries before each block
 FAR_VIEWS = 10**12  # beyond all that is kept of views
-FORGED_SHARE = 0.2  # of what a liar hears
+FORGED_SHARE = 0.2  # of the messages that a liar hears
 
 
 class AtEveryHeight(Strategy):
@@ -117,7 +117,7 @@ class ForgedTimeouts(AtEveryHeight):
                 self._lead(replica, view, self.liar.random.choice(self.modes))
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        """Nothing that would contradict what it makes up."""
+        """Drop the messages that would contradict its inventions."""
         is_real = isinstance(message, (Vote, TimeoutEnvelope)) or (
             isinstance(message, ProposeEnvelope) and message.justification is not None
         )
@@ -442,7 +442,7 @@ class ForgedRelays(AtEveryHeight):
 
 
 class ForgedEvidence(AtEveryHeight):
-    """Accuses others: with what they did sign, twice; with two views of theirs; with copied and made-up signatures."""
+    """Accuses others with one real statement twice, with statements of two views, and with copied and made-up signatures."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -473,7 +473,7 @@ class ForgedEvidence(AtEveryHeight):
 
 
 class AlteredVotes(Strategy):
-    """Passes on what others signed with another height, view, block, phase or voter set written into it."""
+    """Relays signed statements of others with a changed height, view, block, phase or voter set."""
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message = opened(data)
@@ -503,7 +503,7 @@ class FarTimeouts(AtEveryHeight):
 
 
 class ForgedNames(Strategy):
-    """Passes on what others signed with a part of it changed, under another's name, or signed by itself in their name."""
+    """Relays statements of others with a changed part, under another name, or with its own signature in their name."""
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message = opened(data)
@@ -538,7 +538,7 @@ def _tag(signed: Signed) -> str:
 
 
 class LyingStatus(AtEveryHeight):
-    """Claims heights that nobody has reached, and that others signed what they did not."""
+    """Claims heights that no peer has reached, and signatures that others never made."""
 
     def lie(self, replica: Any) -> None:
         for key in self.liar.others:
@@ -598,7 +598,7 @@ class BadOffers(BadParts):
         return super().sends(to, message)
 
     def _leaf(self, offer: SnapshotOffer) -> bytes:
-        """Of the altered module, which is made of the state that the shelf serves."""
+        """Return the digest of the altered module, which is derived from the state that the shelf serves."""
         state = self._states.get(offer.height)
         return module_digest(_counted(state)) if state is not None else self.liar.made_up()
 

@@ -85,7 +85,7 @@ def _distinct(fat: Certificate, i: int, height: int) -> Certificate:
 
 
 class OldEpoch(Strategy):
-    """Says again what was said at earlier heights, by itself and by others, and votes as the voters of then."""
+    """Repeats its own and others' messages of earlier heights, and votes with the voter set of that time."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)

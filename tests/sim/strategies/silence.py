@@ -39,7 +39,7 @@ class SilentLeader(Strategy):
 
 
 class CrashAtStep(Strategy):
-    """Stops for good in the middle of a broadcast: after so many messages of one kind, some have it and others do not."""
+    """Stops for good in the middle of a broadcast: some peers have received its message, and others have not."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -144,7 +144,7 @@ class Censor(Strategy):
 
 
 class CensoredHeight(Strategy):
-    """Remembers nothing that others said when it is asked what it heard."""
+    """Returns an empty list when it is asked for remembered statements."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         return (RememberedStatements(message.height, ()),) if isinstance(message, RememberedStatements) else (message,)

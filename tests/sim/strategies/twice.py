@@ -92,7 +92,7 @@ class Amnesia(Strategy):
 
 
 class Equivocator(Strategy):
-    """Tells one half what it means and the other half something else; the first half hears that later, too."""
+    """Sends its real message to one half and another one to the rest. The first half receives that one later, too."""
 
     leaves_proof = True
 
@@ -139,7 +139,7 @@ class TwoCommits(TwoVotes):
 
 
 class TwoTimeouts(Equivocator):
-    """Gives up one view twice, with and without a name for what it had prepared."""
+    """Gives up one view twice, with and without the block that it had prepared."""
 
     def other(self, message: Any) -> Any:
         if not isinstance(message, TimeoutEnvelope):
