@@ -1,6 +1,6 @@
-"""What holds for all tests.
+"""Settings of all tests.
 
-What tests set up stands in layers; each of these modules says which it belongs to, and uses those before it.
+Test fixtures form layers. Each of these modules names its layer, and uses only the layers before it.
 
   Ledger without consensus   tests/ledger/world.py decides what a test says; tests/ledger/snapshots.py adds blocks,
                              certificates and snapshots; tests/peer/chain.py adds real keys and a disk
@@ -27,7 +27,7 @@ from tests.waiting import ended_in_patience
 # Tests run side by side, a process for each core, and so do the peers of one test. With a thread for each core in each of them
 # torch and numpy wait for one another most of the time. Tests that are about threads say how many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # there, threads that wait leave the processor to others
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads yield the CPU to other processes
 
 # How long an example takes says how busy the machine is. Examples are the same each time, so that a change is judged by what it
 # changed; `make fuzz` draws others.
@@ -35,7 +35,7 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("others", deadline=None)
 settings.load_profile("same")
 
-# Of what collecting makes nothing goes away before the end: looking for garbage meanwhile takes a third of its time.
+# Collection creates no garbage, and searching for it takes a third of the time.
 gc.disable()
 
 

@@ -49,7 +49,7 @@ def lint() -> int:
 
 
 def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
-    # What pytest compiles of each test file is kept for the next step.
+    # Keep pytest's compiled test files for the next step.
     command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, *TESTS]
     return run(*command, PYTHONDONTWRITEBYTECODE="", **({"TEST_OUTCOMES": str(outcomes)} if outcomes else {}))
 

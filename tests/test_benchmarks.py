@@ -97,7 +97,7 @@ from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeNetwork
 from training.transformer import ModelSpec
 from training.worker_protocol import ProposeRequest
 
-FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
+FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # only the real time of the turns on this machine remains
 LINE_BITS = 100e6
 LATE_SECONDS = 1.0  # beyond the limit: a busy machine is slow, a lost view costs more than this
 
@@ -203,7 +203,7 @@ def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
 
 @pytest.mark.real("processes")
 def test_figures_are_on_disk_after_every_row_and_never_in_part(tmp_path: Path) -> None:
-    """Whoever ends a run of hours keeps all rows but the one at hand."""
+    """An interrupted run of hours keeps all rows but the current one."""
     file = tmp_path / "figures.json"
     for rows in ([1], [1, 2]):
         provenance.write(file, time.time(), {"rows": rows})
@@ -337,7 +337,7 @@ def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> No
     assert (row.distinct_roots, row.updates, row.samples) == (1, 1, training.GLOBAL_BATCH)
     ring = 2 * 4 * TINY.parameters * (task.peers - 1) / task.peers
     assert row.bytes_per_peer_per_update is not None
-    assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # what is still queued when a process looks is not sent yet
+    assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # bytes still queued at the reading are not sent yet
 
 
 @pytest.mark.real("processes")
@@ -883,7 +883,7 @@ RARE_ELEMENTS = np.arange(5, 9)
 
 
 def known_of(honest: Sequence[np.ndarray], loss: Callable[[np.ndarray], float], seed: int = 0) -> Knowledge:
-    """Of a loss that falls along the first axis."""
+    """Return a liar's knowledge of a loss that falls along the first axis."""
     gradient = np.zeros_like(honest[0])
     gradient[0] = 2
     one, two, three = honest[:3]
@@ -991,7 +991,7 @@ def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
     spec = attacks_detection.jobs()["local"]
     alone = attacks_detection.laziness("local", spec, 7, 0, 300)
     beside = attacks_detection.laziness("local", spec, 7, 2, 300)
-    chance = 1 - (1 - 0.8 * 2 / 6 * AUDIT_RATE * EARLY_SHARE) ** 5  # of five honest auditors, of whom a fifth lapse
+    chance = 1 - (1 - 0.8 * 2 / 6 * AUDIT_RATE * EARLY_SHARE) ** 5  # five honest auditors, and a fifth of their audits lapse
     assert alone.lies == pytest.approx(1 + 1 / chance + 1, rel=0.15), "the first round, and the one until the verdict"
     assert beside.lies > 1.1 * alone.lies and alone.lazy_audits is None
     assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
@@ -1135,7 +1135,7 @@ def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(some: attacks_gpt.W
     monkeypatch.setattr(attacks_gpt, "first_spike", jump)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan)
     assert looked[:3] == [(1, 1)] * 3, "each honest trainer has noted the loss of the round that closes"
-    # Of round 3, before the one in which the loss jumped, each re-executes one update in round 6, and the window is over.
+    # In round 6 each re-executes one update of round 3, the round before the loss jumped. Then the window is over.
     assert outcome.audits == 3 and outcome.found == 1
     # The lie is convicted two rounds later, and all since the last anchor is undone: rounds 0 to 8.
     assert outcome.undone == 9 and outcome.rounds == 12 + outcome.undone

@@ -56,7 +56,7 @@ def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Counting:
-    """A worker in this process. It may invent what it has counted, and train by that."""
+    """A worker in this process. It may invent its counts, and train on them."""
 
     def __init__(self, invents: bool) -> None:
         self.jobs = WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30))
@@ -72,7 +72,7 @@ class Counting:
 
 
 async def train(made: Network, spec: JobSpec) -> bytes:
-    """The job, which four trainers have begun, of whom the last one invents."""
+    """Begin a job with four trainers, the last of which invents its counts, and return the job's key."""
     for number, seat in enumerate(made.seats):
         seat.folder.mkdir(exist_ok=True)
         (seat.folder / "texts").mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
         liar = made.seats[3].public
         found = rejections(made.seats[0], job)
         assert all(rejections(seat, job) == found for seat in made.seats), "a code has one name in the state"
-        # On a busy machine a proposal, or what is said of it, may be too late in one of the rounds.
+        # On a busy machine a proposal, or a ballot on it, may be too late in one of the rounds.
         assert {key for key, reasons in found.items() if reasons.keys() - LATE} == {liar}
         assert found[liar].keys() <= {"own_0", *LATE} and 1 <= found[liar]["own_0"] <= LETTERS.rounds
         # The state has a code's own name; people read what the objective calls it.

@@ -1,4 +1,4 @@
-"""What stands in `deploy/`, and what `make setup` installs, agree with the sources. `python -m scenarios.deploy` runs it."""
+"""The files in `deploy/` and the packages of `make setup` agree with the sources. `python -m scenarios.deploy` runs them."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_make_setup_installs_the_extras() -> None:
 
 
 def test_files_that_are_no_code_are_shipped() -> None:
-    """setuptools takes modules by itself, and of all else only what is named."""
+    """setuptools finds modules by itself, and ships other files only if they are named."""
     named = PROJECT["tool"]["setuptools"]["package-data"]
     shipped = {file for package, patterns in named.items() for pattern in patterns for file in (ROOT / package).glob(pattern)}
     found = (file for package in PACKAGES for file in (ROOT / package).rglob("*"))

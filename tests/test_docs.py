@@ -1,4 +1,4 @@
-"""The documents say what the code does.
+"""The documents agree with the code.
 
 `python -m tests.test_docs` prints the tables and test vectors of docs/protocol/ from the code; with `--write` it puts them into
 the pages, where their headings are.
@@ -274,7 +274,7 @@ def transition_rows() -> list[str]:
 
 
 def kind_rows() -> list[str]:
-    """Every transaction, and where the pages say what it does."""
+    """Return the rows of the table of transactions: each kind, with a link to its section."""
     titles = {title.split()[1]: title for title, _ in sections()}
     return [f"| `{kind}` | {_link(content.__name__, titles[content.__name__])} |" for kind, content in transactions().items()]
 
@@ -489,7 +489,7 @@ def _put(page: str, before: str, old: str, lines: list[str]) -> str:
     return re.sub(f"(?m)^({before}){old}", lambda found: found[1] + "\n".join([*lines, ""]), page)
 
 
-# What must hold ------------------------------------------------------------------------------------------------------
+# Checks --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
 
 
 def test_all_that_features_name_is_there(feature: None) -> None:
-    """Names are looked up when something is used: a slip would be found by whoever uses it first."""
+    """Names are resolved at first use, so a wrong name would otherwise be found only by its first user."""
     for item in FEATURES:
         named_by_it = [
             item.objectives,
@@ -349,7 +349,7 @@ def in_snapshot(chain: Chain, folder: Path) -> bool:
 
 
 def in_store(chain: Chain, folder: Path) -> bool:
-    """What was stored with the state is there after a restart."""
+    """Rows stored with the state are there after a restart."""
     path = folder / "ledger.sqlite"
     store = LedgerStore(path, chain.chain)
     store.append_records([chain.decided[height] for height in sorted(chain.decided)])
@@ -367,7 +367,7 @@ def in_store(chain: Chain, folder: Path) -> bool:
 
 
 def in_proof(chain: Chain, folder: Path) -> bool:
-    """A file shows a row, and that there is none, to whoever knows the genesis."""
+    """A file proves a row's content, or its absence, to a reader that knows the genesis."""
     shown, missing = (verify_row_proof_file(file_of(chain, key), known_modules(), FastVerifier()) for key in (SHOWN, MISSING))
     return (shown.table, shown.record, missing.value) == ("notes/lines", line_of(chain.state), None)
 
@@ -408,7 +408,7 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
     assert not (tmp_path / "row.proof").exists()
 
 
-# Demand -> what is broken on purpose: where, and by what it is replaced.
+# Demand -> fault planted on purpose: its place and its replacement.
 FAULTS: dict[Demand, tuple[str, Any]] = {
     in_root: ("ledger.tables.table.Table.to_wire", lambda table: TableRoot(bytes(32), 0, 0)),
     in_snapshot: ("ledger.snapshots.snapshot_assembly.SnapshotAssembly._want_rows", lambda assembly, state: None),

@@ -176,7 +176,7 @@ def test_a_second_implementation_takes_the_file_of_one_row(key: bytes) -> None:
     assert shown_by(data) == (chain.chain, 39, key, state.tables["notebook/notes"].encoded_record(key))
 
 
-# What else the page says -------------------------------------------------------------------------------------------------
+# Other claims of the page ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [TableRoot, KeyProof, OtherLeaf, RangeProof])

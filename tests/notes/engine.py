@@ -98,7 +98,7 @@ class Slate:
         return declaration
 
     def _counts(self, job: bytes, round: int, trainer: bytes) -> npt.NDArray[np.int64]:
-        """Of each byte in the sequences of the round."""
+        """Count each byte value in the sequences of the round."""
         kind, spec = self.spec.resolved_objective, self.spec
         drawn = [
             kind.draw_examples(spec, InnerStep(job, round, trainer, step), spec.batch, self.tokens)
@@ -148,7 +148,7 @@ def distance(parameters: Float32Array, shares: Float32Array) -> tuple[Float32Arr
 
 
 def distance_from_all(parameters: Float32Array, tokens: TokenizedText) -> Mapping[str, float]:
-    """Of the parameters from the shares in the whole text."""
+    """Return the distance of the parameters from the bytes' shares in the whole text."""
     shares = np.bincount(tokens.train, minlength=len(parameters)) / len(tokens.train)
     return {"distance_from_all": float(np.linalg.norm(parameters - shares))}
 

@@ -1,4 +1,4 @@
-"""A kind of layer of the feature: a feed-forward network with squares in the place of a gate."""
+"""A layer kind of the feature: a feed-forward network with squares instead of a gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scribe does beside agreeing."""
+"""A scribe's work beside consensus."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def of_round(number: int, score: float, distinct: float) -> RoundMedians:
 
 
 def course(*rounds: tuple[float, float], follow: Callable[..., PolicyHistory] = PolicyHistory.with_round) -> PolicyHistory:
-    """Of rounds with these scores of a response, and these distinct-2."""
+    """Return the history of rounds, each given as (score of a response, distinct-2)."""
     made = PolicyHistory((of_round(0, *rounds[0]),))
     for number, found in enumerate(rounds[1:], 1):
         made = follow(made, of_round(number, *found), RESPONSES)

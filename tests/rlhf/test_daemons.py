@@ -42,7 +42,7 @@ LIAR = 3
 SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
 ROUNDS = 2
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
-PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
+PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # answers by prompt: the first, the second, a tie
 OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4"}
 OPEN = ("--sign-up", "open")
 SERVES = Path("services", "serve", ADDRESS_FILE)
@@ -161,7 +161,7 @@ def pairs_file(path: Path, *lines: str) -> str:
 
 
 async def learns_responses_and_then_preferences(network: list[Daemon], folder: Path) -> None:
-    """Whoever invents samples lies about its update where nothing is sampled."""
+    """The trainer that invents samples lies about its update in jobs without sampling."""
     first, lies = network[0], {liar_of(network)}
     responses = [json.dumps({"prompt": f"q{number}: ", "response": "aeiou"}) for number in range(40)]
     pairs = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(40)]
@@ -331,7 +331,7 @@ async def people_compare(daemon: Daemon, truth: dict[str, int]) -> None:
 
 
 async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, project: str) -> None:
-    """People compare responses, and each voter derives what they decided."""
+    """People compare responses, and each voter derives the set of decided pairs."""
     first, author = network[:2]
     begin = author.client.start_rlhf_training
     for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits no projects")):

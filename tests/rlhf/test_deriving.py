@@ -1,4 +1,4 @@
-"""A voter derives the sets that plans wait for, and says what it found, whatever their authors named."""
+"""A voter derives the sets that plans wait for, and attests its own result even if the author named another."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Paged(Compared):
         )
 
     def redact_in_page(self, number: int) -> bytes:
-        """The page as it is then."""
+        """Redact a task, and return the resulting page."""
         made, old = redact_entry(codec.decode(TaskPageBlob, self.first), number), hashlib.sha256(self.first).digest()
         self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, hashlib.sha256(made).digest(), len(made)))
         return made
@@ -67,7 +67,7 @@ class Paged(Compared):
 
 
 class Desk(WorldDesk):
-    """Of the voter; what it submits is decided at once."""
+    """The voter's desk: its transactions are decided at once."""
 
     def __init__(self, world: Paged, folder: Path, *blobs: bytes) -> None:
         super().__init__(world, VOTER.public)
@@ -113,7 +113,7 @@ def world(tmp_path: Path) -> Paged:
 
 
 async def said(desk: Desk) -> list[bytes | None]:
-    """What this peer says, as soon as it does."""
+    """Run the builder until this peer attests sets, and return them."""
     await until(lambda: desk.said, PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
     assert all(isinstance(content, AttestPreferenceSet) and content.plan == desk.world.key for content in desk.said)
     return [content.set for content in desk.said]
@@ -239,7 +239,7 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
 async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan ends by that, and so does the voter's work; it derives what is left where somebody asks again."""
+    """The redaction ends the plan and the voter's work. A new plan makes it derive the remaining pairs."""
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     desk = Desk(world, tmp_path)
     source = world.source
@@ -277,7 +277,7 @@ def text_of(desk: Desk) -> Path:
 
 
 def held(desk: Desk, named: bytes) -> list[bool]:
-    """Of a set: its manifest, its shard, its text."""
+    """Return which blobs of a set are held: its manifest, its shard, its text."""
     return [
         named in desk.blobs,
         hashlib.sha256(b"".join(encode_records(desk.world.pairs()))).digest() in desk.blobs,

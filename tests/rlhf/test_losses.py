@@ -45,7 +45,7 @@ def same(found: Tensor, wanted: dict[tuple[int, int], float] | list[float]) -> N
     torch.testing.assert_close(found.flatten(), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
 
 
-# What each function is to be, by its formula -----------------------------------------------------------------------------
+# The formula of each function -------------------------------------------------------------------------------------------
 
 
 def check_rewards() -> None:
@@ -56,7 +56,7 @@ def check_rewards() -> None:
 
 
 def check_advantages() -> None:
-    """A sum over what is still to come (GAE, equation 16), and not the recursion that computes it."""
+    """Compare advantages with the sum over later steps (GAE, equation 16), not with the recursion that computes it."""
     advantage, returns = losses.gae_advantages(REWARD, VALUE, MASK, discount=0.9, decay=0.8)
 
     def delta(b: int, t: int) -> float:
@@ -257,7 +257,7 @@ RAMP = 0.05
 
 
 def gradients(loss: Callable[[Tensor], Tensor], low: float, high: float) -> Tensor:
-    """Of a single token, along a line of points that lie `STEP` apart."""
+    """Return the gradients of a single token's loss at points from `low` to `high` that lie `STEP` apart."""
     x = torch.arange(low, high, STEP).view(-1, 1).requires_grad_()
     (found,) = torch.autograd.grad(loss(x).sum(), x)
     return found[:, 0]

@@ -29,7 +29,7 @@ VOTER = PEOPLE[1]
 
 
 class Desk(WorldDesk):
-    """Of one member of the world; what it submits is decided at once."""
+    """The desk of one member of the world: its transactions are decided at once."""
 
     def __init__(self, world: Tuned, me: bytes = VOTER.public, problem: str = "", halves: int = 136) -> None:
         super().__init__(world, me)
@@ -136,7 +136,7 @@ async def test_each_finished_job_is_measured_once(autojump_clock: MockClock, wor
 
 
 class Worker:
-    """Of one peer: it fails so many times, and then measures."""
+    """The worker of one peer: it fails `failures` times, and then measures."""
 
     def __init__(self, store: LedgerStore, failures: int) -> None:
         self.store, self.failures, self.asked = store, failures, 0

@@ -37,8 +37,9 @@ def job_of(world: Tuned, key: bytes, stage: int) -> str:
 
 
 def paused(world: Tuned) -> str:
-    """Of each block, the round and the phase of both stages' jobs. A pause in the first round of either, and in the last one of
-    the first; each lasts for two blocks in which nothing happens.
+    """Return, for each block, the round and the phase of both stages' jobs.
+
+    Both jobs pause in their first round, and the first job in its last one, too. Each pause lasts for two idle blocks.
     """
     key, told = world.planned(), []
     for pauses in (True, True, True, False, False):

@@ -83,7 +83,7 @@ class Tuned(World):
         return self.state.module_state(RlhfState).plans[key]
 
     def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT, blocks: int = 0) -> None:
-        """All rounds that are left of a job, and so many blocks behind them."""
+        """Close all remaining rounds of a job, and decide `blocks` more blocks."""
         while self.job(key).phase is JobPhase.RUNNING:
             self.decide(closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
         for _ in range(blocks):
@@ -234,7 +234,7 @@ def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monk
 def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     world: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without base and reward model no auditor could judge a dispute: whoever lied in the last rounds would get away with it."""
+    """Without base and reward model no auditor could judge a dispute, and a lie in the last rounds would go unpunished."""
     for kept in ("TRAINED_KEPT_MAX", "UNTRAINED_KEPT_MAX"):
         monkeypatch.setattr(jobs, kept, 0)
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 3)

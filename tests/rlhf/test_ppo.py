@@ -1,4 +1,4 @@
-"""PPO in the worker: what is proposed passes every check; what was not sampled is named, however little a token trails."""
+"""PPO in the worker: honest proposals pass every check, and a token that was not sampled is found at any margin."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ class OneToken:
         self.responses = rollouts.read_rollouts(path, PPO.rollout_limits(self.spec, own))
 
     def runners_up(self) -> tuple[Any, Any]:
-        """Of each response: by how much it trails, and which token it is."""
+        """Return each response's runner-up: the margin by which it trails, and its token."""
         self.engine.load_parameters(self.first)
         with torch.no_grad():
             features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
@@ -304,7 +304,7 @@ class OneToken:
         return best.values[:, 0] - best.values[:, 1], best.indices[:, 1]
 
     def refutation(self, row: int, token: int) -> RejectionReason | None:
-        """Of the honest responses with another token in one place, and with their own figures."""
+        """Refute the honest responses with another token in row `row` and figures that match it."""
         told, reward = [[*map(int, response)] for response in self.responses], VOWELS.make(self.spec.seed)
         was, told[row] = told[row], [token]
         moved = reward([token], bytes([token])) - reward(was, bytes(was))

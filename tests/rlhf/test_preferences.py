@@ -142,7 +142,7 @@ PAGE = TaskPageBlob(
 
 @pytest.fixture(scope="module")
 def decided() -> tuple[Room, bytes]:
-    """Twelve pairs and three people. Of each four tasks all say 0, 1, 2 or 3. Task 8 has another vote."""
+    """Return a room of twelve pairs and three people. The answers to tasks repeat 0, 1, 2, 3; one vote on task 8 differs."""
     # Two are asked at first, and which two follows from a hash: the other vote must be of one of them.
     room, project = next(made for made in map(answered, range(3)) if task_of(*made, 8).opened == 3)
     if task_of(room, project, 8).stage is TaskStage.REVIEW:  # where two of three votes are not sure enough

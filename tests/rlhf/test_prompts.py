@@ -63,7 +63,7 @@ SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, objective_setting
 
 
 def some_pairs() -> list[PreferencePair]:
-    """Of prompts of 1 to 20 bytes, each of two pairs, and one without a prompt."""
+    """Return two pairs for each prompt length of 1 to 20 bytes, and one pair without a prompt."""
     texts = ["", *("abcdefghijklmnopqrst"[:length] for length in range(1, 21) for _ in range(2))]
     return [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1000) for number, text in enumerate(texts, start=1)]
 

@@ -34,7 +34,7 @@ from tests.curation.room import Room, annotators
 from tests.ledger.world import PEOPLE, World
 from tests.rlhf.test_plans import POLICY, REWARD, Tuned
 
-AUTHOR, *OTHERS = PEOPLE[:4]  # four voters, of whom one may lie: a quorum is three
+AUTHOR, *OTHERS = PEOPLE[:4]  # four voters tolerate one liar, and a quorum is three
 NOVICE = PEOPLE[5]
 ASKED = ProjectSpec("pairs", QuestionKind.PAIR, (), False, 2, None, 1, 0, False)
 TASKS, BOTH_BAD = 8, 3
@@ -278,7 +278,7 @@ def test_no_plan_begins_with_a_project_that_is_being_closed(world: Compared) -> 
 
 
 def anything_counts(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """Whoever said something is taken for somebody who derived the set."""
+    """Plant: every attestation counts as one for the claimed set."""
     return HEARD(replace(claim, attestations=dict.fromkeys(claim.attestations, claim.set)), *rest)
 
 
@@ -289,7 +289,7 @@ def one_is_enough(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetC
 def most_are_enough(
     claim: PreferenceSetClaim, voters: tuple[bytes, ...], curation: Any
 ) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """Of those that have spoken."""
+    """Plant: a majority of the attestations decides, instead of a quorum of the voters."""
     agree = [found == claim.set for found in claim.attestations.values()]
     return (claim, ClaimStatus.DECIDED) if 2 * sum(agree) > len(agree) > 1 else HEARD(claim, voters, curation)
 

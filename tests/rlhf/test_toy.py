@@ -163,7 +163,7 @@ TERMS = ("prompt_tokens=8", "response_tokens=8", "epochs=1", "local_steps=2", "b
 
 
 def said(count: int, wrong: float = 0.0) -> list[PreferencePair]:
-    """Of two responses the one with `good` is the better one; the others' words say nothing. Some are turned around."""
+    """Return pairs in which the response with `good` is preferred, and a share `wrong` is reversed. Other words are random."""
     draw, pairs = random.Random(0), list[PreferencePair]()
     for number in range(count):
         words = [draw.choices("abcdefgh", k=6) for _ in range(2)]

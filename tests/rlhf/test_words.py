@@ -1,4 +1,4 @@
-"""What a person types to tune a model, what is refused before anything is asked, and figures of a set of preferences."""
+"""Commands that tune a model: their input, errors found before any request, and figures of a preference set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links of scenarios: namespaces, packets between TUN devices, the proxy that delays bytes, and what a run keeps."""
+"""Links of scenarios: namespaces, packets between TUN devices, the proxy that delays bytes, and the files of a run."""
 
 from __future__ import annotations
 
@@ -203,13 +203,13 @@ class Link:
         self.here, self.there = here, there
 
     async def carries(self, data: bytes, *, back: bool = False) -> bool:
-        """Whether this arrives at the other end."""
+        """Return True if `data` arrives at the other end."""
         speaker, hearer = (self.there, self.here) if back else (self.here, self.there)
         await speaker.send_all(data)
         return await heard(hearer, len(data)) == data
 
     async def holds(self, data: bytes, *, back: bool = False) -> bool:
-        """Whether nothing has arrived at the other end when nothing moves any more."""
+        """Return True if nothing has arrived at the other end once all tasks are blocked."""
         speaker, hearer = (self.there, self.here) if back else (self.here, self.there)
         await speaker.send_all(data)
         await wait_all_tasks_blocked(QUIET_SECONDS)
@@ -220,7 +220,7 @@ class Link:
 
 
 async def heard(stream: trio.SocketStream, count: int) -> bytes:
-    """The next so many bytes, however late they are."""
+    """Return the next `count` bytes, with no timeout."""
     found = b""
     while len(found) < count and (data := await stream.receive_some()):
         found += data

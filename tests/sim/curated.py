@@ -131,7 +131,7 @@ class Curated:
         }
         return {what: count for what, count in found.items() if count}
 
-    # What blocks say -------------------------------------------------------------------------------------------------
+    # Statements in blocks --------------------------------------------------------------------------------------------
 
     def _read(self, peer: bytes, batch: list[Any], now_ms: int, enrolled: dict[bytes, list[Any]], wished: Counter[Any]) -> None:
         """Read a batch in its order of execution: each opened vote was carried in this batch or before."""

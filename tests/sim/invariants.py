@@ -329,8 +329,8 @@ class Invariants:
     def _check_outcome(
         self, height: int, ballots: list[Any], cut_offs: list[Any], proposals: list[Any], vouches: list[Any] | None
     ) -> None:
-        """Check, while the founders are the members, that an update with q accepts and its vouches is accepted, and no missing ballot
-        could change that.
+        """Check, while the founders are the members, that an update with q accepts and its vouches is accepted, and that no
+        missing ballot could change that.
 
         `vouches` is None where nothing is re-executed before the vote.
         """

@@ -1,7 +1,7 @@
 """Nodes on virtual time, run by a plan: a whole network of real peers, with all planned faults.
 
-One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; what a daemon does
-around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves
+One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; a daemon's work
+around it (disk, network, clock, applying, judging) consists of events that take virtual time. A peer's messages leave
 through `consensus.effects.persist_effects` and `send_messages`, as in the daemon.
 """
 

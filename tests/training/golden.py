@@ -162,7 +162,7 @@ def aggregates() -> Named:
 
 
 def _update(number: int, bits: int) -> codec.QuantizedUpdate:
-    """Of different lengths, so that some are clipped and the grid is not that of any one."""
+    """Return an update whose norm depends on `number`, so that some are clipped and no single one sets the grid."""
     return update(buffer(RAGGED, "aggregate", number, deviation=0.01 * (1 + number % 5) ** 2), RAGGED, number, bits)
 
 
@@ -180,7 +180,7 @@ def outer_steps() -> Named:
 
 
 def by_torch(device: str) -> dict[str, str]:
-    """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
+    """Compute some digests with torch on a device: loaded parameters, sequences that are read, one outer optimizer."""
     import torch
 
     from training.engines.pytorch.implementations import window_batch

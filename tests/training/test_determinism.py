@@ -48,7 +48,7 @@ OPINIONS = {("error_feedback.py", "einsum"), ("quantization_cells.py", "einsum")
 
 def test_replicated_arithmetic_calls_no_function_that_libraries_round_as_they_like() -> None:
     """IEEE 754 demands correct rounding of a square root, and not of a power; `math.ldexp` has nothing to round. Sums of floats
-    depend on the order of a machine's vector unit. What `sum` and `@` add here are integers, which no name can tell.
+    depend on the order of a machine's vector unit. `sum` and `@` add only integers here, which the names do not show.
     """
     free = {
         "pow",

@@ -234,7 +234,7 @@ class Rounds:
 
 
 def power_cut(folder: Path, damage: str, only: str = "") -> None:
-    """What was written and not synced has not reached the disk, or only in part."""
+    """Simulate a power cut: unsynced data has not reached the disk, or only in part."""
     found = sorted((folder / JOB.hex()[:32]).glob("0*"), reverse=True)  # the last one first
     models = [path for path in found if not (path / model_files.DURABLE).exists()]
     for file in (file for model in models for file in model.iterdir() if only in file.name):
@@ -257,7 +257,7 @@ def test_a_model_that_did_not_reach_the_disk_is_computed_anew(tmp_path: Path, da
 
 
 def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path) -> None:
-    """Its state names the right root, and a step to the same root would leave it as it is."""
+    """Its state names the right root, and a step to the same root would not replace it."""
     rounds = Rounds(host := JobModelStore(tmp_path)).play(3)
     file = host.round_directory(JOB, 3) / "parameters.f32"
     file.write_bytes(bytes(file.stat().st_size))
@@ -313,7 +313,7 @@ def test_pruning_keeps_the_last_durable_model_and_no_older_one(host: JobModelSto
 
 
 def test_an_older_model_that_a_power_cut_left_damaged_judges_nobody(tmp_path: Path) -> None:
-    """What is newer may be whole, so that nothing was computed anew."""
+    """Newer models may be undamaged, so that nothing was computed again."""
     rounds = Rounds(host := JobModelStore(tmp_path)).play(3)
     file = host.round_directory(JOB, 2) / "parameters.f32"
     file.write_bytes(bytes(file.stat().st_size))

@@ -47,7 +47,7 @@ def audit_of(folder: Path, round: int, previous: int | None = None) -> worker_pr
 
 
 def committed(path: Path, spec: JobSpec = SPEC) -> np.ndarray:
-    """What the buffer in that file says."""
+    """Return the values of the buffer in that file."""
     return error_feedback.read_buffer(path, spec).dequantize()
 
 
@@ -244,7 +244,7 @@ def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_esti
     before, v = (committed(folder / name, OF_ESTIMATES) for name in ("m0", "m1"))
     deltas = [ScratchObjective().deterministic_update(JOB, round, TRAINER, len(v)) for round in (0, 1)]
     models = [ReplicatedModel.open(folder / f"model{round}") for round in (0, 1)]
-    # The trainer goes on from what its levels say.
+    # The trainer continues from the values of its levels.
     wanted = deltas[0] * np.float32(0.25), before * np.float32(0.75) + deltas[1] * np.float32(0.25)
     for model, said, m in zip(models, (before, v), wanted, strict=True):
         levels = error_feedback.make_buffer(m, model.header(TRAINER), OF_ESTIMATES)

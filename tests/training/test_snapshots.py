@@ -88,7 +88,7 @@ def test_what_is_asked_for_and_does_not_exist_is_the_askers_fault(tmp_path: Path
 
 
 def test_a_damaged_model_is_neither_served_nor_taken_for_held(tmp_path: Path) -> None:
-    """Whoever fetches it would take this honest peer for a liar."""
+    """A peer that fetches a damaged model would take this honest peer for a liar."""
     host, root = made(tmp_path)
     file = host.round_directory(JOB, 0) / "parameters.f32"
     data = bytearray(file.read_bytes())

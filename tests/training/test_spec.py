@@ -288,7 +288,7 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
 
 
 def test_a_field_that_is_set_to_its_default_changes_no_other_field() -> None:
-    """AdamW is the name of an inner and of an outer optimizer, and what follows from the one does not from the other."""
+    """AdamW names both an inner and an outer optimizer, and each of them implies other defaults."""
     for name, default in {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}.items():
         usual = complete_fields({"inner": JOB.inner}) if name == "inner" else complete_fields({})
         assert complete_fields({name: default}) == usual | {name: default}

@@ -316,7 +316,7 @@ DEEP = ModelSpec(context=32, width=32, layers=6, heads=4, kv_heads=2, hidden=48)
 
 
 def kept_bytes(model: ModelSpec, recompute: bool) -> int:
-    """What a forward pass of one sequence keeps for the backward pass."""
+    """Return the bytes that a forward pass of one sequence keeps for the backward pass."""
     net, kept = GPT(replace(SPEC, model=model)), dict[int, int]()
     net.recompute = recompute
     own = net.parameters.untyped_storage().data_ptr()

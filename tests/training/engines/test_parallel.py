@@ -1,4 +1,4 @@
-"""Two processes that train as one trainer, on processors with gloo: what a peer of several GPUs does with NCCL."""
+"""Two processes that train as one trainer, on CPUs with gloo. A peer with several GPUs does the same with NCCL."""
 
 from __future__ import annotations
 

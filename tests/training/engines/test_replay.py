@@ -63,7 +63,7 @@ SPECS = {
 
 @dataclass
 class World:
-    """Rounds 0 and 1 of one trainer, whose proposal of round 0 was accepted; what is tested is its proposal of round 1."""
+    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, and tests re-execute that of round 1."""
 
     folder: Path
     engine: TorchEngine
@@ -262,7 +262,7 @@ def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: Worl
 
 
 def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(text: Path) -> None:
-    """What is small in momentum is as large as all else once it is orthogonal."""
+    """Orthogonalization makes a small part of the momentum as large as all others."""
     spec = SPECS["muon kept"]
     engine = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
     _, replayed = inner_step(engine, initial_parameters(spec), InnerState.fresh(spec), InnerStep(JOB, 1, TRAINER, 0))

@@ -102,7 +102,7 @@ def test_honest_rounds_pass_also_with_another_number_of_threads_and_show_two_byt
 
 
 def test_the_loss_that_binds_an_auditor_is_of_the_last_step(world: World) -> None:
-    """Whoever replays the first step alone does not know it."""
+    """An auditor that replays only the first step does not know this loss."""
     assert world.done.last_loss == round(1e6 * world.losses[-1]) == world.audit().last_loss
 
 
@@ -129,7 +129,7 @@ def test_a_lie_in_one_step_is_found_whichever_it_is(world: World, how: str, step
 
 @pytest.mark.parametrize("factor", [0.98, 1.5])
 def test_a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it(world: World, factor: float) -> None:
-    """Of one bit, and most levels: its payload says nearly what the honest one says, and later ones would say the rest."""
+    """With one bit most levels agree: the payload nearly equals the honest one, and later payloads would add the lie."""
     before, layout = Path(world.path("payload", 0)).read_bytes(), world.model(0).layout
     world.commit(world.m(0) * np.float32(factor), 0)
     after = Path(world.path("payload", 0)).read_bytes()

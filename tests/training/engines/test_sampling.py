@@ -43,7 +43,7 @@ def lively() -> GPT:
 
 
 def whole_logits(model: GPT, sequence: list[int]) -> torch.Tensor:
-    """Of the token behind each position, without a cache."""
+    """Return the logits of the token after each position, computed without a cache."""
     with torch.no_grad():
         return F.linear(model.features(torch.tensor([sequence])), model.embedding_VC)[0]
 
@@ -207,7 +207,7 @@ def test_one_beam_always_takes_the_likeliest_and_ends_where_that_does(stop: int 
 
 
 def test_beams_that_hold_everything_find_the_best_continuation_that_there_is() -> None:
-    """Of two tokens, of which the first is any: 16 beams hold all first tokens that the best can begin with."""
+    """The continuation has two tokens: 16 beams hold each first token with which the best one can begin."""
     model, prompt = lively(), tokens(1, 5)[0].tolist()
     first = torch.log_softmax(whole_logits(model, prompt)[-1].double(), dim=-1)
     best = max(

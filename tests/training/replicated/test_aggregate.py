@@ -300,7 +300,7 @@ def diameter(honest: Matrix) -> float:
 
 
 def bound(honest: Matrix) -> float:
-    """What one liar among four can move the aggregate by: (4/√3 + 1/3) of the honest diameter D.
+    """Bound the distance by which one liar among four can move the aggregate: (4/√3 + 1/3) of the honest diameter D.
 
     Clipping to a ball brings nobody farther apart and moves the honest mean by at most D/3, as the threshold is at least the
     second largest honest norm. An honest update is mixed with two that are no farther from it than the honest ones, so it moves
@@ -358,6 +358,6 @@ def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block() -> None:
         finally:
             tracemalloc.stop()
 
-    peak(4)  # what is made once
+    peak(4)  # allocates all that is made once
     least, most = peak(16), peak(48)
     assert (most - least) / 32 < 5 * BLOCK

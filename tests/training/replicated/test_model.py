@@ -415,7 +415,7 @@ def test_a_crash_at_any_step_of_saving_leaves_the_old_model_or_the_new(
 
 
 def _crashes_at(step: int, old: ReplicatedModel, new: ReplicatedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether saving did not get past `step` calls to the file system."""
+    """Save, and crash at call number `step` to the file system. Return False if saving needs fewer calls."""
     old.save(home / "model")
     left = step
 

@@ -1,4 +1,4 @@
-"""The first rounds of a job say more bits than the others: what a payload looks like is a rule of job and round."""
+"""The first rounds of a job send more bits than the others: job and round fix the format of a payload."""
 
 from __future__ import annotations
 

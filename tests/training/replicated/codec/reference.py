@@ -1,7 +1,7 @@
-"""docs/protocol/codec.md a second time: plain Python, strings of bits and exact fractions, shared with the codec: the layout.
+"""A second implementation of docs/protocol/codec.md, in plain Python with strings of bits and exact fractions.
 
-Slow, and read against the page rather than against the code. `decode` reads what it can and then asks whether writing it again
-gives the same bytes.
+It is slow, is checked against the page rather than the code, and shares only the layout with the codec. `decode` reads a
+payload and then requires that encoding it again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _bytes(bits: str) -> bytes:
 
 
 def read(payload: bytes, lengths: Sequence[int]) -> Said:
-    """What `payload` says, or `Malformed`."""
+    """Return the content of `payload`. Raises Malformed."""
     try:
         said = _read(payload, lengths)
     except (struct.error, IndexError, ValueError) as error:
@@ -124,7 +124,7 @@ def _require_canonical(said: Said) -> None:
 
 
 def said_of(fields: tuple[int, bytes], m: Sequence[float], lengths: Sequence[int]) -> Said:
-    """What a payload is to say of the elements `m`."""
+    """Return the content that a payload of the elements `m` must have."""
     bits, _ = fields
     chunks, start = [], 0
     for length in lengths:

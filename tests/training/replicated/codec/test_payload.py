@@ -175,7 +175,7 @@ def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, bits: int, data
 @settings(max_examples=150)
 @given(widths, st.data())
 def test_two_payloads_never_say_the_same(bits: int, data: st.DataObject) -> None:
-    """Whatever is accepted: levels with a common divisor or another scale are refused."""
+    """Accepted payloads are unique: levels with a common divisor or another scale are refused."""
     codes = data.draw(st.lists(st.sampled_from([0, 1, 16, 224, 239, 240, 241, 255]), min_size=4, max_size=4))
     levels = st.sampled_from([level for level in range(-128, 128) if bits == 8 or level % 2])
     lengths = TOY.chunk_lengths.tolist()
@@ -276,7 +276,7 @@ def forged(bits: int) -> reference.Said:
     return reference.read(payload, RAGGED.chunk_lengths.tolist())
 
 
-# What is encoded -----------------------------------------------------------------------------------------------------
+# Encoding -----------------------------------------------------------------------------------------------------------
 
 
 @each_width
@@ -328,7 +328,7 @@ GOLDEN = {
 
 @each_width
 def test_payloads_have_their_golden_hashes(bits: int) -> None:
-    """Of buffers made from integers, so that a change of any bit on any machine is seen."""
+    """The buffers are made from integers, so that a change of any bit on any machine is noticed."""
     digest = hashlib.sha256()
     for number, deviation in enumerate((1e-2, 3e4, 1e-20)):
         m = buffer(RAGGED, "payload", number, deviation=deviation)
