@@ -1,4 +1,4 @@
-"""Many histories: run in processes, counted, and written down so that an interrupted campaign goes on."""
+"""Many histories: run in processes, counted, and saved so that an interrupted campaign can continue."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Result:
 
 
 def prepare(kind: str, seed: int, n: int | None) -> Simulation:
-    """The simulation of one seed, not run yet."""
+    """Return the simulation of one seed, not run yet."""
     if kind == "twins":
         return twins.simulation(twins.expand(seed, n or N))
     if kind == "partitions":
@@ -68,7 +68,7 @@ def prepare(kind: str, seed: int, n: int | None) -> Simulation:
 
 
 def keeping(simulation: Simulation, numbers: Sequence[int]) -> Simulation:
-    """The same history with only some of its faults."""
+    """Return the same history with only some of its faults."""
     return type(simulation)(simulation.plan.keep(numbers))
 
 

@@ -66,7 +66,7 @@ PROJECTS_OF_ONE = 3
 LEASES_WANTED = 5
 SAID_KEPT = 40  # statements that are replayed
 PROJECT_SHARE = 0.2  # of the wishes for tasks of one project alone
-FORGED_SHARE = 0.3  # of the batches in whose place somebody could forge one
+FORGED_SHARE = 0.3  # of the batches that a liar could replace by a forged one
 
 SESSION_MS = 3_600_000
 MOODS = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, 3, 7, False)
@@ -85,7 +85,7 @@ ASKED = (
 
 @contextlib.contextmanager
 def hurried(minute_ms: int) -> Iterator[None]:
-    """Inside, a minute of curation takes so long, and projects are closed in small slices."""
+    """Shorten the minute of curation inside the block, and close projects in small slices."""
     with (
         mock.patch.object(curation.ledger.curation_module, "LEASE_MS", LEASE_MINUTES * minute_ms),
         mock.patch.object(curation.ledger.curation_module, "OPENING_MS", minute_ms),
@@ -114,7 +114,7 @@ def truth_of(asked: ProjectSpec, project: bytes, number: int) -> Answer:
 
 
 def gold_of(asked: ProjectSpec, project: bytes, first: int, count: int) -> list[bytes]:
-    """The leaves of a page's gold. The author knows the truth of all its tasks."""
+    """Return the leaves of a page's gold. The author knows the true answers of all its tasks."""
     return [gold_leaf(bytes(16), truth_of(asked, project, first + index)) for index in range(count)]
 
 
@@ -149,7 +149,7 @@ class Desk:
     closes_after: int = 18  # settled tasks
     is_careful: bool = False  # each annotator gives its first answer, and opens it at any peer
     founded: int = 0
-    members: MembersState | None = None  # of the state that it was asked about last
+    members: MembersState | None = None  # of the state in the last call
     _said: dict[str, list[Any]] = field(default_factory=dict)  # a sample of the statements carried before
     _carrier: bytes = b""  # the key of this peer that those statements name
 
@@ -158,7 +158,7 @@ class Desk:
         return self._of_member(curated, state.members.voters) or ("curation/statements", self._batch(curated, state.time_ms))
 
     def _of_member(self, state: CurationState, voters: tuple[bytes, ...]) -> tuple[str, Any] | None:
-        """As an author, or as a voter."""
+        """Return a transaction of this peer as an author or as a voter."""
         draw = self.random
         for key in state.open:
             project = state.projects.get_record(key)
@@ -191,7 +191,7 @@ class Desk:
         return None
 
     def _of_voter(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any] | None:
-        """A voter alone achieves nothing: all of them have the same wishes."""
+        """Return a wish of this voter. All voters have the same wishes, because one alone has no effect."""
         if project.settled > 12 and self.signer.public not in project.stop_requests:
             return "curation/vote-to-stop", VoteToStopProject(key)
         kind, wish = self._redaction(state, key, _number(b"index", key))
@@ -221,7 +221,7 @@ class Desk:
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def _batch(self, state: CurationState, now_ms: int) -> StatementBatch:
-        """Statements that are signed as they should be, or now and then only some that are not."""
+        """Return a batch of correctly signed statements, or now and then one of wrongly signed statements."""
         found: dict[str, list[Any]] = {part.name: [] for part in fields(StatementBatch)}
         forged: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits")}
         for person in self.people:
@@ -278,7 +278,7 @@ class Desk:
         found: dict[str, list[Any]],
         forged: dict[str, list[Any]],
     ) -> None:
-        """Once, or as two answers, or by somebody else in its own name or in the annotator's."""
+        """Commit one answer, two answers, or an answer that another key signs in its own or the annotator's name."""
         chance = 0.5 if self.is_careful else self.random.random()
         project = state.projects.get_record(row.project)
         assert project is not None
@@ -295,7 +295,7 @@ class Desk:
             (forged if is_forged else found)["commits"].append(commit)
 
     def _open(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
-        """One in ten is never opened. Some are opened with another answer than the one that was committed."""
+        """Open votes. One in ten is never opened, and some are opened with an answer that differs from the committed one."""
         if _number(b"lost", assignment) % 10 == 0:
             return
         project = state.projects.get_record(row.project)
@@ -335,7 +335,7 @@ class Desk:
         return signer.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement)))
 
     def _enrolment(self, person: Signer, is_forged: bool) -> EnrolmentEntry:
-        """A forged one is signed for another peer, as if that one's were repeated here."""
+        """Enrol an annotator. A forged enrolment is signed for another peer, as in a replay of that peer's."""
         peer = bytes(32) if is_forged else self.signer.public
         return EnrolmentEntry(person.public, "ann", False, self._signed(person.public, EnrolStatement("ann", peer, False)))
 

@@ -46,7 +46,7 @@ def _check(data: bytes, size: int) -> bytes:
 
 
 def read(log: bytes) -> Iterator[list[JournalRecord]]:
-    """The records of each whole frame. Raises `StorageError` for what no crash leaves behind."""
+    """Return the records of each whole frame. Raises `StorageError` for damage that no crash explains."""
     at = 0
     while len(log) - at >= HEADER_BYTES + DIGEST_BYTES:
         length, check = log[at : at + 4], log[at + 4 : at + HEADER_BYTES]
@@ -66,7 +66,7 @@ def read(log: bytes) -> Iterator[list[JournalRecord]]:
 
 
 class Disk:
-    """Implements `consensus.effects.Journal`. Frames become bytes when somebody looks: at a crash, or at a restart."""
+    """An implementation of `consensus.effects.Journal`. Frames are encoded only when needed, at a crash or restart."""
 
     def __init__(self) -> None:
         self.decided: dict[int, DecidedBlock] = {}
@@ -75,7 +75,7 @@ class Disk:
         self.silent_below = 0
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
         self.accepted: dict[tuple[bytes, int], tuple[Signed, ...]] = {}  # proposals of others, by a ballot of this peer
-        self.links_by_height: dict[int, LightBlock] = {}  # of heights that name another next set
+        self.links_by_height: dict[int, LightBlock] = {}  # of heights whose next voter set differs
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
         self._frames: list[tuple[JournalRecord, ...]] = []  # records of undecided heights
@@ -175,7 +175,7 @@ class Disk:
     # Faults ----------------------------------------------------------------------------------------------------------
 
     def tear(self, records: Sequence[JournalRecord], fraction: float, garbled: bool) -> None:
-        """A crash during the append of `records`: this part of its bytes is there, the last ones perhaps wrong."""
+        """Crash during the append of `records`: this share of its bytes is written, and its last ones may be wrong."""
         data = frame(records)
         kept = data[: int(len(data) * fraction)]
         if garbled and kept:
@@ -187,7 +187,7 @@ class Disk:
         self._bytes = {position: 0xFF}
 
     def damage_middle(self, where: float) -> None:
-        """Flips a byte before the last frame, or in a table if there is none: the last one might be a torn append."""
+        """Flip a byte before the last frame, which might be torn. Without earlier frames flip one in a table."""
         before = len(self._log()) - len(self._tail) - (len(frame(self._frames[-1])) if self._frames else 0)
         if before:
             self.damage(int(where * before))

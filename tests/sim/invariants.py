@@ -69,7 +69,7 @@ def set_hash(keys: Iterable[bytes]) -> bytes:
 
 
 def honest_payload(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
-    """The digest of the update that an honest trainer computes in the simulator."""
+    """Return the digest of the update that an honest trainer computes in the simulator."""
     return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
 
 
@@ -100,9 +100,9 @@ class Durable:
 
 @dataclass
 class Invariants:
-    """Watches all that honest peers decide, apply, write and send, over their restarts.
+    """Checks of all that honest peers decide, apply, write and send, across restarts.
 
-    `reference(height, block)` gives the problem of a decided body after everything below it, and the state root after it.
+    `reference(height, block)` returns the problem of a decided body on the state below it, and the state root after it.
     """
 
     founders: Keys
@@ -115,43 +115,43 @@ class Invariants:
     waits: Callable[[Signed], bool] = lambda signed: True  # whether a transaction still could be decided
     may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
     heirs: set[bytes] = field(default_factory=set)  # keys that liars rotated to: one and the same person, who may be expelled
-    excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed what nobody remembers
+    excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed forgotten statements
     decided: dict[int, bytes] = field(default_factory=dict)
-    views: dict[int, int] = field(default_factory=dict)  # in which view each height was decided first
+    views: dict[int, int] = field(default_factory=dict)  # height -> the view in which it was decided first
     roots: dict[int, bytes] = field(default_factory=dict)  # after each height
     sets: dict[int, Keys] = field(default_factory=dict)
     _blocks: dict[int, list[Any]] = field(default_factory=dict)
     _bytes: dict[int, bytes] = field(default_factory=dict)
     _certified: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     _committed: dict[tuple[int, int, bytes], set[bytes]] = field(default_factory=dict)
-    _locked: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # height -> what may be decided, in the highest such view
+    _locked: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # height -> highest (view, block) that may be decided
     _signed: dict[tuple[bytes, Slot], bytes] = field(default_factory=dict)
     _given_up: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    _highest: dict[int, int] = field(default_factory=dict)  # height -> the last view that anybody honest has given up
-    _silent: dict[bytes, int] = field(default_factory=dict)  # below which height a peer has promised to sign nothing
+    _highest: dict[int, int] = field(default_factory=dict)  # height -> the last view that an honest peer has given up
+    _silent: dict[bytes, int] = field(default_factory=dict)  # peer -> height below which it has promised to sign nothing
     _last: dict[bytes, int] = field(default_factory=dict)
     _applied: dict[bytes, int] = field(default_factory=dict)
     _durable: dict[bytes, Durable] = field(default_factory=dict)
     _evidence: int = 0  # decided so far
-    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> whom it wants retired, also where f falls
-    _retired: dict[bytes, bool] = field(default_factory=dict)  # whom a quorum wanted so -> whether it said that f may fall
+    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> (member to retire, whether f may fall)
+    _retired: dict[bytes, bool] = field(default_factory=dict)  # retired member -> whether the quorum allowed f to fall
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
     _audited: set[bytes] = field(default_factory=set)  # jobs whose proposals are re-executed before the vote
-    _job_records: Any = None  # the jobs whose records were looked at last
+    _job_records: Any = None  # the jobs whose records were checked last
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
     _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
     _remembered: dict[bytes, dict[Slot, bytes]] = field(default_factory=dict)
-    _wrong: dict[bytes, int] = field(default_factory=dict)  # whose state is wrong, from which height on
-    _told: dict[bytes, int] = field(default_factory=dict)  # of those: the height whose state their node has been told
+    _wrong: dict[bytes, int] = field(default_factory=dict)  # peer with a wrong state -> its first wrong height
+    _told: dict[bytes, int] = field(default_factory=dict)  # such a peer -> last height whose state its node was told
     _waiting: dict[bytes, tuple[int, Signed, int]] = field(default_factory=dict)  # author -> (nonce, transaction, height then)
     longest_wait: int = 0  # heights, of any transaction
-    justified: int = 0  # prepares in later views whose reason was checked
-    unseen: int = 0  # those whose reason nobody was shown: of a leader that crashed before it sent its proposal
+    justified: int = 0  # prepares in later views whose justification was checked
+    unseen: int = 0  # prepares without a known justification: the leader crashed before it sent its proposal
     _opened: set[tuple[bytes, int, bytes]] = field(default_factory=set)  # losses: (job, round, trainer)
     _successors: dict[bytes, bytes] = field(default_factory=dict)  # a key that was rotated -> the next one
-    _audits: Any = None  # the state of the audits that was looked at last
-    # What came to each honest peer: by height, view and block.
+    _audits: Any = None  # the state of the audits that was checked last
+    # Proposals that reached each honest peer, by height, view and block.
     _offered: dict[tuple[bytes, int, int, bytes], list[ProposeEnvelope]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -177,8 +177,8 @@ class Invariants:
         self.on_durable(peer, records)
 
     def on_restored(self, peer: bytes, decisions: Iterable[Any], height: int, root: bytes) -> None:
-        """A snapshot took the place of the decisions up to `height`."""
-        for decided in decisions:  # the last one proves the state below it, and may be news: a liar can be the first to decide
+        """Note that a snapshot replaced the decisions up to `height`."""
+        for decided in decisions:  # the last one proves the state below it, and may be new here: a liar can decide first
             self._on_certificate(decided.certificate, Commit)
             self._agrees(decided)
             self._last[peer] = max(decided.height, self._last.get(peer, 0))
@@ -230,11 +230,11 @@ class Invariants:
         self.on_block(height, body)
 
     def on_rolled_back_job(self, job: bytes, number: int) -> None:
-        """The job goes on with the round of this number."""
+        """Note that the job continues with the round `number`."""
         self._rounds[job] = number
 
     def on_submitted(self, signed: Signed, height: int) -> None:
-        """An honest author's transaction begins to wait while `height` is the last decided one. An author has one at a time."""
+        """Note that an honest author's only transaction begins to wait while `height` is the last decided height."""
         _, nonce, *_ = codec.unpack(signed.body, len(signed.body))
         self._waiting[signed.signer] = (nonce, signed, height)
 
@@ -414,7 +414,7 @@ class Invariants:
                 raise Violation("honest expelled", f"{short_id(key)} at height {height}")
 
     def on_audits(self, audits: Any) -> None:
-        """After each block: no lie about an audit hurts who is honest."""
+        """Check after each block that no lie about an audit hurts an honest member."""
         if audits is self._audits:
             return
         self._audits = audits
@@ -426,7 +426,7 @@ class Invariants:
                 raise Violation("honest refuted", f"{short_id(key)} challenged a false proposal, and is held for a liar")
 
     def on_job_records(self, jobs: Any) -> None:
-        """After each block: no honest re-executor or trainer is suspended, whatever liars vouch."""
+        """Check after each block that no vouch of a liar suspends an honest re-executor or trainer."""
         if jobs is self._job_records:
             return
         self._job_records = jobs
@@ -480,7 +480,7 @@ class Invariants:
         if tag == Timeout.TAG:
             self._given_up[peer, height] = max(given_up, view)
             highest = self._highest.get(height, -1)
-            if view > highest + 1:  # f + 1 voters led there, or a quorum: one of them is honest
+            if view > highest + 1:  # at least f + 1 voters led there, and one of them is honest
                 raise Violation(
                     "views", f"{short_id(peer)} gives up view {view} of height {height}, no honest voter {highest + 1}"
                 )
@@ -572,11 +572,11 @@ class Invariants:
         return any(slot[1] == height for _, slot in self._signed)
 
     def gave_up(self, peer: bytes, height: int) -> int:
-        """The highest view of `height` that this peer said it gives up; −1: none."""
+        """Return the highest view of `height` that this peer has given up, or −1."""
         return self._given_up.get((peer, height), -1)
 
     def _check_shown(self, signed: Signed, certificate: Certificate | None) -> None:
-        """A timeout travels with the certificate that it names, or with a higher one."""
+        """Check that a timeout is sent with the certificate that it names, or with a higher one."""
         timeout = codec.decode_message(signed.body, (Timeout,))
         high = codec.decode_message(certificate.vote, (Prepare,)) if certificate is not None else None
         if (high.view if high else -1) < timeout.high_view or (high is not None and high.height != timeout.height):
@@ -674,7 +674,7 @@ class Invariants:
         durable = self._durable.get(peer, Durable())
         if any(durable.votes.get(slot) != statements[slot] for slot in new):
             raise Violation("durable", f"a {tag} was sent before it was on the disk")
-        # A closing needs the proposals that it accepts, and all who hold them may be restarted.
+        # A closing needs the proposals that it accepts, and all their holders may be restarting.
         judgements = fields[3] if tag == Ballot.TAG else ()
         accepted = {digest for trainer, digest, verdict in judgements if verdict == 0 and trainer != peer}
         if peer not in self.excused and not durable.accepted.issuperset(accepted):
@@ -701,7 +701,7 @@ class Invariants:
         self._wrong[peer] = self._applied[peer] = height
 
     def on_wrong_turn(self, peer: bytes, records: Iterable[Any], told: int) -> None:
-        """Once a decided block shows the difference, nothing more is signed. `told`: the last height whose state its node has."""
+        """Check that a peer signs nothing once a decided block shows its wrong state. `told`: its node's last height."""
         wrong, last = self._wrong.get(peer), self._last.get(peer, 0)
         if wrong is None:
             return
@@ -715,7 +715,7 @@ class Invariants:
     # A disk that was restored ----------------------------------------------------------------------------------------
 
     def watch(self, peer: bytes) -> None:
-        """Notes from now on who heard what of this peer: it will come back with an old disk."""
+        """Start to record the receivers of this peer's messages: it will return with an old disk."""
         self._heard[peer] = {}
 
     def on_delivered(self, sender: bytes, receiver: bytes, message: object) -> None:

@@ -1,4 +1,4 @@
-"""Which closed rounds are in the model of each job, told from closings, roots, the log of audits and what voters ask for.
+"""Closed rounds in the model of each job, derived from closings, roots, the log of audits and requests of voters.
 
 Written apart from the code that it checks: nothing here knows how a rollback chooses its anchor.
 """
@@ -15,24 +15,24 @@ from protocol import codec
 from protocol.identity import Signed, short_id
 from tests.sim.invariants import Violation
 
-CONVICTED = "suspended"  # as the log calls a proposal that judges found false, or could not see
+CONVICTED = "suspended"  # the log's word for a proposal that judges found false or could not see
 
 
 @dataclass
 class Lineage:
-    # By job: the rounds in the model. A job that nobody knows any more stays here.
+    # Rounds in the model, by job. Forgotten jobs stay here.
     lines: dict[bytes, list[int]] = field(default_factory=dict)
-    roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # of the model with which a round began
+    roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # of the model at the start of a round
     rollbacks: int = 0
-    reopened: int = 0  # jobs whose rounds were all taken
-    voted: int = 0  # rollbacks that a quorum of voters asked for
-    # By job: what each voter asks for, and the anchors after the last block.
+    reopened: int = 0  # jobs that had completed all rounds
+    voted: int = 0  # rollbacks that a quorum of voters requested
+    # By job: the request of each voter, and the anchors after the last block.
     _wishes: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     _anchors: dict[bytes, set[int]] = field(default_factory=dict)
     _settling: set[bytes] = field(default_factory=set)
 
     def on_block(self, transition: Any, after: Any, transactions: Iterable[Signed]) -> None:
-        """Each decided block once, in order. `after` has the roots of the models."""
+        """Process each decided block once, in order. `after` has the roots of the models."""
         height, jobs = after.height, after.jobs.jobs
         for signed in transactions:
             _, _, _, kind, content = codec.unpack(signed.body, len(signed.body))

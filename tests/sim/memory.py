@@ -1,4 +1,4 @@
-"""How much a node holds: elements of all containers that its replica, its rounds and its pool reach, and their bytes."""
+"""Memory of a node: elements of all containers reachable from its replica, rounds and pool, and their bytes."""
 
 from __future__ import annotations
 

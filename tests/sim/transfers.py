@@ -1,7 +1,7 @@
 """Snapshots around a simulated node, as `peer.runtime.state_sync` has them around a real one: serving them, and fetching
 one.
 
-The real shelf, queue and transfer; only the model is a hash, whose one part is the root itself.
+The shelf, queue and transfer are the real ones. Only the model is a hash, whose single part is the root itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHORTEST_WAIT_SECONDS = 0.001
 
 
 class Incoming:
-    """A model on its way."""
+    """A model in transfer."""
 
     parts = 1
 
@@ -58,7 +58,7 @@ class Incoming:
 
 
 class HashedModels:
-    """Implements `ledger.snapshots.snapshot_server.ModelStore`."""
+    """An implementation of `ledger.snapshots.snapshot_server.ModelStore`."""
 
     def __init__(self) -> None:
         self.held: dict[ModelKey, bytes] = {}
@@ -87,7 +87,7 @@ class HashedModels:
 
 
 class Snapshots:
-    """One peer's; made anew at each start."""
+    """Snapshots of one peer; created at each start."""
 
     def __init__(self, peer: Peer, state: LedgerState) -> None:
         self._peer = peer

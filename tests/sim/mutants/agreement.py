@@ -1,4 +1,4 @@
-"""Bugs in how one height is decided: quorums, certificates, views, votes."""
+"""Bugs in the decision of one height: quorums, certificates, views, votes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _quorum_of_the_connected(real: Any, self: Replica) -> None:
 
 
 def _unsigned(position: int) -> Plant:
-    """Signatures leave out one field of a statement (0: its kind, 1: the voters, 2: the height, 3: the view)."""
+    """Plant: signatures omit one field of a statement (0: its kind, 1: the voters, 2: the height, 3: the view)."""
     tags = {kind.TAG for kind in AGREEMENT_STATEMENT_TYPES}
 
     def lenient(domain: str, chain_id: bytes, body: bytes) -> bytes:
@@ -134,7 +134,7 @@ def _far_timeouts_unverified(real: Any, self: ReplicaMessageHandlers, book: Heig
 
 @partial(replaced, CachingVerifier, "verify")
 def _cache_without_bytes(self: CachingVerifier, public: bytes, data: bytes, signature: bytes) -> bool:
-    """Once a signature was good, it is good under anything."""
+    """Plant: a signature that was valid once is valid under any statement."""
     if public + signature not in self._good and not self._verifier.verify(public, data, signature):
         return False
     self._good.add(public + signature)

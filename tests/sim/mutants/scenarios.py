@@ -1,4 +1,4 @@
-"""Small histories in which a certain bug can show: few blocks, and just the trouble that it takes."""
+"""Small histories that can reveal a certain bug: few blocks, and only the necessary faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPARED = 0.5  # prepares and timeouts are lost this much more rarely than commit
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that a seed does not decide."""
+    """Settings of a history that its seed does not determine."""
 
     n: int = 4
     liars: tuple[str, ...] = ()
@@ -54,11 +54,11 @@ class Scenario:
     in_a_row: bool = False  # the liars lead one after the other
     leaves: int = 0  # at the same time
     joiners: int = 0
-    stranger: str = ""  # how somebody lies who comes after the joiners and never votes
+    stranger: str = ""  # strategy of a liar that comes after the joiners and never votes
     joins_at: float = 0.3
     rotates: bool = False
-    retires: float | None = None  # 1: and everybody says that f may fall
-    goes_back: float | None = None  # 1: a quorum of voters asks that the job goes back; 0: one voter too few
+    retires: float | None = None  # 1: all voters allow f to fall
+    goes_back: float | None = None  # 1: a quorum of voters requests a rollback of the job; 0: one voter too few
     jobs: bool = True
     minute_ms: int = 0  # of curation
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
@@ -136,7 +136,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Splits(Scenario):
-    """The ones of `tests.sim.partitions`; of the fields only n counts."""
+    """The histories of `tests.sim.partitions`. Only the field n has an effect."""
 
     def simulation(self, seed: int) -> Simulation:
         return partitions.simulation(partitions.expand(seed, self.n))
@@ -187,7 +187,7 @@ class Trouble(Simulation):
             raise Violation("join", f"peer {peer.number} is at {height}.{peer.node.replica.view}, others gave up view {view}")
 
     def _fault_rollback(self, fault: Fault) -> None:
-        """At the worst moment: a leader comes back with the disk of before it proposed, and may still lead; or likewise."""
+        """Roll back at the worst moment: a leader, for example, returns with its disk from before its proposal."""
         self._doomed, self._image = self.peers[fault.nodes[0]], None
         self.after(fault.at, self._keep_image, ())
 

@@ -86,7 +86,7 @@ def _forgets(**nothing: Any) -> Plant:
 
 @partial(wrapped, RollbackCheck, "record_forgotten_statement")
 def _silence_shortened(real: Any, self: RollbackCheck, height: int) -> bool:
-    """The last forgotten height counts, not the highest."""
+    """Plant: a peer stays silent below the last forgotten height, not below the highest."""
     before = self.no_votes_below
     self.no_votes_below = 0
     real(self, height)
@@ -100,7 +100,7 @@ def _rounds_unchecked(planter: Planter) -> None:
 
 
 def _spoken_forgotten(planter: Planter) -> None:
-    """Nor of the proposals that its ballot accepted: from those alone it would sign the same ballot again."""
+    """Plant: peers forget their own round messages, and the proposals from which they would sign the same ballot again."""
     planter.replace(Disk, "spoken", lambda *_: {})
     planter.replace(Disk, "accepted_in", lambda *_: ())
 
@@ -143,7 +143,7 @@ def _acts_at_once(real: Any, state: Any, height: int, time_ms: int) -> Any:
 
 
 def _evidence_of_signatures(planter: Planter) -> None:
-    """The same words under two signatures count as a contradiction."""
+    """Plant: one statement under two signatures counts as a contradiction."""
     add = HeightVoteSet.add_statement
 
     def by_signature(self: HeightVoteSet, signed: Any, statement: Any) -> Any:
@@ -234,11 +234,11 @@ def _in_given_order(real: Any, self: AuditsModule, state: AuditsState, *parts: A
 
 
 def _two_jobs_that_nobody_audits(simulation: Simulation) -> None:
-    """They end in one block."""
+    """Prepare two unaudited jobs that end in one block."""
     authors = simulation.honest[:2]
     for machine, alone in zip(authors, (False, True), strict=True):
         machine.author.wishes.append(start_job("sampled", 1_000 + simulation.plan.seed, alone))
-        machine.author.work = 0.0  # nothing else of theirs is under way when they stop
+        machine.author.work = 0.0  # they have no other open transaction when they stop
     for machine in simulation.peers:
         machine.author.auditor = Withholds()
 
@@ -296,13 +296,13 @@ def _body_leaves_rows(real: Any, self: Table[Any], changes: Any) -> Table[Any]:
 
 
 def _snapshot_overtaken(planter: Planter) -> None:
-    """Blocks that were applied one by one are applied again, from the snapshot on."""
+    """Plant: blocks that were applied one by one are applied again, starting at the snapshot."""
     planter.replace(RestoredSnapshot, "is_overtaken", lambda self, applied, repairs: False)
-    planter.replace(SnapshotDownload, "progress", property(lambda self: (0, 0)))  # nor does anybody look on the way
+    planter.replace(SnapshotDownload, "progress", property(lambda self: (0, 0)))  # and no peer checks its progress meanwhile
 
 
 def _decision_skipped(planter: Planter) -> None:
-    """Now and then a turn does not say that it has decided a block."""
+    """Plant: now and then a turn does not report the block that it has decided."""
     coins = random.Random(0)
 
     class Silent(StepEffects):
@@ -526,7 +526,7 @@ UPKEEP = (
         together(
             replaced(ledger.ledger_state, "with_sorted_dictionaries", lambda new, old: new),
             _in_given_order,
-            # or the history would have to be a thousand heights longer
+            # otherwise the history would need a thousand more heights
             replaced(ledger.audits.state_machine, "POST_JOB_AUDIT_HEIGHTS", -1),
         ),
         Scenario(jobs=False, seconds=4.0, work=4.0, blocks=20),
