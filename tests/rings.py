@@ -47,7 +47,7 @@ CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_
 OURS = {"protocol", "consensus", "transport", "rounds", "ledger", "storage", "features", "training", "curation", "rlhf", "web"}
 OURS |= {"peer", "demo", "scenarios", "benchmarks", "tests"}
 QUARANTINE = Path(__file__).with_name("quarantine.toml")
-QUARANTINED_MAX = 5  # more than a person can look after in two weeks
+QUARANTINED_MAX = 5  # a person cannot repair more in two weeks
 QUARANTINE_DAYS_MAX = 14
 
 _real_run, _real_sleep = trio.run, time.sleep

@@ -236,7 +236,7 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
     for name in ("PYTEST_XDIST_WORKER", "TEST_OUTCOMES"):  # the started process is neither a worker nor a test of this run
         monkeypatch.delenv(name, raising=False)
     (run.ROOT / "runs").mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # a test outside of this repository has no path that pytest takes
+    with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # pytest accepts no path of a test outside of this repository
         test = Path(folder) / "test_sometimes.py"
         test.write_text(SOMETIMES.format(errors=errors, always=always))
         monkeypatch.setattr(run, "TESTS", ["--noconftest", "-p", "tests.conftest", str(test)])

@@ -1,4 +1,4 @@
-"""An engine of the feature: numpy alone, and no model but the share that each byte has in the text."""
+"""An engine of the feature, in numpy. Its model is the share of each byte in the text."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Slates:
     name = "slate"
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
-        """There is nothing to start."""
+        """Do nothing: numpy needs no start."""
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         raise NotImplementedError("it works alone")
@@ -142,7 +142,7 @@ class Slates:
 
 
 def distance(parameters: Float32Array, shares: Float32Array) -> tuple[Float32Array, float]:
-    """Gradient and value of ½‖parameters − shares‖²."""
+    """Return the gradient and the value of ½‖parameters − shares‖²."""
     gap = parameters - shares
     return gap, float(gap @ gap) / 2
 

@@ -1,4 +1,4 @@
-"""The line of the list of features, for a while."""
+"""A temporary line in the list of features."""
 
 from __future__ import annotations
 

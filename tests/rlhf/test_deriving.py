@@ -40,7 +40,7 @@ VOTER = PEOPLE[1]
 
 
 class Paged(Compared):
-    """Its project has a real page."""
+    """A world whose project has a real page."""
 
     def page(self, project: bytes, tasks: int, author: Any = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
         self.first = codec.encode(
@@ -120,7 +120,7 @@ async def said(desk: Desk) -> list[bytes | None]:
 
 
 def naming(world: Paged, pairs: list[PreferencePair], monkeypatch: pytest.MonkeyPatch, tokens: bytes | None = None) -> bytes:
-    """A plan that names these pairs as its set."""
+    """Begin a plan that names these pairs as its set."""
     named = preference_set_manifest(pairs, tokens).digest
     monkeypatch.setattr(test_sets, "NAMED", named)
     world.source = PreferenceSetSource(world.project_key, world.source.height, tokens)
@@ -217,7 +217,7 @@ async def test_a_voter_waits_for_the_tasks(world: Paged, named: bytes, tmp_path:
 async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_when_it_is_cancelled(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one member would take all threads of every voter, by plans that it begins and cancels."""
+    """Otherwise one member could occupy all threads of every voter with plans that it begins and cancels."""
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     desk = Desk(world, tmp_path)
     work = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
@@ -328,7 +328,7 @@ async def test_a_set_that_was_not_decided_is_deleted(world: Paged, named: bytes,
 
 
 async def test_what_another_set_has_stays(world: Paged, named: bytes, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same pairs, cut into the tokens of another base: a job of them runs."""
+    """The other set has the same pairs in the tokens of another base, and a job uses it."""
     decided_and_redacted(world, desk)
     other = preference_set_manifest(world.pairs(), b"t" * 32, desk.add_blob).digest
     monkeypatch.setattr(services, "sets_in_use", lambda state: {other})

@@ -1,4 +1,4 @@
-"""Which set a plan learns from: the one that a quorum of the voters derived, and no other."""
+"""The set of a plan: only the set that a quorum of the voters derived is used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMED, ANOTHER = hashlib.sha256(b"the set").digest(), hashlib.sha256(b"another")
 
 
 class Compared(Tuned, Room):
-    """A project of eight pairs, one person's answers to them, and a plan that learns from them."""
+    """A project of eight pairs with one person's answers, and a plan that learns from them."""
 
     def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule) -> None:
         super().__init__(folder, kind, (CurationModule(),))
@@ -90,7 +90,7 @@ class Compared(Tuned, Room):
         return self.tx(who, "rlhf/attest-set", AttestPreferenceSet(self.key, set))
 
     def told(self, *sets: bytes | None) -> str:
-        """How the plan is after each voter, in turn, has said one of these."""
+        """Return the plan's status after each voter, in turn, has given one of these attestations."""
         told = ""
         for who, set in zip((AUTHOR, *OTHERS), sets, strict=False):
             self.decide(self.found(who, set))
@@ -111,7 +111,7 @@ def world(tmp_path: Path) -> Compared:
     return Compared(tmp_path)
 
 
-ANSWERS = {  # what the voters say in turn, and how the plan is after each of them
+ANSWERS = {  # attestations of the voters in turn, and the plan's status after each
     (NAMED, NAMED, NAMED): "- - job",
     (NAMED, NAMED, ANOTHER, NAMED): "- - - job",
     (ANOTHER, NAMED, NAMED, NAMED): "- - - job",
@@ -194,7 +194,7 @@ def test_a_plan_that_waits_for_its_set_can_be_cancelled(world: Compared) -> None
 
 
 def test_a_plan_whose_set_nobody_derives_ends(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would hold its place for ever when its author is gone."""
+    """Otherwise it would occupy its place for ever after its author has gone."""
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 3)
     world.begun()
     for phase in ("running", "running", "cancelled"):
@@ -230,7 +230,7 @@ def test_a_task_that_is_redacted_before_its_set_is_decided_ends_the_plan(world: 
 
 
 def test_a_task_that_is_redacted_later_is_counted_and_one_that_the_set_lacks_is_not(world: Compared) -> None:
-    world.redact(4)  # before the plan: nobody derives it
+    world.redact(4)  # before the plan: no voter derives it
     late = world.project(replace(ASKED, name="other"), 1)
     world.source = replace(world.source, height=settled(world, 5))
     world.begun().told(NAMED, NAMED, NAMED)

@@ -234,7 +234,7 @@ def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with
 
 
 def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
-    """A model and a buffer of every round."""
+    """Audits keep a model and a buffer of every round."""
     from training.replicated.model_directory import vector_names
 
     model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
@@ -249,7 +249,7 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
     ("memory", "audit"), [(FeedbackMemory.RESIDUAL, audit) for audit in AuditMode] + [(FeedbackMemory.ESTIMATES, AuditMode.FULL)]
 )
 def test_payloads_of_eight_bits_carry_nothing_over(memory: FeedbackMemory, audit: AuditMode) -> None:
-    """A payload and a buffer of the same bytes would be one file, which is deleted when the buffer is."""
+    """A payload and a buffer with equal bytes would be one file, which is deleted with the buffer."""
     said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
     refused(r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits", replace(JOB, **said))
     for fields in ({"feedback_decay": 0.0}, {"bits": 4}):

@@ -1,4 +1,4 @@
-"""Sampled audits of real rounds: nothing is shown but two buffers, honest work passes anywhere, lies do not."""
+"""Sampled audits of real rounds: trainers show only two buffers, honest work passes on any machine, and lies fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = JobSpec(**SIZES, **complete_fields({"audit": AuditMode.SAMPLED, "local_st
 
 
 class World:
-    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, its proposal of round 1 goes on from there."""
+    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, its proposal of round 1 continues from it."""
 
     def __init__(self, folder: Path, text: Path) -> None:
         self.folder, self.engine = folder, TorchEngine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer())
@@ -74,7 +74,7 @@ class World:
         return proposal_replay.audit_proposal(worker_protocol.AuditRequest(JOB, round, TRAINER, *paths, *before), self.update)
 
     def commit(self, m: Float32Array, round: int = 1) -> None:
-        """As if the trainer had come to this m; everything that follows from it is right."""
+        """Commit as if this m was the trainer's result; everything derived from it is right."""
         model = self.model(round)
         buffer = error_feedback.make_buffer(m, model.header(TRAINER), SPEC)
         Path(self.path("m", round)).write_bytes(buffer.encode())

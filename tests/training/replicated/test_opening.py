@@ -27,7 +27,7 @@ def after(spec: JobSpec, rounds: int) -> ReplicatedModel:
 
 
 def with_bits_of(model: ReplicatedModel, spec: JobSpec) -> AcceptedProposal:
-    """A sound proposal for this round of the job, but for a payload with the bits that `spec` says."""
+    """Return a valid proposal for this round of the job, except that `spec` sets the bits of its payload."""
     return proposed(replace(model, state=replace(model.state, spec=spec)), trainer(0), buffer(model.layout, "any"))
 
 

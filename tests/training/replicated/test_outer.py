@@ -23,7 +23,7 @@ def spec_of(kind: OuterOptimizerKind) -> JobSpec:
 
 
 def stepped(optimizer: outer_optimizer.OuterOptimizer, *vectors: Float32Array, decayed: bool = True) -> list[Float32Array]:
-    """The parameters and slots after a step from these parameters, slots and gradient, which are left as they are."""
+    """Return the parameters and slots after a step. The arguments stay unchanged."""
     parameters, *slots, gradient = (vector.copy() for vector in vectors)
     optimizer.step(parameters, slots, gradient, decayed)
     return [parameters, *slots]
