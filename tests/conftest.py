@@ -1,12 +1,12 @@
-"""What holds for all tests.
+"""Settings of all tests.
 
-What tests set up stands in layers; each of these modules says which it belongs to, and uses those before it.
+Test fixtures form layers. Each of these modules names its layer, and uses only the layers before it.
 
-  Ledger without consensus   tests/ledger/world.py decides what a test says; tests/ledger/snapshots.py adds blocks,
+  Ledger without consensus   tests/ledger/world.py decides a test's contents; tests/ledger/snapshots.py adds blocks,
                              certificates and snapshots; tests/peer/chain.py adds real keys and a disk
-  Consensus                  tests/consensus/bench.py and company.py have one replica, network.py several; what is agreed on is
-                             tests/consensus/counter.py, and journal.py keeps it
-  Nodes on virtual time      tests/peer/nodes.py is moved by a test, tests/sim by a plan of faults
+  Consensus                  tests/consensus/bench.py and company.py have one replica, network.py several; they agree on
+                             tests/consensus/counter.py, and journal.py stores it
+  Nodes on virtual time      tests/peer/nodes.py is driven by a test, tests/sim by a plan of faults
   Daemons in one process     tests/peer/network.py
   Daemons in processes       tests/peer/processes.py; scenarios/network.py for scenarios
 """
@@ -24,18 +24,18 @@ from hypothesis import settings
 from tests import rings
 from tests.waiting import ended_in_patience
 
-# Tests run side by side, a process for each core, and so do the peers of one test. With a thread for each core in each of them
-# torch and numpy wait for one another most of the time. Tests that are about threads say how many.
+# Tests run in parallel, one process for each core, and so do the peers of one test. If each had a thread for each core, torch and
+# numpy would mostly wait for one another. Tests about threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # there, threads that wait leave the processor to others
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads yield the CPU to other processes
 
-# How long an example takes says how busy the machine is. Examples are the same each time, so that a change is judged by what it
-# changed; `make fuzz` draws others.
+# Examples have no deadline, because their time depends on the load of the machine. They are the same each time, so that a new
+# failure has its cause in the change; `make fuzz` draws others.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("others", deadline=None)
 settings.load_profile("same")
 
-# Of what collecting makes nothing goes away before the end: looking for garbage meanwhile takes a third of its time.
+# Collection creates no garbage, and searching for it takes a third of the time.
 gc.disable()
 
 
@@ -74,5 +74,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # as in a peer that runs: `tune_garbage_collector`
+    gc.set_threshold(50_000, 20, 20)  # as in a running peer: `tune_garbage_collector`
     gc.enable()

@@ -1,4 +1,4 @@
-"""The packages that are shipped, as pyproject.toml names them for the import contracts."""
+"""The shipped packages, as pyproject.toml lists them for the import contracts."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_
 OURS = {"protocol", "consensus", "transport", "rounds", "ledger", "storage", "features", "training", "curation", "rlhf", "web"}
 OURS |= {"peer", "demo", "scenarios", "benchmarks", "tests"}
 QUARANTINE = Path(__file__).with_name("quarantine.toml")
-QUARANTINED_MAX = 5  # more than a person can look after in two weeks
+QUARANTINED_MAX = 5  # a person cannot repair more in two weeks
 QUARANTINE_DAYS_MAX = 14
 
 _real_run, _real_sleep = trio.run, time.sleep
 _real_run_sync, _real_from_thread = trio.to_thread.run_sync, trio.from_thread.run
-_ring = "real"  # of the test that runs now; collection may do what it likes
+_ring = "real"  # of the test that runs now; collection is unrestricted
 _broken: list[str] = []
 _reads = 0  # of a clock, by the test that runs
 _began = 0.0  # the date at its start, which dates of files may be compared with

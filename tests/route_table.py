@@ -1,4 +1,4 @@
-"""The table of HTTP routes in docs/protocol/curation.md, as the declarations of the routes say it."""
+"""The table of HTTP routes in docs/protocol/curation.md, made from the declarations of the routes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from web.routes import KEY_TYPE, SIGNATURE_TYPE, TIME_TYPE, Route
 
 
 def markdown_table(routes: Iterable[Route]) -> list[str]:
-    """Rows of docs/protocol/curation.md."""
+    """Return the table's rows for docs/protocol/curation.md."""
     return [f"| `{route.method} {route.path}` | {_sends(route)} | {_replies(route)} |" for route in routes]
 
 
@@ -27,7 +27,7 @@ def _shown(item: RequestField) -> str:
         (): " (else none)",
         b"": " (else of all)",
     }
-    is_number = type(item.default) is int  # 0 is no False
+    is_number = type(item.default) is int  # tells 0 from False
     default = f" (else {item.default})" if is_number else shown.get(item.default, f" (else {item.default})")
     kind = (
         "" if item.kind in (KEY_TYPE, SIGNATURE_TYPE, TIME_TYPE, FLAG, LINE, TEXT) or item.about else f" {item.kind.description}"

@@ -1,8 +1,8 @@
-"""`python -m tests.run`: what must hold before a change lands, one step after the other.
+"""`python -m tests.run`: the checks before a change lands, one step after the other.
 
     python -m tests.run                   all steps
     python -m tests.run virtual real      these steps: `make test`
-    python -m tests.run --from real       goes on at a step, where the one before it passed on the same files
+    python -m tests.run --from real       continues at a step, if the one before it passed on the same files
 
 Tests of the rings `pure` and `virtual` have one try. A test of the ring `real` that ends because its patience ended has a second
 one, alone; the test, the load and the date are then a line in `runs/flaky.jsonl`. Any other failure is final.
@@ -31,7 +31,7 @@ BIN = Path(sys.executable).parent
 CORES = os.cpu_count() or 1
 # Virtual tests keep a processor busy, but a process that ends early leaves one idle; processes of their own have real ones.
 VIRTUAL_PROCESSES, REAL_PROCESSES = 2 * CORES, CORES
-SECOND_TRIES_MAX = 5  # where more tests lose patience, the machine or the change is at fault
+SECOND_TRIES_MAX = 5  # if more tests time out, the machine or the change is at fault
 
 
 def run(*command: str | Path, **environment: str) -> int:
@@ -49,7 +49,7 @@ def lint() -> int:
 
 
 def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
-    # What pytest compiles of each test file is kept for the next step.
+    # Keep pytest's compiled test files for the next step.
     command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, *TESTS]
     return run(*command, PYTHONDONTWRITEBYTECODE="", **({"TEST_OUTCOMES": str(outcomes)} if outcomes else {}))
 
@@ -59,7 +59,7 @@ def virtual() -> int:
 
 
 def real() -> int:
-    # Daemons that serve all tests of a file are started once: a file belongs to one process.
+    # Daemons for all tests of a file are started once, so a file belongs to one process.
     return with_second_try("real and not large and not long", "loadfile")
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.labels`: what it counts, and that it says what was missed."""
+"""`python -m benchmarks.labels`: its counts, and its report of missed targets."""
 
 from __future__ import annotations
 

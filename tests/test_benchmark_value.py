@@ -186,7 +186,7 @@ def test_the_mean_of_the_seeds_counts() -> None:
 
 def test_a_run_goes_on_where_it_was_ended_and_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, trained = tmp_path / "value.json", list[Run]()
-    ends = [50, 60, 70, 0]  # in the grids, after them, in the rows, and never
+    ends = [50, 60, 70, 0]  # in the grids, after them, in the rows, not at all
 
     def nats(_: object, __: object, run: Run) -> float:
         if len(trained) == ends[0]:

@@ -97,21 +97,21 @@ from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeNetwork
 from training.transformer import ModelSpec
 from training.worker_protocol import ProposeRequest
 
-FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
+FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # only the real time of the turns on this machine remains
 LINE_BITS = 100e6
-LATE_SECONDS = 1.0  # beyond the limit: a busy machine is slow, a lost view costs more than this
+LATE_SECONDS = 1.0  # tolerance for a busy machine; a lost view costs more than this
 
 
 @pytest.mark.parametrize("n", [4, 7])
 def test_a_decision_takes_four_delays_and_verifies_each_signature_once(n: int) -> None:
-    network = Network(n, 10.0, LINE_BITS, FREE)  # seconds: nothing that is computed here comes near them
+    network = Network(n, 10.0, LINE_BITS, FREE)  # seconds: much more than all computation here
     network.begin()
     height = network.round(0)
     assert height.views == 1
     assert all(0 <= seconds - limit(network, height) < LATE_SECONDS for seconds in height.from_verdicts)
-    others = 3 * (n - 1)  # their ballots, prepares and commits
-    own = 3  # update, ballot and commit of its own come back in blocks and certificates
-    assert height.spent.verified <= n * (others + own) + n - 1  # and the leader's word to everybody else
+    others = 3 * (n - 1)  # ballots, prepares and commits of the others
+    own = 3  # its own update, ballot and commit return in blocks and certificates
+    assert height.spent.verified <= n * (others + own) + n - 1  # and the leader's message to all others
 
 
 def test_silent_voters_cost_one_view_each_when_their_turn_comes_first_and_none_later() -> None:
@@ -141,7 +141,7 @@ def test_every_benchmark_says_what_it_takes(
         importlib.import_module(f"benchmarks.{name}").main()
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    without_chance = ("block_costs", "consensus", "gpu", "site", "transport")  # nothing of it is drawn
+    without_chance = ("block_costs", "consensus", "gpu", "site", "transport")  # without random draws
     assert all(option in said for option in ("--json", *(() if name in without_chance else ("--seeds",)), *ALSO.get(name, ())))
 
 
@@ -172,7 +172,7 @@ def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: p
 def test_a_missed_bound_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """No verdict of one preset may hide that of another."""
+    """The verdict of one preset must not hide that of another."""
     monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 2.45)
     monkeypatch.setattr(sys, "argv", ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")])
     assert attacks.main() == 1
@@ -203,7 +203,7 @@ def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
 
 @pytest.mark.real("processes")
 def test_figures_are_on_disk_after_every_row_and_never_in_part(tmp_path: Path) -> None:
-    """Whoever ends a run of hours keeps all rows but the one at hand."""
+    """An interrupted run of hours keeps all rows but the current one."""
     file = tmp_path / "figures.json"
     for rows in ([1], [1, 2]):
         provenance.write(file, time.time(), {"rows": rows})
@@ -232,7 +232,7 @@ def processes_of(tmp_path: Path, *programs: str) -> list[subprocess.Popen[bytes]
 
 @pytest.mark.real("processes")
 def test_a_rival_that_fails_is_not_waited_for_by_the_others(tmp_path: Path) -> None:
-    """The first failure ends the run and is the reason, whatever rank it has."""
+    """The first failure ends the run and gives its reason, on any rank."""
     started = processes_of(tmp_path, "import threading; threading.Event().wait()", "import sys; sys.exit('no group')")
     try:
         with pytest.raises(Unavailable, match="no group"):
@@ -260,7 +260,7 @@ def test_a_rival_s_environment_is_made_once_however_often_it_fails(monkeypatch: 
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The environments that were asked for; none can be made."""
+    """Return the requested environments, none of which can be made."""
     asked: list[str] = []
 
     def cannot(name: str, wanted: Sequence[str]) -> Path:
@@ -337,7 +337,7 @@ def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> No
     assert (row.distinct_roots, row.updates, row.samples) == (1, 1, training.GLOBAL_BATCH)
     ring = 2 * 4 * TINY.parameters * (task.peers - 1) / task.peers
     assert row.bytes_per_peer_per_update is not None
-    assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # what is still queued when a process looks is not sent yet
+    assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # bytes still queued at the reading are not sent yet
 
 
 @pytest.mark.real("processes")
@@ -389,7 +389,7 @@ def test_speeds_are_compared_seed_by_seed() -> None:
     def rows(*speeds: float | None) -> list[training.Row]:
         return [training.Row("", speed, reason="" if speed else "hung") for speed in speeds]
 
-    runs = {"gloo": rows(100.0, 10.0, 50.0), "ours-h1": rows(60.0, 9.0, 20.0)}  # a machine that is slow for a while
+    runs = {"gloo": rows(100.0, 10.0, 50.0), "ours-h1": rows(60.0, 9.0, 20.0)}  # a temporarily slow machine
     assert training.ratios(runs) == {"ours-h1 / gloo": 0.6}, "that of the medians is .4"
     assert training.ratios(runs | {"gloo": rows(100.0, None)}) == {"ours-h1 / gloo": 0.6}
     assert training.ratios(runs | {"gloo": rows(None, None)}) == {}
@@ -452,7 +452,7 @@ def test_what_audits_show_counts_among_the_bytes_of_sampled_ones(sent: float, he
 
 @pytest.mark.real("processes")
 def test_where_the_kernel_does_not_list_sockets_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "SOCK_DIAG_BY_FAMILY", 0xFFFF)  # a request that it does not know
+    monkeypatch.setattr(sockets, "SOCK_DIAG_BY_FAMILY", 0xFFFF)  # an unknown request
     with pytest.raises(OSError, match="cannot be counted"):
         Traffic(os.getpid())
 
@@ -753,7 +753,7 @@ def test_dirichlet_shares_give_every_image_to_one_trainer() -> None:
 
 
 def test_a_mean_that_liars_drive_away_is_a_result_and_no_error() -> None:
-    """Its updates become larger than a payload can say, in round 23."""
+    """In round 23 its updates become larger than a payload can encode."""
     assert attacks_digits.run(attacks_digits.COLUMNS[0], AggregationRule.MEAN.value, "ipm", 0, 30).accuracy < attacks.COLLAPSED
 
 
@@ -883,7 +883,7 @@ RARE_ELEMENTS = np.arange(5, 9)
 
 
 def known_of(honest: Sequence[np.ndarray], loss: Callable[[np.ndarray], float], seed: int = 0) -> Knowledge:
-    """Of a loss that falls along the first axis."""
+    """Return a liar's knowledge of a loss that falls along the first axis."""
     gradient = np.zeros_like(honest[0])
     gradient[0] = 2
     one, two, three = honest[:3]
@@ -961,7 +961,7 @@ def test_hidden_liars_stand_just_within_their_bound(name: str) -> None:
 
 @pytest.mark.parametrize("peers", [4, 7, 10])
 def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
-    """Accomplices among the drawn find nothing, whatever the rate; and rounds in which nothing can be found count."""
+    """Drawn accomplices never find anything, and rounds in which nothing can be found count, too."""
     assert attacks_detection.ROUNDS - attacks_detection.UNSEEN_ROUNDS == EFFECTIVE
     for name, spec in attacks_detection.jobs().items():
         found, rate = attacks_detection.detection(name, spec, peers, 1_000), AUDIT_RATE * EARLY_SHARE
@@ -974,7 +974,7 @@ def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
 
 @pytest.mark.parametrize(("peers", "honest", "trainers"), [(4, 3, 3), (7, 5, 6), (10, 7, 9)])
 def test_lazy_auditors_are_found_as_often_as_the_closed_form_says(peers: int, honest: int, trainers: int) -> None:
-    """Once f + 1 of the honest trainers have contradicted it: coupons of which the accomplices' are no use."""
+    """A lazy auditor is found once f + 1 honest trainers have contradicted it (coupon collection without the accomplices)."""
     found, faults = attacks_detection.found_lazy(peers, 1_000), faults_tolerated(peers)
     mean = sum(trainers / (honest - number) for number in range(faults + 1))
     assert mean < found.among <= attacks_detection.LAZY_AUDITS and found.among < found.beside
@@ -991,7 +991,7 @@ def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
     spec = attacks_detection.jobs()["local"]
     alone = attacks_detection.laziness("local", spec, 7, 0, 300)
     beside = attacks_detection.laziness("local", spec, 7, 2, 300)
-    chance = 1 - (1 - 0.8 * 2 / 6 * AUDIT_RATE * EARLY_SHARE) ** 5  # of five honest auditors, of whom a fifth lapse
+    chance = 1 - (1 - 0.8 * 2 / 6 * AUDIT_RATE * EARLY_SHARE) ** 5  # five honest auditors, and a fifth of their audits lapse
     assert alone.lies == pytest.approx(1 + 1 / chance + 1, rel=0.15), "the first round, and the one until the verdict"
     assert beside.lies > 1.1 * alone.lies and alone.lazy_audits is None
     assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
@@ -1052,7 +1052,7 @@ def trigger_world(text: Path) -> attacks_gpt.World:
 
 
 def test_the_plain_mean_learns_a_trigger_and_a_flip_of_rare_tokens(text: Path) -> None:
-    """The attacks are strong enough to show something. The loss of the model with the trigger hardly shows it."""
+    """The attacks are strong enough to have an effect. The model's loss hardly reveals the trigger."""
     some = trigger_world(text)
     names = (attacks_gpt.CLEAN, "backdoor", *(f"trigger-{share:g}" for share in TRIGGER_NORMS), "rare-flip")
     clean, backdoor, *triggers, flip = (attacks_gpt.attacked(some, name, AuditMode.OFF) for name in names)
@@ -1088,7 +1088,7 @@ def test_the_text_with_triggers_is_still_one_sequence() -> None:
 @pytest.mark.parametrize("votes", VOTES)
 @pytest.mark.parametrize("n", [4, 7, 10])
 def test_liars_vouch_and_vote_as_they_like_and_change_nothing(n: int, votes: str) -> None:
-    """Among f liars. One more of those that accept everything has its false update accepted."""
+    """This holds for f liars. With one more of those that accept everything, a false update is accepted."""
 
     def accepted(liars: int) -> set[bytes]:
         keys = [bytes([number]) * 32 for number in range(n)]
@@ -1112,9 +1112,9 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
     some.spec = replace(some.spec, rounds=12, audit_rate=2.0, auditors=3, local_steps=1, suspension_rounds=2)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
-    # It lies in three rounds behind the first one, which is re-executed. Then it is convicted, and its rounds are undone.
+    # It lies in three rounds after the re-executed first one. Then it is convicted, and its rounds are undone.
     assert (outcome.suspended_by_round, outcome.accepted, outcome.found, outcome.undone) == (3, 3, 2, 4)
-    # When it is back its updates are re-executed before the vote.
+    # After its return its updates are re-executed before the vote.
     assert outcome.rejected["replay"] > 1 and outcome.rounds == 12 + outcome.undone
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     assert outcome.heldout_nats == pytest.approx(clean.heldout_nats, rel=0.02)
@@ -1135,15 +1135,15 @@ def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(some: attacks_gpt.W
     monkeypatch.setattr(attacks_gpt, "first_spike", jump)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan)
     assert looked[:3] == [(1, 1)] * 3, "each honest trainer has noted the loss of the round that closes"
-    # Of round 3, before the one in which the loss jumped, each re-executes one update in round 6, and the window is over.
+    # In round 6 each re-executes one update of round 3, the round before the loss jumped. Then the window is over.
     assert outcome.audits == 3 and outcome.found == 1
-    # The lie is convicted two rounds later, and all since the last anchor is undone: rounds 0 to 8.
+    # The lie is convicted two rounds later, and all rounds since the last anchor, 0 to 8, are undone.
     assert outcome.undone == 9 and outcome.rounds == 12 + outcome.undone
 
 
 @pytest.mark.parametrize("kept", [3, attacks_gpt.UPDATES_MAX])
 def test_runs_that_share_updates_give_what_each_alone_gives(text: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    """The runs lie, are rolled back, learn another text and go on to their end."""
+    """The runs have lies and rollbacks, learn another text, and continue to their end."""
     plans = [attacks_gpt.Plan(closing=1, late=4, draws=draws) for draws in range(3)]
     monkeypatch.setattr(attacks_gpt.Run, "_is_clean", lambda self: False)
 

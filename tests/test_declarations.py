@@ -56,7 +56,7 @@ def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Counting:
-    """A worker in this process. It may invent what it has counted, and train by that."""
+    """A worker in this process. It may invent its counts, and train on them."""
 
     def __init__(self, invents: bool) -> None:
         self.jobs = WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30))
@@ -72,7 +72,7 @@ class Counting:
 
 
 async def train(made: Network, spec: JobSpec) -> bytes:
-    """The job, which four trainers have begun, of whom the last one invents."""
+    """Begin a job with four trainers, the last of which invents its counts, and return the job's key."""
     for number, seat in enumerate(made.seats):
         seat.folder.mkdir(exist_ok=True)
         (seat.folder / "texts").mkdir(exist_ok=True)
@@ -96,10 +96,10 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
         liar = made.seats[3].public
         found = rejections(made.seats[0], job)
         assert all(rejections(seat, job) == found for seat in made.seats), "a code has one name in the state"
-        # On a busy machine a proposal, or what is said of it, may be too late in one of the rounds.
+        # On a busy machine a proposal, or a ballot on it, may be too late in one of the rounds.
         assert {key for key, reasons in found.items() if reasons.keys() - LATE} == {liar}
         assert found[liar].keys() <= {"own_0", *LATE} and 1 <= found[liar]["own_0"] <= LETTERS.rounds
-        # The state has a code's own name; people read what the objective calls it.
+        # The state has the code's own name; people read the objective's name for it.
         view = next(view for view in await service_of(made.seats[0]).jobs() if view.job == job.hex())
         assert [of["miscounted"] for of in view.rejected.values() if of.keys() - LATE] == [found[liar]["own_0"]]
         stored = [made.seats[0].store.closed_round(job, number) for number in range(LETTERS.rounds)]
@@ -117,7 +117,7 @@ async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None,
             job = await train(made, replace(SAMPLED, rounds=4))
             await made.seats[0].until(lambda driver: bool(suspensions(driver.state)))
         state, liar = made.seats[0].driver.state, made.seats[3].public
-        found = suspensions(state)  # one for each dispute that has ended: two may end in one block
+        found = suspensions(state)  # one for each finished dispute; two may end in one block
         assert {entry.trainer for entry in found} == {liar} and job in state.jobs.jobs
         assert all("(miscounted)" in describe_audit_entry(entry, state) for entry in found)
 
@@ -168,7 +168,7 @@ async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(fea
     large = blobs.add_bytes(bytes(COUNTED_BYTES + 1))
 
     async def fetch(*_: object) -> None:
-        """Everything is here."""
+        """Do nothing: every blob is here."""
 
     past = SimpleNamespace(spec=LETTERS, blobs=blobs, fetch=fetch, blob_owner=object())
     declaration = codec.encode(Counted(large, 1))

@@ -1,4 +1,4 @@
-"""What stands in `deploy/`, and what `make setup` installs, agree with the sources. `python -m scenarios.deploy` runs it."""
+"""The files in `deploy/` and the packages of `make setup` agree with the sources. `python -m scenarios.deploy` runs them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def constraints() -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Versions, without their local part, of everything that the extras asks for and that is there, directly or not."""
+    """Return the versions, without local parts, of all installed packages that the extras require, directly or not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, str] = {}
     extras = (text for name in EXTRAS for text in project["optional-dependencies"][name])
@@ -142,7 +142,7 @@ def test_the_program_has_the_version_of_its_package() -> None:
 
 
 def test_every_package_that_set_up_installs_is_pinned_to_the_version_that_is_here() -> None:
-    """The build of torch for GPUs brings nineteen packages that the one for processors alone does not."""
+    """The GPU build of torch requires nineteen packages more than the CPU build."""
     pinned, here = constraints(), installed()
     assert {"torch", "numpy", "sympy", "ruff", "aiohttp", "multidict"} <= here.keys()
     assert {name: pinned.get(name) for name in here} == here
@@ -159,11 +159,11 @@ def test_make_setup_installs_the_extras() -> None:
 
 
 def test_files_that_are_no_code_are_shipped() -> None:
-    """setuptools takes modules by itself, and of all else only what is named."""
+    """setuptools finds modules by itself, and ships other files only if they are named."""
     named = PROJECT["tool"]["setuptools"]["package-data"]
     shipped = {file for package, patterns in named.items() for pattern in patterns for file in (ROOT / package).glob(pattern)}
     found = (file for package in PACKAGES for file in (ROOT / package).rglob("*"))
-    files = (file for file in found if "__pycache__" not in file.parts)  # others write there
+    files = (file for file in found if "__pycache__" not in file.parts)  # other processes write there
     assert {file for file in files if file.is_file() and file.suffix != ".py"} == shipped
 
 

@@ -1,4 +1,4 @@
-"""The documents say what the code does.
+"""The documents agree with the code.
 
 `python -m tests.test_docs` prints the tables and test vectors of docs/protocol/ from the code; with `--write` it puts them into
 the pages, where their headings are.
@@ -98,7 +98,7 @@ MODULES = modules_of(PlainJobs())
 
 
 def transactions() -> dict[str, type]:
-    """By kind, of all features."""
+    """Return the transactions of all features, by kind."""
     return {kind: content for module in modules_of(PlainJobs()) for kind, content in module.contents.items()}
 
 
@@ -189,7 +189,7 @@ RECORDS: tuple[type, ...] = (
     preference_set_attestation.AttestedPreferenceSet,
     tuning_plans.PlanStage,
 )
-# Where two records have one name.
+# Names that two records share.
 NAMES: dict[type, str] = {task_pages.PageEntry: "TaskEntry"}
 
 
@@ -197,7 +197,7 @@ NAMES: dict[type, str] = {task_pages.PageEntry: "TaskEntry"}
 
 
 def of_messages() -> list[type]:
-    """Every dataclass of protocol/messages.py, in its order; private ones are bases, which do not travel."""
+    """Return every dataclass of protocol/messages.py, in order. Private ones are base classes, which are never sent."""
     kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     return [kind for kind in kinds if kind.__module__ == messages.__name__ and not kind.__name__.startswith("_")]
 
@@ -276,7 +276,7 @@ def transition_rows() -> list[str]:
 
 
 def kind_rows() -> list[str]:
-    """Every transaction, and where the pages say what it does."""
+    """Return the rows of the table of transactions: each kind, with a link to its section."""
     titles = {title.split()[1]: title for title, _ in sections()}
     return [f"| `{kind}` | {_link(content.__name__, titles[content.__name__])} |" for kind, content in transactions().items()]
 
@@ -458,7 +458,7 @@ def shown(value: str) -> list[str]:
 
 
 def folder_rows() -> list[str]:
-    """Each folder of the product, with the first line of its docstring."""
+    """Return a row for each folder of the product, with the first line of its docstring."""
     found = (path.parent for top in sorted(PACKAGES) for path in sorted((ROOT / top).rglob("__init__.py")))
     return [f"| `{folder.relative_to(ROOT)}/` | {first_line(folder)} |" for folder in found]
 
@@ -474,7 +474,7 @@ def with_folders(page: str) -> str:
 
 
 def rewritten(page: str) -> str:
-    """The page with its tables, limits and test vectors as the code has them."""
+    """Return the page with its tables, limits and test vectors taken from the code."""
     for title, table in sections():
         page = _put(page, rf"{re.escape(title)}\n\n", r"(?:\|[^\n]*\n|\(no fields\)\n)*", table)
     page = _put(page, r"\| kind \| content \|\n\|---\|---\|\n", r"(?:\|[^\n]*\n)*", kind_rows())
@@ -491,7 +491,7 @@ def _put(page: str, before: str, old: str, lines: list[str]) -> str:
     return re.sub(f"(?m)^({before}){old}", lambda found: found[1] + "\n".join([*lines, ""]), page)
 
 
-# What must hold ------------------------------------------------------------------------------------------------------
+# Checks --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -573,7 +573,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
     ):
         found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
     spec = JobSpec(name="job", **complete_fields({}))
-    # these follow from the network; rounds have an argument
+    # these depend on the network; rounds have an argument
     elsewhere = {*FIELDS_NOT_SET_BY_NAME, "byzantine_max", "audit", "rule", "rounds"}
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free
@@ -640,7 +640,7 @@ def git(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def named_commits() -> dict[str, set[str]]:
-    """Commits that documents and files of figures name, each with where; a plus after one says that files had been changed."""
+    """Return the commits named by documents and files of figures, with their places. A plus marks changed files."""
     found: dict[str, set[str]] = {}
     for page in PAGES:
         for name in re.findall(r"(?<![\w…])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7}(?![\w…])", page.read_text()):
@@ -653,7 +653,7 @@ def named_commits() -> dict[str, set[str]]:
 
 @pytest.mark.real("processes")
 def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
-    """Nobody can measure again what nobody can check out."""
+    """A figure can be measured again only if its commit can be checked out."""
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("no whole history here")
     named = named_commits()

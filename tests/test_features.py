@@ -94,7 +94,7 @@ def objects_of(field: str) -> list[Any]:
 
 
 def seen() -> dict[str, bool]:
-    """Where the feature shows."""
+    """Return the places where the feature shows."""
     help_text = cli.build_parser().format_help()
     run_help = next(command for name, command in cli.build_parser().commands().items() if name == "run").format_help()
     features.register_features()
@@ -132,7 +132,7 @@ def seen_on_the_web(site: Site) -> dict[str, bool]:
 
 
 def founded() -> Genesis:
-    """A network of all modules that this program has."""
+    """Found a network of all modules of this program."""
     return replace(World().genesis, modules=founding_modules())
 
 
@@ -180,7 +180,7 @@ def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
 
 
 def test_all_that_features_name_is_there(feature: None) -> None:
-    """Names are looked up when something is used: a slip would be found by whoever uses it first."""
+    """Names are resolved at first use, so a wrong name would otherwise be found only by its first user."""
     for item in FEATURES:
         named_by_it = [
             item.objectives,
@@ -314,7 +314,7 @@ SHOWN, MISSING = NOTE_DIGESTS[7], b"m" * 32
 
 
 def noted() -> Chain:
-    """A chain of all modules of this program: one writes notes, and an empty block certifies them."""
+    """Return a chain of all modules of this program with written notes, certified by an empty block."""
     core = {module.name for module in core_modules(PlainJobs())}
     chain = Chain(modules=tuple(module for module in modules_of(PlainJobs()) if module.name not in core))
     for digest in NOTE_DIGESTS:
@@ -328,7 +328,7 @@ def line_of(state: LedgerState) -> Line | None:
 
 
 def in_root(chain: Chain, folder: Path) -> bool:
-    """One row more or less is another state root, and all else of the state is the same."""
+    """One row more or less changes the state root, and nothing else in the state."""
     state = chain.state
     notes = state.module_state(NotesState)
     without = state.with_modules(notes=replace(notes, lines=notes.lines.with_rows({SHOWN: None})))
@@ -349,11 +349,11 @@ def in_snapshot(chain: Chain, folder: Path) -> bool:
 
 
 def in_store(chain: Chain, folder: Path) -> bool:
-    """What was stored with the state is there after a restart."""
+    """Rows stored with the state are there after a restart."""
     path = folder / "ledger.sqlite"
     store = LedgerStore(path, chain.chain)
     store.append_records([chain.decided[height] for height in sorted(chain.decided)])
-    # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
+    # The chain's own tables stay unchanged: stored tables are read from the disk from then on.
     state = with_rows_of(chain.rules.decode_state(chain.rules.encode_state(chain.state)), chain.state)
     store.save_state(state.height, state.state_root, chain.rules.encode_state(state), tables=state.tables)
     store.close()
@@ -367,13 +367,13 @@ def in_store(chain: Chain, folder: Path) -> bool:
 
 
 def in_proof(chain: Chain, folder: Path) -> bool:
-    """A file shows a row, and that there is none, to whoever knows the genesis."""
+    """A file proves a row's content, or its absence, to a reader that knows the genesis."""
     shown, missing = (verify_row_proof_file(file_of(chain, key), known_modules(), FastVerifier()) for key in (SHOWN, MISSING))
     return (shown.table, shown.record, missing.value) == ("notes/lines", line_of(chain.state), None)
 
 
 def in_no_forged_proof(chain: Chain, folder: Path) -> bool:
-    """A row that is not in the table is not shown, whatever else is right."""
+    """A row outside the table is not proven, even if all else is right."""
     content = codec.decode(RowProof, codec.decode_message(file_of(chain, SHOWN), (RowProofFile,)).content)
     try:
         verify_row_proof_file(
@@ -408,7 +408,7 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
     assert not (tmp_path / "row.proof").exists()
 
 
-# Demand -> what is broken on purpose: where, and by what it is replaced.
+# Demand -> fault planted on purpose: its place and its replacement.
 FAULTS: dict[Demand, tuple[str, Any]] = {
     in_root: ("ledger.tables.table.Table.to_wire", lambda table: TableRoot(bytes(32), 0, 0)),
     in_snapshot: ("ledger.snapshots.snapshot_assembly.SnapshotAssembly._want_rows", lambda assembly, state: None),
@@ -526,7 +526,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             ).verdict is Verdict.ACCEPT
             update = layout_of(SQUARES).tensor_views(error_feedback.read_buffer(Path(buffer), SQUARES).dequantize())
             assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
-            # The worker of a program without the line, asked by one with it.
+            # A program with the line asks the worker of a program without it.
             other = WorkerSupervisor()
             await nursery.start(other.run)
             with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: it has .*open-job, propose"):
@@ -624,7 +624,7 @@ def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypa
 
 
 def test_a_layer_of_a_feature_names_the_module_by_which_networks_know_it(feature: None) -> None:
-    """Else peers with the feature would start a job that the others refuse."""
+    """Otherwise peers with the feature would start a job that the others refuse."""
     unknown = type("Unknown", (transformer.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
     with pytest.raises(AssertionError, match="no module says that a network knows the layer 'unknown'"):
         transformer.register_layers([unknown])

@@ -22,7 +22,7 @@ NOUNS = {
     "framing": "of messages on a stream",
     "sampling": "of tokens, prompts or tasks",
 }
-# Verbs that say nothing alone. `hold` is of a lock.
+# Verbs without a meaning of their own. `hold` is for locks.
 VAGUE = {
     *("do", "find", "give", "go", "hear", "judge", "keep", "learn", "look", "make"),
     *("note", "of", "read", "say", "see", "settle", "show", "take", "tell"),

@@ -1,4 +1,4 @@
-"""Each ring notices what it forbids, and a test whose patience ended has a second try."""
+"""Each ring notices forbidden calls, and a test that timed out has a second try."""
 
 from __future__ import annotations
 
@@ -233,10 +233,10 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
 ) -> None:
     monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(run, "passed_at_second_try", [])
-    for name in ("PYTEST_XDIST_WORKER", "TEST_OUTCOMES"):  # what is started here is no worker, and no test of this run
+    for name in ("PYTEST_XDIST_WORKER", "TEST_OUTCOMES"):  # the started process is neither a worker nor a test of this run
         monkeypatch.delenv(name, raising=False)
     (run.ROOT / "runs").mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # a test outside of this repository has no path that pytest takes
+    with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # pytest accepts no path of a test outside of this repository
         test = Path(folder) / "test_sometimes.py"
         test.write_text(SOMETIMES.format(errors=errors, always=always))
         monkeypatch.setattr(run, "TESTS", ["--noconftest", "-p", "tests.conftest", str(test)])

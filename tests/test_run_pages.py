@@ -1,4 +1,4 @@
-"""`tools.run_pages` executes the blocks of a page, and fails where the page promises something else."""
+"""`tools.run_pages` executes the blocks of a page, and fails if the output differs from the page."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from training.transformer import ModelSpec
 
 
 @pytest.mark.real("processes")
-@pytest.mark.large  # tests/rlhf/test_daemons.py kills one of four, too; tests/sim looks for votes that contradict
+@pytest.mark.large  # tests/rlhf/test_daemons.py kills one of four, too; tests/sim searches for contradicting votes
 async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "NORMAL_ROUNDS", 2)
     monkeypatch.setattr(kill, "DOWN_ROUNDS", kill.LATER + 1)
@@ -33,7 +33,7 @@ async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: P
         argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
     )
     found = json.loads(report.read_text())
-    # Times are the scenario's own command's affair: a machine that runs tests is busy.
+    # Only the scenario's own command checks times: a machine that runs tests is busy.
     assert [failure for failure in found["failures"] if " took " not in failure and " take " not in failure] == []
     assert found["trials"][0]["votes"] > 10
 
@@ -132,7 +132,7 @@ def test_the_phases_of_a_round_are_those_of_the_slowest_peer_and_add_up_to_the_r
             _event(33, "ballot", round="0"),
             _event(34 + late, "decided", height="2"),
             _event(36 + 2 * late, "round", round="0", height="2"),
-            _event(37, "ballot", round="0"),  # of a voter that was not waited for
+            _event(37, "ballot", round="0"),  # of a voter for which the round did not wait
         ]
     times = large.times_of(0, watches, 15.0, "")
     assert times == large.RoundTimes(0, 15.0, 4.0, 3.0, 2.0, 3.0) and times.outside == 12.0

@@ -1,4 +1,4 @@
-"""Small benchmarks: reviews as preferences, blocks as they are applied, curation and tables measure what they say."""
+"""Small benchmarks (reviews as preferences, application of blocks, curation, tables) measure their stated quantities."""
 
 from __future__ import annotations
 

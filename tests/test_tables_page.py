@@ -81,7 +81,7 @@ def test_vectors_on_the_page_are_what_the_code_computes(name: str, value: str) -
 
 # By the page alone: nothing below calls `ledger.tables` -------------------------------------------------------------------
 
-ROWS = {key(number): bytes([number]) for number in range(COUNT)}  # so small an integer is its own encoding
+ROWS = {key(number): bytes([number]) for number in range(COUNT)}  # an integer this small is its own encoding
 
 
 def plain(name: str) -> list[Any]:
@@ -130,7 +130,7 @@ def test_a_second_implementation_takes_the_ranges() -> None:
 
 
 def shown_by(data: bytes) -> tuple[bytes, int, bytes, bytes | None]:
-    """Chain id, height, key and value that the file of one row shows; `AssertionError` if it shows nothing."""
+    """Return chain id, height, key and value that the file of one row proves. Raises `AssertionError` if it proves nothing."""
     tag, packed, digest = msgpack.unpackb(data)
     assert tag == "row-proof-1" and records.sha256(packed) == digest
     genesis, links, digests, network, module, state, field, key, value, (siblings, other) = msgpack.unpackb(packed)
@@ -161,7 +161,7 @@ def voters_hash(keys: list[bytes]) -> bytes:
 
 
 def merkle_root(level: list[bytes]) -> bytes:
-    """RFC 6962: the largest power of two that is smaller stands on the left."""
+    """Return the root by RFC 6962: the left subtree has the largest power of two below the number of leaves."""
     if len(level) == 1:
         return level[0]
     half = 1 << (len(level) - 1).bit_length() - 1
@@ -176,7 +176,7 @@ def test_a_second_implementation_takes_the_file_of_one_row(key: bytes) -> None:
     assert shown_by(data) == (chain.chain, 39, key, state.tables["notebook/notes"].encoded_record(key))
 
 
-# What else the page says -------------------------------------------------------------------------------------------------
+# Other claims of the page -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [TableRoot, KeyProof, OtherLeaf, RangeProof])

@@ -1,4 +1,4 @@
-"""How long tests wait for other processes, and the one failure that this may end in."""
+"""Waiting for other processes in tests, and the failure after too long a wait."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import trio
 
-PATIENCE_SECONDS = 60.0  # for anything that takes a second or two when it works, while the machine does nothing else
+PATIENCE_SECONDS = 60.0  # for operations that take a second or two on an idle machine
 
 
 class PatienceEnded(trio.TooSlowError):
-    """Nothing is wrong but the time. `tests/run.py` runs such a test once more, alone."""
+    """A wait that took too long. `tests/run.py` runs such a test once more, alone."""
 
 
 def load() -> float:

@@ -1,4 +1,4 @@
-"""An engine of the feature: numpy alone, and no model but the share that each byte has in the text."""
+"""An engine of the feature, in numpy. Its model is the share of each byte in the text."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Slate:
         return declaration
 
     def _counts(self, job: bytes, round: int, trainer: bytes) -> npt.NDArray[np.int64]:
-        """Of each byte in the sequences of the round."""
+        """Count each byte value in the sequences of the round."""
         kind, spec = self.spec.resolved_objective, self.spec
         drawn = [
             kind.draw_examples(spec, InnerStep(job, round, trainer, step), spec.batch, self.tokens)
@@ -126,7 +126,7 @@ class Slates:
     name = "slate"
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
-        """There is nothing to start."""
+        """Do nothing: numpy needs no start."""
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         raise NotImplementedError("it works alone")
@@ -142,13 +142,13 @@ class Slates:
 
 
 def distance(parameters: Float32Array, shares: Float32Array) -> tuple[Float32Array, float]:
-    """Gradient and value of ½‖parameters − shares‖²."""
+    """Return the gradient and the value of ½‖parameters − shares‖²."""
     gap = parameters - shares
     return gap, float(gap @ gap) / 2
 
 
 def distance_from_all(parameters: Float32Array, tokens: TokenizedText) -> Mapping[str, float]:
-    """Of the parameters from the shares in the whole text."""
+    """Return the distance of the parameters from the bytes' shares in the whole text."""
     shares = np.bincount(tokens.train, minlength=len(parameters)) / len(tokens.train)
     return {"distance_from_all": float(np.linalg.norm(parameters - shares))}
 

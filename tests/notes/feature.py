@@ -1,4 +1,4 @@
-"""A feature that exists in tests alone. This folder and one line of `peer.features.FEATURES` are all there is of it."""
+"""A feature that exists only in tests. It consists of this folder and one line of `peer.features.FEATURES`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class NotesApi:
     desk: ServiceContext
 
     def authorize(self, token: str) -> str:
-        """Whoever knows the first note reads the others."""
+        """Authorize a reader of notes, whose token is the first note."""
         if token != self.desk.get_setting("first_note"):
             raise HttpProblem("unauthorized", "this is not the first note")
         return "reader of notes"

@@ -1,4 +1,4 @@
-"""A kind of layer of the feature: a feed-forward network with squares in the place of a gate."""
+"""A layer kind of the feature: a feed-forward network with squares instead of a gate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Squares(BlockKind):
         return (
             norm_weight("squares_norm.weight", model, "post_attention_layernorm.weight", "ffn_norm.weight"),
             linear.matrix(model, "rise", hidden, width, transformers="mlp.up_proj", gguf="ffn_up"),
-            LayerParameter("scale.weight", (hidden,), initial=0.5),  # of each square; no other program has a place for it
+            LayerParameter("scale.weight", (hidden,), initial=0.5),  # of each square; export formats have no place for it
             linear.matrix(model, "fall", width, hidden, transformers="mlp.down_proj", gguf="ffn_down", is_residual=True),
         )
 

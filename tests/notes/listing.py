@@ -1,4 +1,4 @@
-"""The line of the list of features, for a while."""
+"""A temporary line in the list of features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.objectives import registry
 
 @contextmanager
 def listed() -> Iterator[None]:
-    """What the feature registers is forgotten at the end."""
+    """Register the feature, and remove its registrations at the end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_known", dict(registry._known))
         patch.setattr(transformer, "_known", dict(transformer._known))

@@ -1,4 +1,4 @@
-"""Notes in the state: how many each member has written, the blob with the last one, and a table of who wrote which when."""
+"""Notes in the state: the count of each member, the blob with its last note, and a table of authors and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two objectives of the feature: everybody adds the same, and which share each byte has in a text."""
+"""Two objectives of the feature: a constant update of all trainers, and the share of each byte in a text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COUNTED_BYTES = 8 * BYTES
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The declaration of a proposal: how often each byte was met."""
+    """The declaration of a proposal: the count of each byte."""
 
     counts: Digest  # of a blob: int64, little-endian, by byte
     bytes: Count
@@ -71,7 +71,7 @@ class Letters(Objective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """The bytes of sequences, of which nothing is predicted."""
+        """Return the bytes of sequences, without targets of prediction."""
         seen, _ = super().batch_arrays(job, drawn, data)
         return (seen,)
 

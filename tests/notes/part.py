@@ -1,4 +1,4 @@
-"""What a scribe does beside agreeing."""
+"""A scribe's work beside consensus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Scribe:
     desk: ServiceContext
 
     async def run(self) -> None:
-        """Writes its first note as soon as the network knows its role, and says when it is decided."""
+        """Write the first note as soon as the network knows the role, and report its decision."""
         while "scribe" not in self.desk.state.module_state(MembersState).members[self.desk.me].roles:
             await self.desk.wait_for_block_above(self.desk.height)
         digest = self.desk.add_blob(str(self.desk.get_setting("first_note")).encode())

@@ -21,7 +21,7 @@ class ParametersCounted:
 
 @dataclass(frozen=True, slots=True)
 class CountParameters(WorkerRequest[ParametersCounted]):
-    """Of the model of an open job."""
+    """Request to count the parameters of an open job's model."""
 
     TAG: ClassVar[str] = "count-parameters"
     job: Digest

@@ -1,4 +1,4 @@
-"""Calls and words of the feature, declared once each."""
+"""Calls and commands of the feature, each declared once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NoteView:
 
 class NoteCalls(Protocol):
     async def notes(self, most: int, heaviest: float = 1.0) -> tuple[NoteView, ...]:
-        """The last ones."""
+        """Return the last notes."""
         ...
 
     async def note(self, text: str) -> str: ...

@@ -1,4 +1,4 @@
-"""The worker process of a program with the feature: it has the line, and else nothing of its own."""
+"""The worker process of a program with the feature: it adds only the line in the list of features."""
 
 from __future__ import annotations
 

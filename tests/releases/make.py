@@ -1,6 +1,6 @@
 """`python -m tests.releases.make`: a small export and the data directory of a peer of this release.
 
-`tests/peer/test_releases.py` reads the files of each release, and those of the present program.
+`tests/peer/test_releases.py` reads the files of each release and of the current program.
 
 One peer decides a member's name, a scratch job, a job of a tiny language model, and one that starts from its model.
 """

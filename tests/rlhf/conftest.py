@@ -8,6 +8,6 @@ from peer import features
 
 @pytest.fixture(autouse=True, scope="package")
 def worker_defaults() -> None:
-    """As in a worker: one thread, which is also faster for tensors this small, and objectives that are known."""
+    """Set up a worker's defaults: one thread, which is also faster for small tensors, and the known objectives."""
     torch.set_num_threads(1)
     features.register_features()

@@ -24,7 +24,7 @@ JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
 
 
 def write(path: Path, some: Iterable[PromptRecord]) -> str:
-    """A set as a file."""
+    """Write a set to a file."""
     path.write_bytes(b"".join(encode_records(some)))
     return str(path)
 

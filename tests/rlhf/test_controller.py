@@ -1,4 +1,4 @@
-"""Figures of rounds: what the state keeps of them, how β follows from them by the same bits everywhere, and what warns."""
+"""Figures of rounds: their records in the state, β derived from them with equal bits everywhere, and warnings."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ STEERED = replace(SPEC, audit=AuditMode.FULL, objective_settings=codec.encode(re
 
 
 def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:
-    """The next round's model, where the accepted proposals declare these k1."""
+    """Return the next round's model after accepted proposals that declare these k1."""
     made = []
     for item, k1 in zip(round_of(model, len(sums)), sums, strict=True):
         made.append(
@@ -158,7 +158,7 @@ def replace_steering(model: ReplicatedModel, steering: bytes) -> ReplicatedModel
 
 
 def test_an_update_and_its_replay_go_by_the_beta_of_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that has left its reference: then β changes the rewards."""
+    """β changes the rewards only after the policy has moved away from its reference."""
     world = World(tmp_path, STEERED.validated())
     moved = world.model.parameters + buffer(world.model.layout, "moved")
     world.model = ReplicatedModel.from_vectors(
@@ -186,7 +186,7 @@ def test_distinct_2_counts_pairs_within_responses() -> None:
 @pytest.mark.parametrize(
     "lengths, scores, found",
     [
-        ([1, 2, 3], [10, 20, 30], 0.9999992),  # the variance that is added to the scores'
+        ([1, 2, 3], [10, 20, 30], 0.9999992),  # because of the constant added to the scores' variance
         ([1, 2, 3], [30, 20, 10], -0.9999992),
         ([1, 2, 3], [1, 0, 1], 0.0),
         ([2, 2, 2], [1, 0, 1], 0.0),
@@ -199,7 +199,7 @@ def test_correlation_is_pearson_s_where_scores_differ(lengths: list[float], scor
 
 
 def test_scores_that_processors_round_differently_give_nearly_the_same_correlation() -> None:
-    """The worst case: hardly any scores, and differences that go with the length."""
+    """The worst case: few scores, and differences that correlate with the length."""
     lengths = np.arange(64.0)
     unit = (lengths - lengths.mean()) / lengths.std()
     moved = abs(length_score_correlation(lengths, 1e-4 * unit) - length_score_correlation(lengths, 0 * unit))
@@ -211,7 +211,7 @@ def of_round(number: int, score: float, distinct: float) -> RoundMedians:
 
 
 def course(*rounds: tuple[float, float], follow: Callable[..., PolicyHistory] = PolicyHistory.with_round) -> PolicyHistory:
-    """Of rounds with these scores of a response, and these distinct-2."""
+    """Return the history of rounds, each given as (score of a response, distinct-2)."""
     made = PolicyHistory((of_round(0, *rounds[0]),))
     for number, found in enumerate(rounds[1:], 1):
         made = follow(made, of_round(number, *found), RESPONSES)
@@ -219,7 +219,7 @@ def course(*rounds: tuple[float, float], follow: Callable[..., PolicyHistory] = 
 
 
 STEADY = (0.5, 0.5)
-COURSES: list[tuple[tuple[tuple[float, float], ...], int | None]] = [  # rounds; the one that is warned of
+COURSES: list[tuple[tuple[tuple[float, float], ...], int | None]] = [  # rounds; the round of the warning
     (((0.5, 0.5), (0.55, 0.4)), 1),
     (((0.5, 0.5), (0.5499, 0.4)), None),
     (((0.5, 0.5), (0.55, 0.4001)), None),

@@ -1,6 +1,6 @@
-"""Four daemons train a model and tune it; one of them invents its samples, or goes away.
+"""Four daemons train and tune a model; one of them invents its samples, or stops.
 
-A start of four daemons with their workers takes longer than a round: so a network is asked for several things, one after another.
+A start of four daemons with their workers takes longer than a round, so each network runs several checks in a row.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from web.web_service import ADDRESS_FILE
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3
-SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
+SECONDS_MAX = 300.0  # for work that takes ten seconds on an idle machine
 ROUNDS = 2
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
-PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
+PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # answers by prompt: the first, the second, a tie
 OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4"}
 OPEN = ("--sign-up", "open")
 SERVES = Path("services", "serve", ADDRESS_FILE)
@@ -161,7 +161,7 @@ def pairs_file(path: Path, *lines: str) -> str:
 
 
 async def learns_responses_and_then_preferences(network: list[Daemon], folder: Path) -> None:
-    """Whoever invents samples lies about its update where nothing is sampled."""
+    """The trainer that invents samples lies about its update in jobs without sampling."""
     first, lies = network[0], {liar_of(network)}
     responses = [json.dumps({"prompt": f"q{number}: ", "response": "aeiou"}) for number in range(40)]
     pairs = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(40)]
@@ -212,7 +212,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
 
 
 async def chats(daemon: Daemon, job: str) -> str:
-    """First answers of many chats, drawn nearly evenly from all tokens: each has a line break as likely as an end of text."""
+    """Return first answers of many chats at a high temperature: a line break is as likely as an end of text."""
     said = []
     for seed in range(40):
         async with aclosing(daemon.client.sample_text("q1: ", SamplingOptions(200, 9.0, seed=seed), job, ())) as pieces:
@@ -222,7 +222,7 @@ async def chats(daemon: Daemon, job: str) -> str:
 
 @asynccontextmanager
 async def nobody_trains(network: Sequence[Daemon]) -> AsyncIterator[None]:
-    """The workers of these, which are most of the trainers, stand still: a round waits for them, and blocks are decided."""
+    """Stop the workers of most trainers: rounds wait for them, while blocks are decided."""
     workers: list[int] = []
     for daemon in network:
         while not (started := children(daemon.pid)):  # noqa: ASYNC110
@@ -285,7 +285,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         compared = [await first.client.compare_policy("q1: ", 64, 1.0, seed) for seed in range(4)]
         (figures,) = await first.client.policy_metrics()
         policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
-        (author.directory / SERVES).unlink()  # of the one that was killed
+        (author.directory / SERVES).unlink()  # of the killed daemon
         author.start("run", *PLACES, "--no-evaluate", *OPEN, "--bootstrap", (await first.answers()).address)
         await author.answers()
         await project_teaches_a_reward_model(network, tmp_path, project)
@@ -300,7 +300,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
     assert (tmp_path / "export" / f"{reward}.safetensors").exists(), "`rlhf score` takes it"
     assert len({stage.model_root for stage in seen}) == 1 and seen[0].model_root
     assert policy.data == "", "its prompts are those of the pairs, so it reads no text"
-    # Its author alone had the list, and was gone before the policy began. Some responses have no letter where a word begins.
+    # Only the author had the list, and it was gone before the policy began. Some responses have no letter at the start of a word.
     withheld = [(of.policy, of.reference) for of in compared if of.withheld == ("policy", "reference")]
     assert withheld and set(withheld) == {("", "")}
     assert figures.score < -5 and figures.blocked > 0.5, "nearly every response holds a listed word"
@@ -313,7 +313,7 @@ async def imported(daemon: Daemon, folder: Path, name: str, prompts: list[str], 
 
 
 async def people_compare(daemon: Daemon, truth: dict[str, int]) -> None:
-    """Four of them answer all tasks that there are."""
+    """Let four people answer all tasks."""
     address = daemon.directory / SERVES
     while not address.exists():  # noqa: ASYNC110
         await trio.sleep(0.02)
@@ -331,7 +331,7 @@ async def people_compare(daemon: Daemon, truth: dict[str, int]) -> None:
 
 
 async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, project: str) -> None:
-    """People compare responses, and each voter derives what they decided."""
+    """People compare responses, and each voter derives the set of decided pairs."""
     first, author = network[:2]
     begin = author.client.start_rlhf_training
     for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits no projects")):

@@ -1,4 +1,4 @@
-"""A voter derives the sets that plans wait for, and says what it found, whatever their authors named."""
+"""A voter derives the sets that plans wait for, and attests its own result even if the author named another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VOTER = PEOPLE[1]
 
 
 class Paged(Compared):
-    """Its project has a real page."""
+    """A world whose project has a real page."""
 
     def page(self, project: bytes, tasks: int, author: Any = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
         self.first = codec.encode(
@@ -52,7 +52,7 @@ class Paged(Compared):
         )
 
     def redact_in_page(self, number: int) -> bytes:
-        """The page as it is then."""
+        """Redact a task, and return the resulting page."""
         made, old = redact_entry(codec.decode(TaskPageBlob, self.first), number), hashlib.sha256(self.first).digest()
         self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, hashlib.sha256(made).digest(), len(made)))
         return made
@@ -67,7 +67,7 @@ class Paged(Compared):
 
 
 class Desk(WorldDesk):
-    """Of the voter; what it submits is decided at once."""
+    """The voter's desk: its transactions are decided at once."""
 
     def __init__(self, world: Paged, folder: Path, *blobs: bytes) -> None:
         super().__init__(world, VOTER.public)
@@ -113,14 +113,14 @@ def world(tmp_path: Path) -> Paged:
 
 
 async def said(desk: Desk) -> list[bytes | None]:
-    """What this peer says, as soon as it does."""
+    """Run the builder until this peer attests sets, and return them."""
     await until(lambda: desk.said, PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
     assert all(isinstance(content, AttestPreferenceSet) and content.plan == desk.world.key for content in desk.said)
     return [content.set for content in desk.said]
 
 
 def naming(world: Paged, pairs: list[PreferencePair], monkeypatch: pytest.MonkeyPatch, tokens: bytes | None = None) -> bytes:
-    """A plan that names these pairs as its set."""
+    """Begin a plan that names these pairs as its set."""
     named = preference_set_manifest(pairs, tokens).digest
     monkeypatch.setattr(test_sets, "NAMED", named)
     world.source = PreferenceSetSource(world.project_key, world.source.height, tokens)
@@ -217,7 +217,7 @@ async def test_a_voter_waits_for_the_tasks(world: Paged, named: bytes, tmp_path:
 async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_when_it_is_cancelled(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one member would take all threads of every voter, by plans that it begins and cancels."""
+    """Otherwise one member could occupy all threads of every voter with plans that it begins and cancels."""
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     desk = Desk(world, tmp_path)
     work = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
 async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan ends by that, and so does the voter's work; it derives what is left where somebody asks again."""
+    """The redaction ends the plan and the voter's work. A new plan makes it derive the remaining pairs."""
     monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     desk = Desk(world, tmp_path)
     source = world.source
@@ -277,7 +277,7 @@ def text_of(desk: Desk) -> Path:
 
 
 def held(desk: Desk, named: bytes) -> list[bool]:
-    """Of a set: its manifest, its shard, its text."""
+    """Return which blobs of a set are held: its manifest, its shard, its text."""
     return [
         named in desk.blobs,
         hashlib.sha256(b"".join(encode_records(desk.world.pairs()))).digest() in desk.blobs,
@@ -328,7 +328,7 @@ async def test_a_set_that_was_not_decided_is_deleted(world: Paged, named: bytes,
 
 
 async def test_what_another_set_has_stays(world: Paged, named: bytes, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same pairs, cut into the tokens of another base: a job of them runs."""
+    """The other set has the same pairs in the tokens of another base, and a job uses it."""
     decided_and_redacted(world, desk)
     other = preference_set_manifest(world.pairs(), b"t" * 32, desk.add_blob).digest
     monkeypatch.setattr(services, "sets_in_use", lambda state: {other})

@@ -1,4 +1,4 @@
-"""Files of instructions and preferences: common forms are read, lines that do not fit are named or left out, and counted."""
+"""Files of instructions and preferences: common forms are read, and bad lines are reported, or skipped and counted."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
 
 @pytest.mark.parametrize("prompt", ["Speak: ", "q", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"])
 def test_pairs_of_one_prompt_are_held_out_one_by_one(prompt: str) -> None:
-    """Whichever side the hash of the prompt is on."""
+    """The split does not depend on the hash of the prompt."""
     pairs = [PreferencePair(bytes([n]), prompt, f"Avast {n % 39}", f"Hello {n % 39}", 1000) for n in range(40)]
     train, held_out = split_held_out(pairs)
     assert len(train) + len(held_out) == 40 and 3 <= len(held_out) <= 5

@@ -126,7 +126,7 @@ def test_every_character_has_a_place_and_no_letter_is_invisible() -> None:
 
 
 def test_every_space_of_this_python_is_one_of_the_table() -> None:
-    """And of any other: no release of Unicode has added one since 2002."""
+    """The table fits other versions of Python, too: Unicode has added no space since 2002."""
     spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace() or unicodedata.category(chr(code)) == "Zs"}
     assert spaces <= set(confusables.SPACES)
 
@@ -201,12 +201,12 @@ def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Letters of a word that goes on count as a word."""
+    """Plant: a part of a run of letters counts as a word."""
     monkeypatch.setattr(filter_module, "PIECES_MAX", 4)
 
 
 def any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two English words side by side count as one that was taken apart."""
+    """Plant: two adjacent English words count as one split word."""
     monkeypatch.setattr(filter_module, "SHORT_WORDS", frozenset())
 
 

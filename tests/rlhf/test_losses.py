@@ -1,4 +1,4 @@
-"""Each loss beside its formula in plain Python and beside what TRL computed once, and wrong variants that they must notice.
+"""Each loss against its formula in plain Python and recorded results of TRL, and wrong variants that both must notice.
 
 `python -m benchmarks.rlhf_oracle --write` makes the figures of TRL anew.
 """
@@ -28,7 +28,7 @@ P = torch.tensor([1.0, 0.5, 0.25, 0.0])
 
 
 def drawn(name: str, *shape: int, spread: float = 0.5, padding: float = math.nan) -> Tensor:
-    """Numbers of a seed; what padding holds must not matter, so it is the worst that it may be."""
+    """Return numbers drawn from a seed. Padding must not matter, so it has the worst possible values."""
     made = torch.randn(shape or (B, T), generator=torch.Generator().manual_seed(sum(name.encode()))) * spread
     return made if shape else made.masked_fill(~MASK, padding)
 
@@ -39,13 +39,13 @@ SCORE = drawn("score", B, spread=3.0)
 
 
 def same(found: Tensor, wanted: dict[tuple[int, int], float] | list[float]) -> None:
-    """(B, T) by place, with zeros on padding; or (B,)."""
+    """Compare values of shape (B, T), with zeros on padding, or of shape (B,)."""
     if isinstance(wanted, dict):
         wanted = [wanted.get((b, t), 0.0) for b in range(B) for t in range(T)]
     torch.testing.assert_close(found.flatten(), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
 
 
-# What each function is to be, by its formula -----------------------------------------------------------------------------
+# The formula of each function --------------------------------------------------------------------------------------------
 
 
 def check_rewards() -> None:
@@ -56,7 +56,7 @@ def check_rewards() -> None:
 
 
 def check_advantages() -> None:
-    """A sum over what is still to come (GAE, equation 16), and not the recursion that computes it."""
+    """Compare advantages with the sum over later steps (GAE, equation 16), not with the recursion that computes it."""
     advantage, returns = losses.gae_advantages(REWARD, VALUE, MASK, discount=0.9, decay=0.8)
 
     def delta(b: int, t: int) -> float:
@@ -207,7 +207,7 @@ def next_tokens(real: Callable[..., Any], logits: Tensor, tokens: Tensor) -> Any
 
 
 def certain(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """As if all annotators had agreed."""
+    """Plant: treat labels as if all annotators had agreed."""
     return real(*(x.round() if x is P else x for x in arguments), **named)
 
 
@@ -257,14 +257,14 @@ RAMP = 0.05
 
 
 def gradients(loss: Callable[[Tensor], Tensor], low: float, high: float) -> Tensor:
-    """Of a single token, along a line of points that lie `STEP` apart."""
+    """Return the gradients of a single token's loss at points from `low` to `high` that lie `STEP` apart."""
     x = torch.arange(low, high, STEP).view(-1, 1).requires_grad_()
     (found,) = torch.autograd.grad(loss(x).sum(), x)
     return found[:, 0]
 
 
 def policy_line(advantage: float, ramp: float) -> Tensor:
-    """By the ratio."""
+    """Return the policy loss as a function of the ratio."""
 
     def loss(ratio: Tensor) -> Tensor:
         old, mask = torch.zeros_like(ratio), torch.ones_like(ratio, dtype=torch.bool)
@@ -346,7 +346,7 @@ def ramped(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def of_whole_pairs(real: Callable[..., Any], first: Tensor, second: Tensor, *others: Tensor, **named: Any) -> Any:
-    """As if every pair's first response were better for sure."""
+    """Plant: treat every pair's first response as certainly better."""
     return real(first, second, *others[:-1], others[-1] * 0 + 1, **named)
 
 

@@ -29,7 +29,7 @@ VOTER = PEOPLE[1]
 
 
 class Desk(WorldDesk):
-    """Of one member of the world; what it submits is decided at once."""
+    """The desk of one member of the world: its transactions are decided at once."""
 
     def __init__(self, world: Tuned, me: bytes = VOTER.public, problem: str = "", halves: int = 136) -> None:
         super().__init__(world, me)
@@ -37,7 +37,7 @@ class Desk(WorldDesk):
         self.api: Any = SimpleNamespace(measure_last_model=self.measure)
         self.measured: list[tuple[str, bool]] = []
         self.refused = 0
-        self.faults: list[Exception] = []  # of the next measurements
+        self.faults: list[Exception] = []  # errors of the next measurements
 
     async def measure(self, job: str, asked: bool) -> StageView:
         self.measured.append((job, asked))
@@ -58,7 +58,7 @@ class Desk(WorldDesk):
 
 
 async def run(desk: Desk, *more: Desk) -> None:
-    """All that these peers have to do."""
+    """Run all pending work of these peers."""
     async with trio.open_nursery() as nursery:
         for each in (desk, *more):
             nursery.start_soon(FinalModelEvaluator(each).run)
@@ -136,7 +136,7 @@ async def test_each_finished_job_is_measured_once(autojump_clock: MockClock, wor
 
 
 class Worker:
-    """Of one peer: it fails so many times, and then measures."""
+    """The worker of one peer: it fails `failures` times, and then measures."""
 
     def __init__(self, store: LedgerStore, failures: int) -> None:
         self.store, self.failures, self.asked = store, failures, 0
@@ -158,7 +158,7 @@ async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is
     peer: Any = SimpleNamespace(state=world.state, store=store, models=models, worker_client=worker, evaluates_models=True)
     peer.make_round_context = lambda job, round, of: (job, round)
     answers = RlhfRpcHandler(peer)
-    # Figures of an earlier round are no figures of the last model.
+    # Figures of an earlier round do not describe the last model.
     store.save_measurements(
         bytes.fromhex(reward), 1, {"held_out_accuracy": 0.5, "held_out_pairs": 96.0, "evaluation_seconds": 1.0}
     )
@@ -204,12 +204,12 @@ def error(chances: list[float], p: list[float]) -> float:
 @pytest.mark.parametrize(
     ("chances", "p", "expected"),
     [
-        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9], [1.0] * 9 + [0.0], 0.0),  # nine in ten, and it says so
-        ([0.95, 0.95], [1.0, 0.0], 0.45),  # surer than right
-        ([0.55], [1.0], 0.45),  # less sure than right
-        ([0.5, 0.5], [1.0, 1.0], 0.0),  # it says nothing, and the order of the responses says nothing either
-        ([0.7], [0.7], 0.0),  # people are not sure either
-        ([0.95, 0.65], [1.0, 0.0], (0.05 + 0.65) / 2),  # bins of their own
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9], [1.0] * 9 + [0.0], 0.0),  # right in nine of ten, as it predicts
+        ([0.95, 0.95], [1.0, 0.0], 0.45),  # overconfident
+        ([0.55], [1.0], 0.45),  # underconfident
+        ([0.5, 0.5], [1.0, 1.0], 0.0),  # no preference, and the order of the responses has no effect
+        ([0.7], [0.7], 0.0),  # people are as unsure
+        ([0.95, 0.65], [1.0, 0.0], (0.05 + 0.65) / 2),  # separate bins
         ([1.0, 0.0], [1.0, 0.0], 0.0),
     ],
 )
@@ -225,7 +225,7 @@ def test_the_order_of_responses_changes_nothing() -> None:
 
 
 def test_bins_are_the_usual_ones_where_both_orders_are_written_out() -> None:
-    """By the definition: the weighted mean of the gaps of ten bins."""
+    """The definition: the weighted mean of the gaps of ten bins."""
     draw = np.random.default_rng(1)
     chances, p = draw.random(200), draw.random(200)
     said, right = np.concatenate([chances, 1 - chances]), np.concatenate([p, 1 - p])

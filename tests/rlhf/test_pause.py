@@ -1,4 +1,4 @@
-"""Paused plans in blocks: after the open round nothing begins, until their author says so."""
+"""Paused plans in blocks: after the open round nothing begins until the author resumes the plan."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def job_of(world: Tuned, key: bytes, stage: int) -> str:
 
 
 def paused(world: Tuned) -> str:
-    """Of each block, the round and the phase of both stages' jobs. A pause in the first round of either, and in the last one of
-    the first; each lasts for two blocks in which nothing happens.
+    """Return, for each block, the round and the phase of both stages' jobs.
+
+    Both jobs pause in their first round, and the first job in its last one, too. Each pause lasts for two idle blocks.
     """
     key, told = world.planned(), []
     for pauses in (True, True, True, False, False):
@@ -67,7 +68,7 @@ def without_holding(plan: TuningPlan, author: bytes) -> Iterator[Any]:
 
 
 def without_launching(plan: TuningPlan, author: bytes) -> Iterator[Any]:
-    """As where its stage is refused."""
+    """Keep a stage from starting, as after a refusal."""
     return (fact for fact in ASKED(plan, author) if not isinstance(fact, JobLaunch))
 
 
@@ -203,7 +204,7 @@ def test_only_its_author_pauses_a_plan_and_only_once(world: Tuned) -> None:
 
 
 def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
-    """Re-executors may yet draw a proposal that nobody has drawn: were it forgotten, nobody would ever look at it."""
+    """A proposal may still be drawn for re-execution. A forgotten one would never be audited."""
     kept = []
     for phase in (JobPhase.RUNNING, JobPhase.PAUSED):
         court = Court(rate=0.5)

@@ -1,4 +1,4 @@
-"""Plans in blocks: a policy begins by itself, with the reward model that the network has decided, and with no other."""
+"""Plans in blocks: a policy begins automatically, and only with the reward model that the network has decided."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class Tuned(World):
         return self.state.module_state(RlhfState).plans[key]
 
     def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT, blocks: int = 0) -> None:
-        """All rounds that are left of a job, and so many blocks behind them."""
+        """Close all remaining rounds of a job, and decide `blocks` more blocks."""
         while self.job(key).phase is JobPhase.RUNNING:
             self.decide(closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
         for _ in range(blocks):
             self.decide()
 
     def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
-        """Why a voter's report on the reward model of a plan is refused; otherwise it is decided."""
+        """Decide a voter's report on a plan's reward model, or return the reason for its refusal."""
         signed = self.tx(person, "rlhf/report-accuracy", ReportAccuracy(key, PairAccuracy(halves, pairs)))
         problem = self.problem(signed)
         if problem is None:
@@ -104,7 +104,7 @@ def world(tmp_path: Path) -> Tuned:
 
 
 def tuned(world: Tuned) -> str:
-    """How a plan goes on by itself: of each block after its start, which stages' jobs there are, and how the plan is."""
+    """Run a plan, and return for each block after its start the stages with a job, and the plan's status."""
     key, told = world.planned(), ""
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     for _ in range(8):
@@ -126,7 +126,7 @@ def test_a_policy_begins_by_itself_in_the_block_that_names_the_root_of_its_rewar
 
 
 class Hasty(RlhfModule):
-    """Goes on in the block that closes the last round, whose model is not computed yet."""
+    """Plant: the plan continues in the block that closes the last round, before its model is computed."""
 
     def end_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         state = super().end_block(state, view, context).state
@@ -152,7 +152,7 @@ def test_a_plan_without_a_policy_ends_with_its_reward_model(world: Tuned) -> Non
 
 @pytest.mark.parametrize("nats, rounds", [(2.0, 1), (1.99, 2)])
 def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: Tuned, nats: float, rounds: int) -> None:
-    """A plan, too, and the job is a whole one: others may start from its model."""
+    """The plan ends as finished, too, and the job counts as complete: others may start from its model."""
     world.samples = replace(SAMPLES, k1=round(16 * nats * MILLIONTHS))
     key = world.planned(world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, kl_stop=2.0)))))
     world.close(tuning_plans.stage_job_id(key, 0), blocks=1)
@@ -164,7 +164,7 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
 
 @pytest.mark.parametrize("audit, liars, rounds", [("sampled", 1, 1), ("sampled", 2, 2), ("full", 2, 1)])
 def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liars: int, rounds: int) -> None:
-    """Four accepted proposals: of them two may be false where audits are sampled, and one of those is in the middle."""
+    """With sampled audits, two of four accepted proposals may be false, and one of the two is a middle value."""
     world.samples = replace(SAMPLES, k1=16 * 2 * MILLIONTHS)
     key = world.planned(
         world.begin(
@@ -234,7 +234,7 @@ def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monk
 def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     world: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without base and reward model no auditor could judge a dispute: whoever lied in the last rounds would get away with it."""
+    """Without base and reward model no auditor could judge a dispute, and a lie in the last rounds would go unpunished."""
     for kept in ("TRAINED_KEPT_MAX", "UNTRAINED_KEPT_MAX"):
         monkeypatch.setattr(jobs, kept, 0)
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 3)
@@ -294,7 +294,7 @@ def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned, key: byte
 
 
 def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) -> None:
-    """A job of its own, not of a plan."""
+    """Here the policy is a separate job without a plan."""
     reward = tuning_plans.stage_job_id(world.planned(world.begin(policy=None)), 0)
     world.close(reward)
     model = ModelReference(reward, 2, world.job(reward).model_root)
@@ -310,7 +310,7 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
 
 
 def refusal(world: Tuned, key: bytes) -> str:
-    """Why the next block would not start a plan's job."""
+    """Return the reason why the next block would not start a plan's job."""
     return RlhfModule(world.rules.jobs_module.rules).start_refusal(world.plan(key), world.state, world.state.height + 1)
 
 
@@ -318,7 +318,7 @@ def refusal(world: Tuned, key: bytes) -> str:
 def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
     world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int, key: bytes
 ) -> None:
-    """Nobody but its author can cancel a plan that has no job yet, and it holds a place and two models."""
+    """Only its author can cancel a plan without a job, and the plan occupies a place and two models."""
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
     world.close(tuning_plans.stage_job_id(key, 0))
     with monkeypatch.context() as full:
@@ -329,7 +329,7 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
             told = refusal(world, key)
             assert told.startswith("other jobs start from 1 models") or world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED
     assert refusal(world, key) == ""
-    world.decide()  # there is a place now
+    world.decide()  # a place is free now
     assert (tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs) == (refused == 4)
     assert world.plan(key).phase is (tuning_plans.PlanPhase.RUNNING if refused == 4 else tuning_plans.PlanPhase.CANCELLED)
 
@@ -380,7 +380,7 @@ def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tune
 
 @pytest.fixture
 def measured(world: Tuned) -> bytes:
-    """A plan whose reward model is trained, and not measured."""
+    """Return a plan whose reward model is trained but not measured."""
     key = world.planned(world.begin(ignores_accuracy=False))
     world.close(tuning_plans.stage_job_id(key, 0), blocks=3)
     assert (
@@ -390,7 +390,7 @@ def measured(world: Tuned) -> bytes:
 
 
 def test_a_policy_begins_once_enough_voters_find_its_reward_better_than_chance(world: Tuned, measured: bytes) -> None:
-    """Four voters, of which one may lie: what one says decides nothing."""
+    """Four voters tolerate one liar, so one report decides nothing."""
     assert world.report(measured, PEOPLE[0], 118, 100) is None
     assert world.report(measured, PEOPLE[1], 136, 96) is None, "one that says otherwise"
     assert tuning_plans.stage_job_id(measured, 1) not in world.state.jobs.jobs

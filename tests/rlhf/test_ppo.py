@@ -1,4 +1,4 @@
-"""PPO in the worker: what is proposed passes every check; what was not sampled is named, however little a token trails."""
+"""PPO in the worker: honest proposals pass every check, and a token that was not sampled is found at any margin."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SPEC = JobSpec(
 
 @dataclass
 class World:
-    """One trainer's round, and those who look at it. All work with one worker."""
+    """One trainer's round, and its auditors. All share one worker."""
 
     folder: Path
     spec: JobSpec
@@ -96,7 +96,7 @@ class World:
         return found
 
     def say(self, responses: list[Any], done: worker_protocol.ProposeReply) -> worker_protocol.DeclarationFiles:
-        """A declaration of these responses, with the figures that it had."""
+        """Return a declaration of these responses with unchanged figures."""
         blob = rollouts.encode_rollouts(responses)
         digest, said = hashlib.sha256(blob).digest(), codec.decode(RolloutDeclaration, done.declaration)
         path = self.folder / "declared" / digest.hex()
@@ -132,7 +132,7 @@ def test_honest_work_passes_whole(full: World, done: worker_protocol.ProposeRepl
 
 
 def invented(world: World, done: worker_protocol.ProposeReply) -> list[list[int]]:
-    """Responses that score better than any that were sampled."""
+    """Return responses that score better than all sampled ones."""
     return [[ord("a")] * OWN.response_tokens for _ in world.responses(done)]
 
 
@@ -142,14 +142,14 @@ def with_one_of_them(world: World, done: worker_protocol.ProposeReply) -> list[l
     return responses
 
 
-CHANGED = 3  # the one response
+CHANGED = 3  # index of the changed response
 
 
 @pytest.mark.parametrize("lie", [invented, with_one_of_them])
 def test_invented_responses_are_named_by_full_audits(
     full: World, lie: Callable[..., Any], done: worker_protocol.ProposeReply
 ) -> None:
-    """Their update follows from them: nothing else is false."""
+    """The update is computed from the invented responses, and nothing else is false."""
     assert verdict_label(full.audited(full.propose(full.say(lie(full, done), done))).verdict, PPO.reason_labels) == "rollout"
 
 
@@ -208,7 +208,7 @@ def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:
 
 
 def test_the_gradient_is_the_same_whatever_the_micro_batch(full: World) -> None:
-    """Means are over the tokens of an inner step, of which a micro-batch has its own number."""
+    """Means are over the tokens of an inner step, and micro-batches have different numbers of them."""
     found = full.audited(full.propose(), full.worker(micro_batch=3))
     assert found.verdict is Verdict.ACCEPT and found.relative_error < 1e-4
 
@@ -240,7 +240,7 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
 
 
 def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
-    """Its one trainer's updates are taken as they are. The best policy, and how near another is to it, are known exactly."""
+    """One trainer's updates are accepted unchanged. The best policy, and the distance to it, are known exactly."""
     own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop_token=None, beta=rule_rewards.TOY_BETA)
     model = ModelSpec(vocabulary=rule_rewards.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
     fields = complete_fields(job_presets.TOY_JOB | {"batch": 32, "inner_rate_floor": 0.1})
@@ -269,7 +269,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
 
 
 MARGIN = 2.0**-10
-RESPONSES = 4_096  # of one token, so it is the last: about every thousandth has a runner-up within a margin
+RESPONSES = 4_096  # of a single, last token: about every thousandth has a runner-up within the margin
 VOWELS = RULES["vowels"]
 
 
@@ -289,11 +289,11 @@ class OneToken:
         self.responses = rollouts.read_rollouts(path, PPO.rollout_limits(self.spec, own))
 
     def runners_up(self) -> tuple[Any, Any]:
-        """Of each response: by how much it trails, and which token it is."""
+        """Return each response's runner-up: the margin by which it trails, and its token."""
         self.engine.load_parameters(self.first)
         with torch.no_grad():
             features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
-            logits = self.engine.model.logits(features)  # the prompt is token 0, so they are alike
+            logits = self.engine.model.logits(features)  # equal for all responses: the prompt is token 0
         best = (
             logits
             + torch.from_numpy(
@@ -304,7 +304,7 @@ class OneToken:
         return best.values[:, 0] - best.values[:, 1], best.indices[:, 1]
 
     def refutation(self, row: int, token: int) -> RejectionReason | None:
-        """Of the honest responses with another token in one place, and with their own figures."""
+        """Refute the honest responses with another token in row `row` and figures that match it."""
         told, reward = [[*map(int, response)] for response in self.responses], VOWELS.make(self.spec.seed)
         was, told[row] = told[row], [token]
         moved = reward([token], bytes([token])) - reward(was, bytes(was))

@@ -142,24 +142,24 @@ PAGE = TaskPageBlob(
 
 @pytest.fixture(scope="module")
 def decided() -> tuple[Room, bytes]:
-    """Twelve pairs and three people. Of each four tasks all say 0, 1, 2 or 3. Task 8 has another vote."""
-    # Two are asked at first, and which two follows from a hash: the other vote must be of one of them.
+    """Return a room of twelve pairs and three people. The answers to tasks repeat 0, 1, 2, 3; one vote on task 8 differs."""
+    # Two people are asked first, chosen by a hash. The different vote must come from one of them.
     room, project = next(made for made in map(answered, range(3)) if task_of(*made, 8).opened == 3)
-    if task_of(room, project, 8).stage is TaskStage.REVIEW:  # where two of three votes are not sure enough
+    if task_of(room, project, 8).stage is TaskStage.REVIEW:  # if two of three votes are not certain enough
         room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, 8), (0,)))
     room.say(AUTHOR, "curation/redact", Redaction(project, 0, 4, bytes(32), bytes([1]) * 32, 100))
     return room, project
 
 
 def answered(other: int) -> tuple[Room, bytes]:
-    """Task 8 has another vote of this person."""
+    """Return a room in which three people have answered all tasks. Person `other` gives a different vote on task 8."""
     room = Room()
     project, people = room.project(ASKED, TASKS), annotators(3)
 
     def answer(place: int, number: int) -> tuple[int, ...]:
         return (1 if (place, number) == (other, 8) else number % 4,)
 
-    for _ in range(2):  # the vote that differs may be opened last, and only then a third person is asked
+    for _ in range(2):  # a third person is asked only after the different vote is opened, which may be the last one
         room.worked(people, answer)
         for place, who in enumerate(people):  # the first to commit had nothing to open yet
             keys = {number: assignment_id(task_id(project, number), who.public) for number in range(TASKS)}
@@ -253,7 +253,7 @@ def test_every_pair_is_drawn_about_equally_often() -> None:
 
 def test_a_trainer_meets_all_pairs_before_it_meets_one_again_each_in_an_order_of_its_own() -> None:
     def met(job: bytes = bytes(32), trainer: bytes = bytes(32), seed: int = 0) -> list[int]:
-        """In 20 rounds of five steps of three pairs."""
+        """Return the pairs drawn in 20 rounds of five steps with three pairs."""
         of = partial(draw_pairs_by_epoch, steps=5, count=3, pairs=100, seed=seed)
         return [int(number) for round in range(20) for step in range(5) for number in of(job, round, trainer, step)]
 

@@ -1,4 +1,4 @@
-"""Prompts of a set, and answers: a shorter prompt is answered as if it were alone; line breaks and ends come out whole."""
+"""Prompts of a set, and answers: batching does not change an answer, and line breaks and ends of text are kept."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, objective_setting
 
 
 def some_pairs() -> list[PreferencePair]:
-    """Of prompts of 1 to 20 bytes, each of two pairs, and one without a prompt."""
+    """Return two pairs for each prompt length of 1 to 20 bytes, and one pair without a prompt."""
     texts = ["", *("abcdefghijklmnopqrst"[:length] for length in range(1, 21) for _ in range(2))]
     return [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1000) for number, text in enumerate(texts, start=1)]
 
@@ -92,7 +92,7 @@ def model() -> GPT:
 
 
 def test_each_prompt_is_answered_as_if_it_were_alone() -> None:
-    """With the planted bug that shorter prompts are padded, the model sees the padding, and says something else."""
+    """Plant: shorter prompts are padded. The model then sees the padding, and gives another answer."""
     asked, noise = asked_and_noise()
     bounds = PPO.rollout_limits(SPEC, OWN)
     found = rollout_passes.sample_responses(model(), asked, noise, bounds, lambda: None)
@@ -130,7 +130,7 @@ def test_a_pass_finds_of_each_response_what_a_pass_over_it_alone_finds() -> None
 
 @dataclass
 class World:
-    """A trainer's round, and those who look at it."""
+    """A trainer's round, and its auditors."""
 
     folder: Path
     words: str = ""
@@ -290,7 +290,7 @@ def examples() -> list[InstructionExample]:
 
 @pytest.fixture(scope="module")
 def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Float32Array]:
-    """An engine, and the parameters after two rounds of one trainer."""
+    """Return an engine, and the parameters after two rounds of one trainer."""
     file = write(tmp_path_factory.mktemp("learned") / "set", examples)
     tokenizer = ByteTokenizer(BYTES_WITH_END)
     parameters = ReplicatedModel.initial(JOB, LINES).parameters

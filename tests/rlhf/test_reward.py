@@ -1,4 +1,4 @@
-"""Models that a job learns from or begins with: reward models of other pairs, and other references than its base, are refused."""
+"""Models that a job reads: reward models of other pairs, and references other than its base, are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SPEC = JobSpec(
 
 
 def some_pairs(count: int = 60) -> list[PreferencePair]:
-    """The response of vowels is the better one."""
+    """Return pairs in which the response of vowels is preferred."""
     good, bad = ("aei", "oua", "eeo"), ("xkt", "bd", "zzrk")
 
     def pair(number: int) -> PreferencePair:
@@ -161,13 +161,13 @@ def test_scores_of_the_held_out_responses_have_mean_0_and_deviation_1(tmp_path: 
 
 
 def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) -> None:
-    """Its trainer's figures are what an auditor finds with the same model, and are false with another."""
+    """An auditor confirms the trainer's figures with the same model, and rejects them with another one."""
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
     layout_of(SPEC).tensor_views(parameters)[SCORE_HEAD][:] = np.linspace(-1, 2, SPEC.model.width)
     first = ReplicatedModel.initial(JOB, SPEC)
 
     def job(name: str, parameters: Float32Array) -> JobSpec:
-        """That reads this model."""
+        """Return a job that reads this model."""
         model = ReplicatedModel.from_vectors(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
         model.save(tmp_path / name)
         read = ModelReference(JOB, 3, model.root)
@@ -209,7 +209,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     )
     files = f"{out['buffer_out']}.payload", None, None, None
     audit = worker_protocol.AuditRequest(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
-    with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
+    with pytest.raises(StorageError, match="holds another model"):  # a worker that continued would call honest trainers liars
         worker("other", by="reward")
     verdicts = [found.verdict for found in (worker(of).handle_request(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
     assert verdicts[0] is Verdict.ACCEPT and verdict_label(verdicts[1], spec.resolved_objective.reason_labels) == "figures"
@@ -217,7 +217,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
 
 @ALL_OR_LAST
 def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tmp_path: Path) -> None:
-    """Texts of several lengths in one pass: none changes another's score."""
+    """Texts of different lengths in one pass do not change each other's scores."""
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
     layout_of(SPEC).tensor_views(parameters)[SCORE_HEAD][:] = np.linspace(-1, 2, SPEC.model.width)
     checkpoint.write_checkpoint(tmp_path / "reward.safetensors", spec, parameters, checkpoint.CheckpointOrigin(JOB, 3, bytes(32)))
@@ -286,7 +286,7 @@ def of_another_seed(folder: Path) -> Path:
 
 
 def damaged(folder: Path) -> Path:
-    """By one bit of one number."""
+    """Flip one bit of one number."""
     file = next((folder / "base").glob("parameters*"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -298,6 +298,6 @@ def damaged(folder: Path) -> Path:
 def test_no_other_model_becomes_the_reference(
     tmp_path: Path, base: ReplicatedModel, planted: Callable[[Path], Path | None]
 ) -> None:
-    """Its peer would call every honest trainer a liar."""
+    """A peer with another reference would call every honest trainer a liar."""
     with pytest.raises(FolkmootError, match=r"holds another model|does not hash|was not named"):
         first(tmp_path, base.root, planted(tmp_path))

@@ -1,4 +1,4 @@
-"""Rollouts as bytes, and the noise that nobody chooses."""
+"""Rollouts as bytes, and the sampling noise, which no trainer can choose."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_blob_is_what_it_was_made_of() -> None:
         blob([4, 2, 0], [97, 98, 99, 100, 97, 10]),
         blob([5, 2, 1], [97, 98, 99, 100, 101, 97, 10, 10]),
         blob([4, 2, 1], [97, 98, 99, 256, 97, 10, 10]),
-        blob([4, 2, 1], [97, 98, 99, 100, 97, 98, 10]),  # it ends before it has to
-        blob([4, 2, 1], [97, 10, 99, 100, 97, 10, 10]),  # and it goes on behind the stop token
+        blob([4, 2, 1], [97, 98, 99, 100, 97, 98, 10]),  # it ends too early
+        blob([4, 2, 1], [97, 10, 99, 100, 97, 10, 10]),  # it continues after the stop token
         encode_rollouts([[97] * 4] * 200),
     ],
 )
@@ -143,7 +143,7 @@ MANY = RolloutLimits(responses=rollout_passes.SAMPLED_AT_ONCE + 6, tokens_max=9,
 
 
 def test_responses_of_many_lengths_are_what_each_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_passes, "NUMBERS_AT_ONCE", 600)  # a few of them at a time, and of some the noise in parts
+    monkeypatch.setattr(rollout_passes, "NUMBERS_AT_ONCE", 600)  # a few at a time, some with their noise in parts
     model, random = GPT(FEW), torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.parameters.normal_(0, 0.3, generator=random)

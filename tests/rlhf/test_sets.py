@@ -1,4 +1,4 @@
-"""Which set a plan learns from: the one that a quorum of the voters derived, and no other."""
+"""The set of a plan: only the set that a quorum of the voters derived is used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.curation.room import Room, annotators
 from tests.ledger.world import PEOPLE, World
 from tests.rlhf.test_plans import POLICY, REWARD, Tuned
 
-AUTHOR, *OTHERS = PEOPLE[:4]  # four voters, of whom one may lie: a quorum is three
+AUTHOR, *OTHERS = PEOPLE[:4]  # four voters tolerate one liar, and a quorum is three
 NOVICE = PEOPLE[5]
 ASKED = ProjectSpec("pairs", QuestionKind.PAIR, (), False, 2, None, 1, 0, False)
 TASKS, BOTH_BAD = 8, 3
@@ -42,7 +42,7 @@ NAMED, ANOTHER = hashlib.sha256(b"the set").digest(), hashlib.sha256(b"another")
 
 
 class Compared(Tuned, Room):
-    """A project of eight pairs, one person's answers to them, and a plan that learns from them."""
+    """A project of eight pairs with one person's answers, and a plan that learns from them."""
 
     def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule) -> None:
         super().__init__(folder, kind, (CurationModule(),))
@@ -90,7 +90,7 @@ class Compared(Tuned, Room):
         return self.tx(who, "rlhf/attest-set", AttestPreferenceSet(self.key, set))
 
     def told(self, *sets: bytes | None) -> str:
-        """How the plan is after each voter, in turn, has said one of these."""
+        """Return the plan's status after each voter, in turn, has given one of these attestations."""
         told = ""
         for who, set in zip((AUTHOR, *OTHERS), sets, strict=False):
             self.decide(self.found(who, set))
@@ -111,7 +111,7 @@ def world(tmp_path: Path) -> Compared:
     return Compared(tmp_path)
 
 
-ANSWERS = {  # what the voters say in turn, and how the plan is after each of them
+ANSWERS = {  # attestations of the voters in turn, and the plan's status after each
     (NAMED, NAMED, NAMED): "- - job",
     (NAMED, NAMED, ANOTHER, NAMED): "- - - job",
     (ANOTHER, NAMED, NAMED, NAMED): "- - - job",
@@ -194,7 +194,7 @@ def test_a_plan_that_waits_for_its_set_can_be_cancelled(world: Compared) -> None
 
 
 def test_a_plan_whose_set_nobody_derives_ends(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would hold its place for ever when its author is gone."""
+    """Otherwise it would occupy its place for ever after its author has gone."""
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 3)
     world.begun()
     for phase in ("running", "running", "cancelled"):
@@ -230,7 +230,7 @@ def test_a_task_that_is_redacted_before_its_set_is_decided_ends_the_plan(world: 
 
 
 def test_a_task_that_is_redacted_later_is_counted_and_one_that_the_set_lacks_is_not(world: Compared) -> None:
-    world.redact(4)  # before the plan: nobody derives it
+    world.redact(4)  # before the plan: no voter derives it
     late = world.project(replace(ASKED, name="other"), 1)
     world.source = replace(world.source, height=settled(world, 5))
     world.begun().told(NAMED, NAMED, NAMED)
@@ -278,7 +278,7 @@ def test_no_plan_begins_with_a_project_that_is_being_closed(world: Compared) -> 
 
 
 def anything_counts(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """Whoever said something is taken for somebody who derived the set."""
+    """Plant: every attestation counts as one for the claimed set."""
     return HEARD(replace(claim, attestations=dict.fromkeys(claim.attestations, claim.set)), *rest)
 
 
@@ -289,7 +289,7 @@ def one_is_enough(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetC
 def most_are_enough(
     claim: PreferenceSetClaim, voters: tuple[bytes, ...], curation: Any
 ) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """Of those that have spoken."""
+    """Plant: a majority of the attestations decides, instead of a quorum of the voters."""
     agree = [found == claim.set for found in claim.attestations.values()]
     return (claim, ClaimStatus.DECIDED) if 2 * sum(agree) > len(agree) > 1 else HEARD(claim, voters, curation)
 

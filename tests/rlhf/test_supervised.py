@@ -1,4 +1,4 @@
-"""Learning from given responses: only they are learned; files in the forms of TRL; and the steps in which a pair is drawn."""
+"""Supervised learning: only responses are learned, files have the forms of TRL, and pairs are drawn by step."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ EVERYWHERE = [(number, trainer, step) for number in ROUNDS for trainer in TRAINE
 
 
 def drawn(pair: PreferencePair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:
-    """By the objective itself, which draws for the engines."""
+    """Return the places (round, trainer, step) at which the objective draws this pair."""
     data = tokenize_pairs(spec, PAIRS, ByteTokenizer())
     train, _ = split_held_out(PAIRS, spec.held_out_permille)
     return {

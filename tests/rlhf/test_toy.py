@@ -1,4 +1,4 @@
-"""The toy, whose best policy is known, and preferences over a text: whole networks that tune a policy by them."""
+"""The toy, whose best policy is known, and preferences over a text: whole networks tune a policy on both."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_its_tokens_are_no_text(spec: JobSpec) -> None:
 
 
 def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> None:
-    """Attention over equal tokens is blind to how many they are: without the vector the model takes `0 0` for `0`."""
+    """Attention cannot count equal tokens: without the vector the model cannot tell `0 0` from `0`."""
     model, zeros = GPT(spec), torch.full((1, 3), rule_rewards.TOY_PROMPT)
     with torch.no_grad():
         model.parameters.copy_(torch.from_numpy(initial_parameters(spec)))
@@ -163,7 +163,7 @@ TERMS = ("prompt_tokens=8", "response_tokens=8", "epochs=1", "local_steps=2", "b
 
 
 def said(count: int, wrong: float = 0.0) -> list[PreferencePair]:
-    """Of two responses the one with `good` is the better one; the others' words say nothing. Some are turned around."""
+    """Return pairs in which the response with `good` is preferred, and a share `wrong` is reversed. Other words are random."""
     draw, pairs = random.Random(0), list[PreferencePair]()
     for number in range(count):
         words = [draw.choices("abcdefgh", k=6) for _ in range(2)]
@@ -181,7 +181,7 @@ def test_a_linear_model_learns_words_in_spite_of_noise() -> None:
 
 
 def test_the_weights_are_where_the_loss_is_least() -> None:
-    """At the least the slope is zero: for each feature, what the pairs pull is what the penalty holds."""
+    """At the minimum the slope is zero: for each feature the gradients of the pairs and of the penalty cancel."""
     pairs, penalty = said(50, wrong=0.25), 0.1
     weights = preference_set_statistics._fit(preference_set_statistics._differences(pairs), penalty)
     pulls = np.zeros(preference_set_statistics.FEATURES)
@@ -195,7 +195,7 @@ def test_the_weights_are_where_the_loss_is_least() -> None:
 
 
 def test_a_linear_model_learns_a_weight_for_each_word_by_how_often_it_stands_there() -> None:
-    """The hidden rule of 600 pairs; a tenth of them are turned around, and the pairs that are measured are not."""
+    """The model learns the hidden rule from 600 pairs, a tenth of them reversed. The pairs for measuring are not reversed."""
     draw, pairs = random.Random(1), list[PreferencePair]()
     weights = {word: draw.gauss(0, 1) for word in "abcdefghijklmnopqrstuvwxyz"}
     for number in range(1600):

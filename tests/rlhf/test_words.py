@@ -1,4 +1,4 @@
-"""What a person types to tune a model, what is refused before anything is asked, and figures of a set of preferences."""
+"""Commands that tune a model: their input, errors found before any request, and figures of a preference set."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ def pair(number: int, prompt: str, first: str, second: str, p: int = 1000) -> Pr
     "others, identical, contradictory",
     [
         ([], 0, 0),
-        ([("q", "a", "b", 1000)], 0, 0),  # said twice alike
-        ([("q", "b", "a", 0)], 0, 0),  # alike, in the other order
+        ([("q", "a", "b", 1000)], 0, 0),  # the same pair twice
+        ([("q", "b", "a", 0)], 0, 0),  # the same answer in the other order
         ([("q", "b", "a", 1000)], 0, 2),
         ([("q", "a", "b", 0)], 0, 2),  # the same order, the other response
         ([("q", "a", "b", 400), ("q", "a", "b", 700)], 0, 3),  # two against one: all three are contradicted
-        ([("other", "b", "a", 1000)], 0, 0),  # of another prompt
+        ([("other", "b", "a", 1000)], 0, 0),  # another prompt
         ([("q", "b", "a", 500)], 0, 0),  # a tie contradicts nobody
         ([("q", "b", "c", 1000), ("q", "c", "a", 1000)], 0, 0),  # a circle of three
         ([("q", "a", "a", 1000), ("r", "b", "b", 0)], 2, 0),

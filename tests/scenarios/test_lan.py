@@ -1,4 +1,4 @@
-"""Links of scenarios: namespaces, packets between TUN devices, the proxy that delays bytes, and what a run keeps."""
+"""Links of scenarios: namespaces, packets between TUN devices, the proxy that delays bytes, and the files of a run."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def packet(number: int, whither: str = B, size: int = 100) -> bytes:
 
 
 class Wire(contextlib.ExitStack):
-    """A router between two ends that stand for devices: each datagram is a packet."""
+    """A router between two ends in place of devices. Each datagram is a packet."""
 
     def __init__(self, folder: Path, profile: AccessProfile) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Wire(contextlib.ExitStack):
             self.enter_context(device)
 
     def hear(self, count: int) -> list[int]:
-        """The numbers of the first packets that come to B."""
+        """Return the numbers of the first packets that arrive at B."""
         self.ends[B].setblocking(False)
         numbers: list[int] = []
         while len(numbers) < count:
@@ -169,7 +169,7 @@ def test_packets_keep_their_order_and_take_the_delay_and_those_for_nobody_go_now
 @pytest.mark.real("processes")
 def test_a_full_queue_drops_and_what_the_profile_loses_is_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))  # all come at once, however busy the machine is
+    monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))  # all packets arrive at once on any machine
     with Wire(tmp_path, steady_profile("thin", 4, 4, 0, loss=0.5)) as wire:  # 500 kB/s
         for number in range(1, 91):
             wire.ends[A].send(packet(number, size=1_500))
@@ -192,8 +192,8 @@ def test_where_a_kernel_does_not_allow_it_that_is_one_line() -> None:
     assert why and "\n" not in why
 
 
-SECONDS_MAX = 35.0  # for what takes no time
-QUIET_SECONDS = 0.02  # nothing moves for so long: nothing will
+SECONDS_MAX = 35.0  # for operations that take almost no time
+QUIET_SECONDS = 0.02  # after so long without progress there will be none
 
 
 class Link:
@@ -203,13 +203,13 @@ class Link:
         self.here, self.there = here, there
 
     async def carries(self, data: bytes, *, back: bool = False) -> bool:
-        """Whether this arrives at the other end."""
+        """Return True if `data` arrives at the other end."""
         speaker, hearer = (self.there, self.here) if back else (self.here, self.there)
         await speaker.send_all(data)
         return await heard(hearer, len(data)) == data
 
     async def holds(self, data: bytes, *, back: bool = False) -> bool:
-        """Whether nothing has arrived at the other end when nothing moves any more."""
+        """Return True if nothing has arrived at the other end once all tasks are blocked."""
         speaker, hearer = (self.there, self.here) if back else (self.here, self.there)
         await speaker.send_all(data)
         await wait_all_tasks_blocked(QUIET_SECONDS)
@@ -220,7 +220,7 @@ class Link:
 
 
 async def heard(stream: trio.SocketStream, count: int) -> bytes:
-    """The next so many bytes, however late they are."""
+    """Return the next `count` bytes, with no timeout."""
     found = b""
     while len(found) < count and (data := await stream.receive_some()):
         found += data
@@ -232,7 +232,7 @@ def peer(number: int) -> DemoPeer:
 
 
 class Place:
-    """Two peers, of which the second listens."""
+    """Two peers; the second one listens."""
 
     def __init__(self, proxy: Proxy, listener: trio.SocketListener) -> None:
         self.proxy, self.listener = proxy, listener
@@ -316,7 +316,7 @@ async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
 
 @pytest.mark.real("sockets")
 async def test_both_ends_send_it_segments_of_an_ethernet() -> None:
-    """Those of the loopback do not fit a window as small as a narrow uplink's queue: bytes would wait for the kernel's timers."""
+    """Loopback segments exceed a window as small as a narrow uplink's queue, and would wait for the kernel's timers."""
     async with place() as made:
         link = await made.link()
         assert await link.carries(b"there") and await link.carries(b"back", back=True)

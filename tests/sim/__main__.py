@@ -91,12 +91,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _until_nobody_reads() -> int:
-    """`main`, which ends quietly when what it prints goes to a command that has read enough, such as `head`."""
+    """Run `main`, and exit quietly when a reader such as `head` closes the pipe."""
     try:
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter's own flush fails again
         return 1
     return status
 

@@ -1,7 +1,7 @@
 """Sampled audits in a simulated network: which proposals are false, and what liars say about proposals.
 
-A buffer is a hash. That of honest work follows from the payload, and everybody who replays a proposal with another one sees that
-it is false.
+A buffer is a hash. The payload determines the buffer of honest work, so every auditor that replays a proposal with another
+buffer sees that it is false.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 USUAL_LOSS = 2_000_000  # millionths
-ROUNDING = 100  # as replays of the same round differ, but more of it
+ROUNDING = 100  # a larger difference than replays of one round really have
 
 
 def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
@@ -33,71 +33,71 @@ def buffer_of(payload: bytes) -> bytes:
 
 
 def loss_of(job: bytes, number: int, trainer: bytes) -> int:
-    """Of the last step of a trainer, in millionths."""
+    """Return the loss of a trainer's last step, in millionths."""
     made = hashlib.sha256(b"loss" + job + number.to_bytes(8, "big") + trainer).digest()
     return USUAL_LOSS + int.from_bytes(made[:4], "big") % 500_000
 
 
 def found(due: AuditDuty) -> ReplayFinding:
-    """The finding of everybody who replays this proposal."""
+    """Return the finding of an honest replay of this proposal."""
     proposal = due.proposal
     is_honest = proposal.payload == payload_of(due.job, due.round, due.trainer, proposal.model_root)
     return ReplayFinding.MATCH if is_honest and proposal.buffer == buffer_of(proposal.payload) else ReplayFinding.MISMATCH
 
 
 class Auditor:
-    """Honest as it stands."""
+    """An honest auditor."""
 
-    waits = True  # for what it has to replay; liars that say the same of everything need not see it
+    waits = True  # for the data to re-execute; liars with one fixed finding do not need it
 
     def __init__(self, colluders: tuple[bytes, ...] = ()) -> None:
         self.colluders = colluders
 
     def shows(self, due: AuditDuty, to: bytes) -> float:
-        """As a trainer: after which part of the least link's time this auditor or judge has all of a proposal, if not later."""
+        """Return, as a trainer, the share of the slowest link's time after which this auditor or judge has the whole proposal."""
         return 0.0
 
     def says(self, due: AuditDuty, shown: bool, is_late: bool) -> ReplayFinding | None:
-        """`shown`: what it has to replay is here; `is_late`: the least link would have shown it by now."""
+        """`shown`: the data to re-execute is here; `is_late`: the slowest allowed link would have delivered it by now."""
         if shown or not self.waits:
             return self.finding(due)
         return ReplayFinding.WITHHELD if is_late else None
 
     def started(self, node: Node) -> None:
-        """Its node has started."""
+        """React to a start of its node."""
 
     def buffer(self, payload: bytes) -> bytes:
         return buffer_of(payload)
 
     def finding(self, due: AuditDuty) -> ReplayFinding | None:
-        """What it says; None: nothing."""
+        """Return the reported finding, or None for no report."""
         return found(due)
 
     def loss(self, due: AuditDuty) -> int:
-        """What it says where it finds a match."""
+        """Return the loss that it reports with a match."""
         return loss_of(due.job, due.round, due.trainer) + due.auditor[0] % ROUNDING - ROUNDING // 2
 
     def own_loss(self, job: bytes, number: int, trainer: bytes) -> int:
-        """What it commits to as a trainer, and opens."""
+        """Return the loss that it commits to and opens as a trainer."""
         return loss_of(job, number, trainer)
 
     def opens(self) -> bool:
         return True
 
     def volunteers(self, due: AuditDuty) -> bool:
-        """Whether it wants to be drawn for this proposal and the others of the round."""
+        """Return True if it volunteers to audit the proposals of this round."""
         return False
 
 
 class Distrusts(Auditor):
-    """Honest too: it replays a share of all proposals."""
+    """An honest auditor that also volunteers to replay a share of all proposals."""
 
     def volunteers(self, due: AuditDuty) -> bool:
         return due.proposal.payload[0] < 128
 
 
 class Cheats(Auditor):
-    """As a trainer, in half of its proposals; as an auditor it finds that its like did well."""
+    """Cheats in half of its proposals as a trainer, and accepts those of its colluders as an auditor."""
 
     def buffer(self, payload: bytes) -> bytes:
         return buffer_of(b"false" * (payload[1] < 128) + payload)
@@ -107,14 +107,14 @@ class Cheats(Auditor):
 
 
 class Hides(Auditor):
-    """As a trainer it shows nothing to anybody but its like."""
+    """As a trainer it shows its proposals only to colluders."""
 
     def shows(self, due: AuditDuty, to: bytes) -> float:
         return 0.0 if to in self.colluders else math.inf
 
 
 class ShowsSome(Cheats):
-    """Shows its proposals to one honest auditor more than may lie, so that most judges do not see them."""
+    """Shows its proposals to f + 1 honest auditors, so that most judges do not see them."""
 
     def __init__(self, colluders: tuple[bytes, ...] = (), shown: int | None = None) -> None:
         super().__init__(colluders)
@@ -129,14 +129,14 @@ class ShowsSome(Cheats):
 
 
 class Blind(Auditor):
-    """Honest, but as a judge it sees nothing: its own link is dead for long enough."""
+    """An honest judge that receives nothing, because its own link is down."""
 
     def says(self, due: AuditDuty, shown: bool, is_late: bool) -> ReplayFinding | None:
         return super().says(due, shown and not due.is_dispute, is_late)
 
 
 class Claims(Auditor):
-    """Says of every trainer but its like that it shows nothing."""
+    """Claims that every trainer except its colluders withholds its proposal."""
 
     waits = False
 
@@ -148,7 +148,7 @@ class Claims(Auditor):
 
 
 class Challenges(Auditor):
-    """Everybody, drawn or not, and finds everybody guilty."""
+    """Challenges every proposal, drawn or not, and finds all guilty."""
 
     waits = False
 
@@ -160,7 +160,7 @@ class Challenges(Auditor):
 
 
 class Passes(Auditor):
-    """Everybody, and replays nothing: it guesses the loss."""
+    """Passes every proposal without a replay, and guesses the loss."""
 
     waits = False
 
@@ -172,7 +172,7 @@ class Passes(Auditor):
 
 
 class Frames(Auditor):
-    """As a trainer it commits to a false loss, so that its auditors look lazy."""
+    """As a trainer it commits to a false loss, so that honest auditors look lazy."""
 
     def own_loss(self, job: bytes, number: int, trainer: bytes) -> int:
         return loss_of(job, number, trainer) + 1_000_000
@@ -186,7 +186,7 @@ class Shut(Auditor):
 
 
 class Colludes(Cheats):
-    """Cheats, finds its like innocent and all others guilty."""
+    """Cheats, finds its colluders innocent and all others guilty."""
 
     waits = False
 
@@ -198,7 +198,7 @@ class Colludes(Cheats):
 
 
 class Withholds(Auditor):
-    """Reports nothing, and reveals what it never committed to, or nothing."""
+    """Sends no reports, and reveals either nothing or a value without a commitment."""
 
     def started(self, node: Node) -> None:
         nonces = node.rounds.secrets
@@ -231,7 +231,7 @@ LIES: tuple[type[Auditor], ...] = (
     Shut,
 )
 CHEATS_SHARE = 0.5  # of liars: a conviction rolls a job back
-LINKS = (0.0, 0.5, 0.95)  # slowness of honest trainers; the last one has the least link that is allowed, nearly
+LINKS = (0.0, 0.5, 0.95)  # slowness of honest trainers; the last one is close to the slowest allowed link
 
 
 def slowness(seed: int, number: int) -> float:
@@ -239,7 +239,7 @@ def slowness(seed: int, number: int) -> float:
 
 
 def drawn(seed: int, number: int, colluders: tuple[bytes, ...]) -> Auditor:
-    """What a liar does about audits beside what its strategy does about everything else."""
+    """Draw how a liar behaves in audits; its strategy decides the rest."""
     source = random.Random(f"auditor {seed} {number}")
     lies = source.choice(LIES)
     return (Cheats if source.random() < CHEATS_SHARE else lies)(colluders)

@@ -1,4 +1,4 @@
-"""Many histories: run in processes, counted, and written down so that an interrupted campaign goes on."""
+"""Many histories: run in processes, counted, and saved so that an interrupted campaign can continue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CAME_ABOUT = ("blocks", "rounds closed", "ballots decided", "updates accepted", 
 class Result:
     seed: int
     n: int
-    rule: str | None  # that was broken, "crash" where a peer raised what it must not; None: the history passed
+    rule: str | None  # the broken rule; "crash": a peer raised an unexpected error; None: the history passed
     problem: str
     blocks: int
     messages: int
@@ -59,7 +59,7 @@ class Result:
 
 
 def prepare(kind: str, seed: int, n: int | None) -> Simulation:
-    """The simulation of one seed, not run yet."""
+    """Return the simulation of one seed, not run yet."""
     if kind == "twins":
         return twins.simulation(twins.expand(seed, n or N))
     if kind == "partitions":
@@ -68,7 +68,7 @@ def prepare(kind: str, seed: int, n: int | None) -> Simulation:
 
 
 def keeping(simulation: Simulation, numbers: Sequence[int]) -> Simulation:
-    """The same history with only some of its faults."""
+    """Return the same history with only some of its faults."""
     return type(simulation)(simulation.plan.keep(numbers))
 
 
@@ -78,7 +78,7 @@ def run_one(simulation: Simulation) -> Result:
         simulation.run()
     except Violation as violation:
         rule, problem = violation.rule, str(violation)
-    except Exception as error:  # a peer raised what it must not
+    except Exception as error:  # a peer raised an unexpected error
         rule = "crash"
         problem = "".join(traceback.format_exception(error, limit=-4))
     return Result(
@@ -97,7 +97,7 @@ def run_one(simulation: Simulation) -> Result:
 
 
 def command(kind: str, seed: int, n: int | None, keep: Iterable[int] | None = None) -> str:
-    """What runs one history again."""
+    """Return the command that runs one history again."""
     parts = ["python -m tests.sim"]
     if kind != "seeds":
         parts.append(f"--{kind} 0:1")
@@ -134,7 +134,7 @@ def describe(plan: Plan) -> None:
 
 @dataclass
 class Tally:
-    """What a campaign has found so far: the content of its JSON."""
+    """Results of a campaign so far: the content of its JSON file."""
 
     kind: str
     first: int
@@ -180,7 +180,7 @@ class Tally:
             self.failures.append({"seed": result.seed, "rule": result.rule, "problem": result.problem, "replay": again})
 
     def coverage(self) -> str:
-        """What the histories had in them, in one line."""
+        """Summarize in one line the faults and events of the histories."""
         faults = {
             what: count
             for what, count in self.faults.items()
@@ -193,7 +193,7 @@ class Tally:
         )
 
     def missing(self) -> tuple[str, ...]:
-        """What no history had, and some must have in a campaign of this kind and length: the generator has stopped to draw it."""
+        """Return the required events that no history of a long campaign had: the generator no longer draws them."""
         if self.passed + self.failed < COVERED_FROM or self.n not in (None, N):
             return ()
         return tuple(what for what in COVERED.get(self.kind, ()) if not self.histories.get(what))

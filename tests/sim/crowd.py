@@ -1,8 +1,8 @@
-"""Simulated annotators, and what serving peers put forward for them: mostly what a site would, and some of what it must not.
+"""Simulated annotators, and the transactions of the peers that serve them: mostly valid ones, and some invalid ones.
 
-Answer and salt follow from the assignment, so a peer that was down knows what it carried. This peer alone opens a vote, or, where
-it does not in time, one that has a seal. Each assignment has two answers: of an annotator that signs both only that one counts
-which is decided first.
+Answer and salt are derived from the assignment, so a restarted peer knows the votes that it carried. Only this peer opens a
+vote; after its deadline a holder of a seal may open it. Each assignment has two answers. If an annotator signs both, the one
+that is decided first counts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PROJECTS_OF_ONE = 3
 LEASES_WANTED = 5
 SAID_KEPT = 40  # statements that are replayed
 PROJECT_SHARE = 0.2  # of the wishes for tasks of one project alone
-FORGED_SHARE = 0.3  # of the batches in whose place somebody could forge one
+FORGED_SHARE = 0.3  # of the batches that a liar could replace by a forged one
 
 SESSION_MS = 3_600_000
 MOODS = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, 3, 7, False)
@@ -85,7 +85,7 @@ ASKED = (
 
 @contextlib.contextmanager
 def hurried(minute_ms: int) -> Iterator[None]:
-    """Inside, a minute of curation takes so long, and projects are closed in small slices."""
+    """Shorten the minute of curation inside the block, and close projects in small slices."""
     with (
         mock.patch.object(curation.ledger.curation_module, "LEASE_MS", LEASE_MINUTES * minute_ms),
         mock.patch.object(curation.ledger.curation_module, "OPENING_MS", minute_ms),
@@ -103,7 +103,7 @@ def salt_of(assignment: bytes, which: int) -> bytes:
 
 
 def answer_of(asked: ProjectSpec, row: Assignment, assignment: bytes, which: int) -> Answer:
-    """Mostly what is true of the task. The second answer is as by chance, and so is one in sixteen of the first."""
+    """Return mostly the true answer. The second answer is random, and so is one in sixteen of the first ones."""
     if which == 0 and _number(b"errs", assignment) % 16:
         return truth_of(asked, row.project, row.number)
     return _drawn(asked, random.Random(_number(assignment, bytes([which]))))
@@ -114,7 +114,7 @@ def truth_of(asked: ProjectSpec, project: bytes, number: int) -> Answer:
 
 
 def gold_of(asked: ProjectSpec, project: bytes, first: int, count: int) -> list[bytes]:
-    """The leaves of a page's gold. The author knows the truth of all its tasks."""
+    """Return the leaves of a page's gold. The author knows the true answers of all its tasks."""
     return [gold_leaf(bytes(16), truth_of(asked, project, first + index)) for index in range(count)]
 
 
@@ -138,7 +138,7 @@ def people(seed: int, like: Signer) -> list[Signer]:
 
 @dataclass
 class Desk:
-    """What one peer puts forward about curation. `people` are the same at all peers: each annotator goes to any of them."""
+    """Curation transactions of one peer. All peers share `people`: each annotator uses any of the peers."""
 
     signer: Signer
     random: random.Random
@@ -149,8 +149,8 @@ class Desk:
     closes_after: int = 18  # settled tasks
     is_careful: bool = False  # each annotator gives its first answer, and opens it at any peer
     founded: int = 0
-    members: MembersState | None = None  # of the state that it was asked about last
-    _said: dict[str, list[Any]] = field(default_factory=dict)  # some of what was carried before
+    members: MembersState | None = None  # of the state in the last call
+    _said: dict[str, list[Any]] = field(default_factory=dict)  # a sample of the statements carried before
     _carrier: bytes = b""  # the key of this peer that those statements name
 
     def wanted(self, state: LedgerState) -> tuple[str, Any]:
@@ -158,7 +158,7 @@ class Desk:
         return self._of_member(curated, state.members.voters) or ("curation/statements", self._batch(curated, state.time_ms))
 
     def _of_member(self, state: CurationState, voters: tuple[bytes, ...]) -> tuple[str, Any] | None:
-        """As an author, or as a voter."""
+        """Return a transaction of this peer as an author or as a voter."""
         draw = self.random
         for key in state.open:
             project = state.projects.get_record(key)
@@ -191,7 +191,7 @@ class Desk:
         return None
 
     def _of_voter(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any] | None:
-        """A voter alone achieves nothing: all of them have the same wishes."""
+        """Return a wish of this voter. All voters have the same wishes, because one alone has no effect."""
         if project.settled > 12 and self.signer.public not in project.stop_requests:
             return "curation/vote-to-stop", VoteToStopProject(key)
         kind, wish = self._redaction(state, key, _number(b"index", key))
@@ -213,7 +213,7 @@ class Desk:
         return "curation/reveal-gold", RevealGold(key, page, (answer,))
 
     def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
-        """Of a task of the first page."""
+        """Redact a task of the first page."""
         page = state.pages.get_record(page_key(key, 0))
         assert page is not None
         return "curation/redact", Redaction(key, 0, index % page.count, page.digest, hashlib.sha256(page.digest).digest(), 1_000)
@@ -221,7 +221,7 @@ class Desk:
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def _batch(self, state: CurationState, now_ms: int) -> StatementBatch:
-        """Statements that are signed as they should be, or now and then only some that are not."""
+        """Return a batch of correctly signed statements, or now and then one of wrongly signed statements."""
         found: dict[str, list[Any]] = {part.name: [] for part in fields(StatementBatch)}
         forged: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits")}
         for person in self.people:
@@ -278,7 +278,7 @@ class Desk:
         found: dict[str, list[Any]],
         forged: dict[str, list[Any]],
     ) -> None:
-        """Once, or as two answers, or by somebody else in its own name or in the annotator's."""
+        """Commit one answer, two answers, or an answer that another key signs in its own or the annotator's name."""
         chance = 0.5 if self.is_careful else self.random.random()
         project = state.projects.get_record(row.project)
         assert project is not None
@@ -295,7 +295,7 @@ class Desk:
             (forged if is_forged else found)["commits"].append(commit)
 
     def _open(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
-        """One in ten is never opened. Some are opened with another answer than the one that was committed."""
+        """Open votes. One in ten is never opened, and some are opened with an answer that differs from the committed one."""
         if _number(b"lost", assignment) % 10 == 0:
             return
         project = state.projects.get_record(row.project)
@@ -308,12 +308,12 @@ class Desk:
     # Seals -----------------------------------------------------------------------------------------------------------
 
     def _is_me(self, key: bytes) -> bool:
-        """Whether it is this peer's key, or one that it had before."""
+        """Return True for this peer's current key and its earlier ones."""
         assert self.members is not None
         return self.members.current_key(key) == self.signer.public
 
     def _seals(self, assignment: bytes, secret: OpeningSecret) -> tuple[bytes, ...]:
-        """A seal says whose it is, and nobody else looks into it. Some are of peers that lie, and open nothing."""
+        """Seal an opening for some members. A seal names its holder, and nobody else opens it. Some seals are false."""
         assert self.members is not None
         if _number(b"false", assignment) % 16 == 0:
             secret = OpeningSecret(bytes(16), secret.answer)
@@ -335,7 +335,7 @@ class Desk:
         return signer.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement)))
 
     def _enrolment(self, person: Signer, is_forged: bool) -> EnrolmentEntry:
-        """A forged one is signed for another peer, as if that one's were repeated here."""
+        """Enrol an annotator. A forged enrolment is signed for another peer, as in a replay of that peer's."""
         peer = bytes(32) if is_forged else self.signer.public
         return EnrolmentEntry(person.public, "ann", False, self._signed(person.public, EnrolStatement("ann", peer, False)))
 

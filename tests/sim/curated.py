@@ -1,7 +1,7 @@
-"""What must hold of curation after every decided block.
+"""Invariants of curation, checked after every decided block.
 
 Written apart from `curation`: names and commitments are hashed anew, signatures are checked anew, and sums go over all rows.
-What was signed and opened is told from the blocks alone.
+Signed and opened votes are read from the blocks alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.sim.invariants import Violation, faults_tolerated, quorum
 
 TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings", "golds")
 LEASES_MAX = 8
-# What an assignment may become within a block.
+# Allowed changes of an assignment's status within a block.
 AFTER = {
     "leased": {"leased", "committed", "opened", "settled", "forfeited", "skipped", "expired", "released"},
     "released": {"released", "leased", "committed", "opened", "settled", "forfeited", "skipped", "expired"},
@@ -50,7 +50,7 @@ def assignment_of(task: bytes, annotator: bytes) -> bytes:
 
 @dataclass
 class Tables:
-    """A state, its rows in dictionaries."""
+    """A state with its rows in dictionaries."""
 
     state: Any
     time_ms: int
@@ -62,20 +62,20 @@ class Tables:
 
 @dataclass
 class Curated:
-    """Looks at the state after each block, and at the one before."""
+    """Checks of the states before and after each block."""
 
     chain_id: bytes
     verifier: Verifier
     _before: Tables | None = None
     _commits: dict[bytes, list[tuple[bytes, bytes, tuple[bytes, ...]]]] = field(default_factory=lambda: defaultdict(list))
-    _wishes: dict[tuple[str, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))  # who said this, so far
+    _wishes: dict[tuple[str, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))  # members with this wish
     _openings: dict[bytes, set[tuple[bytes, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(set))
     _openers: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    _releases: dict[bytes, set[bytes]] = field(default_factory=dict)  # of this block: who released which assignment
+    _releases: dict[bytes, set[bytes]] = field(default_factory=dict)  # of this block: assignment -> the peers that released it
     _again: Counter[tuple[bytes, bytes, bytes]] = field(
         default_factory=Counter
     )  # of this block: released tasks, leased to the same people
-    _unsealed: int = 0  # votes that other peers opened than those that carried them
+    _unsealed: int = 0  # votes that a peer other than the carrier opened
     _released: int = 0
     _late: int = 0  # answers to released tasks
     _leased_again: int = 0
@@ -112,7 +112,7 @@ class Curated:
         self._before = new
 
     def came_about(self) -> dict[str, int]:
-        """For the figures of a campaign."""
+        """Return counts for the figures of a campaign."""
         if self._before is None:
             return {}
         rows, projects = self._before.rows, self._before.rows["projects"].values()
@@ -131,10 +131,10 @@ class Curated:
         }
         return {what: count for what, count in found.items() if count}
 
-    # What blocks say -------------------------------------------------------------------------------------------------
+    # Statements in blocks --------------------------------------------------------------------------------------------
 
     def _read(self, peer: bytes, batch: list[Any], now_ms: int, enrolled: dict[bytes, list[Any]], wished: Counter[Any]) -> None:
-        """In the order in which they act: what is opened was carried, at the latest in this batch."""
+        """Read a batch in its order of execution: each opened vote was carried in this batch or before."""
         enrolments, leases, commits, openings = batch[:4]
         for annotator, name, custodial, signature in enrolments:
             if self._is_signed("enrol", [name, peer, custodial], annotator, signature):
@@ -154,7 +154,7 @@ class Curated:
         return self.verifier.verify(signer, signing_preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
 
     def _check_consent(self, old: Tables, new: Tables, members: Any) -> None:
-        """Who closed a project, and who took texts out: its author, or a quorum of the voters; f + 1 of them for a text."""
+        """Check closures and redactions: by the author or by voters (a quorum for a project, f + 1 for a text)."""
         projects, voters = new.rows["projects"], set(members.voters)
         for key, row in projects.items():
             was = old.rows["projects"].get(key)
@@ -263,7 +263,7 @@ class Curated:
             raise Violation("curation closed", f"a closed project took the commitment of {key.hex()[:8]}")
 
     def _check_seals(self, key: bytes, row: Any, was: Any) -> None:
-        """A vote that waits for its opening has the seals that came with it, whatever happens to the peer that carried it."""
+        """Check that an unopened vote keeps its seals, even after its carrier has gone."""
         if row.state != "committed":
             if row.seals:
                 raise Violation("curation seals", f"{key.hex()[:8]} is {row.state}, and keeps its seals")
@@ -349,7 +349,7 @@ class Curated:
     # Lists -----------------------------------------------------------------------------------------------------------
 
     def _check_lists(self, new: Tables) -> None:
-        """Every task of a project is in one place: not drawn yet, or with a row; and what can be drawn again is in the list."""
+        """Check that each task is either not drawn yet or has a row, and that the list has all tasks that can be drawn again."""
         rows: dict[bytes, dict[int, Any]] = defaultdict(dict)
         for row in new.rows["tasks"].values():
             rows[row.project][row.number] = row
@@ -441,7 +441,7 @@ class Curated:
             raise Violation("curation closed", "the lists of projects are not those of their rows")
 
     def _check_paid(self, new: Tables, key: bytes, row: Any) -> None:
-        """All of it is divided, unless nobody has answered."""
+        """Check that all points are divided, unless there were no answers."""
         has_answers = any(vote.project == key and vote.state == "settled" for vote in new.rows["assignments"].values())
         if row.paid != (row.spec.price * row.settled if has_answers else 0):
             raise Violation("curation points", f"project {key.hex()[:8]} paid {row.paid}, for {row.settled} × {row.spec.price}")
@@ -449,7 +449,7 @@ class Curated:
     # Queues ----------------------------------------------------------------------------------------------------------
 
     def _check_queues(self, new: Tables, now_ms: int | None) -> None:
-        """`now_ms`: there was a batch at this time, after which nothing is due any more."""
+        """Check that nothing is due any more after a batch at `now_ms`."""
         due, waiting, count = new.rows["due"], dict[str, dict[bytes, int]](), 0
         for name in ("leases", "openings", "enrolments"):
             queue = getattr(new.state, name)
@@ -476,7 +476,7 @@ class Curated:
 
 
 def _is_by(author: bytes, said: set[bytes], members: Any) -> bool:
-    """Whether an author is among those who said it, with a key that it has or had."""
+    """Return True if one of the signing keys `said` is a current or former key of the author."""
     return any(members.current_key(key) == members.current_key(author) for key in said)
 
 

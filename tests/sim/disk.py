@@ -1,7 +1,7 @@
-"""The disk of one simulated peer: a log of bytes that a crash may tear, and what was decided and applied.
+"""The disk of one simulated peer: a byte log that a crash may tear, and the decided and applied blocks.
 
-One append is one frame: length, check of the length, digest, payload. What a crash leaves of the last frame is cut off when the
-log is read; anything else that does not fit is damage, and stops the peer.
+One append is one frame: length, check of the length, digest, payload. A torn last frame is cut off when the
+log is read. Any other mismatch is damage, and stops the peer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _check(data: bytes, size: int) -> bytes:
 
 
 def read(log: bytes) -> Iterator[list[JournalRecord]]:
-    """The records of each whole frame. Raises `StorageError` for what no crash leaves behind."""
+    """Return the records of each whole frame. Raises `StorageError` for damage that no crash explains."""
     at = 0
     while len(log) - at >= HEADER_BYTES + DIGEST_BYTES:
         length, check = log[at : at + 4], log[at + 4 : at + HEADER_BYTES]
@@ -66,7 +66,7 @@ def read(log: bytes) -> Iterator[list[JournalRecord]]:
 
 
 class Disk:
-    """Implements `consensus.effects.Journal`. Frames become bytes when somebody looks: at a crash, or at a restart."""
+    """An implementation of `consensus.effects.Journal`. Frames are encoded only when needed, at a crash or restart."""
 
     def __init__(self) -> None:
         self.decided: dict[int, DecidedBlock] = {}
@@ -75,16 +75,16 @@ class Disk:
         self.silent_below = 0
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
         self.accepted: dict[tuple[bytes, int], tuple[Signed, ...]] = {}  # proposals of others, by a ballot of this peer
-        self.links_by_height: dict[int, LightBlock] = {}  # of heights that name another next set
+        self.links_by_height: dict[int, LightBlock] = {}  # of heights whose next voter set differs
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
-        self._frames: list[tuple[JournalRecord, ...]] = []  # what is not decided yet
+        self._frames: list[tuple[JournalRecord, ...]] = []  # records of undecided heights
         self._tail = b""  # of an append that a crash interrupted
         self._bytes: dict[int, bytes] | None = None  # overwritten bytes, by position: damage
         self._damaged_row = False  # of a table; each row carries its digest, so that it is noticed
 
     def image(self) -> Disk:
-        """The disk as it is now, for somebody to restore later."""
+        """Return a copy of the disk's current content, to be restored later."""
         other = Disk()
         other.decided, other.applied, other.evidence = dict(self.decided), dict(self.applied), list(self.evidence)
         other.rounds = {key: dict(value) for key, value in self.rounds.items()}
@@ -162,7 +162,7 @@ class Disk:
     def restore(
         self, decided: Sequence[DecidedBlock], state: LedgerState, headers: Iterable[bytes], links: Iterable[LightBlock]
     ) -> None:
-        """Takes over a certified state. What this peer signed above the last decision stays."""
+        """Install a certified state, and keep the records that this peer signed above the last decision."""
         if self.last < decided[0].height - 1:
             self.decided = {}
         self.decided |= {item.height: item for item in decided}
@@ -175,7 +175,7 @@ class Disk:
     # Faults ----------------------------------------------------------------------------------------------------------
 
     def tear(self, records: Sequence[JournalRecord], fraction: float, garbled: bool) -> None:
-        """A crash during the append of `records`: this part of its bytes is there, the last ones perhaps wrong."""
+        """Crash during the append of `records`: this share of its bytes is written, and its last ones may be wrong."""
         data = frame(records)
         kept = data[: int(len(data) * fraction)]
         if garbled and kept:
@@ -183,11 +183,11 @@ class Disk:
         self._tail = kept
 
     def damage(self, position: int) -> None:
-        """Flips a byte of what was durable."""
+        """Flip a durable byte."""
         self._bytes = {position: 0xFF}
 
     def damage_middle(self, where: float) -> None:
-        """Flips a byte before the last frame, or in a table if there is none: the last one might be a torn append."""
+        """Flip a byte before the last frame, which might be torn. Without earlier frames flip one in a table."""
         before = len(self._log()) - len(self._tail) - (len(frame(self._frames[-1])) if self._frames else 0)
         if before:
             self.damage(int(where * before))
@@ -207,9 +207,9 @@ class Disk:
     # Tables ----------------------------------------------------------------------------------------------------------
 
     def _settle(self, first: int) -> None:
-        """Moves what is not about undecided heights to the tables, and forgets what a decision made void.
+        """Move records of decided heights to the tables, and drop those that a decision made obsolete.
 
-        Frames before number `first` were looked at when they were written: only a decision changes what is in them.
+        Frames before number `first` were processed when they were written. After that only a decision changes them.
         """
         height = before = self.last
         kept = self._frames[:first]

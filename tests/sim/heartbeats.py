@@ -1,4 +1,4 @@
-"""Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
+"""Pings on clean and on bad links, in virtual time: only silent peers are suspected, and soon.
 
 The peers are real networks (`scenarios.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
 """
@@ -39,10 +39,10 @@ LOOK_SECONDS = 0.1
 
 @dataclass
 class Outcome:
-    falsely: int = 0  # times that somebody who spoke was suspected
-    longest: float = 0.0  # silence of somebody who spoke, in seconds
-    seconds: list[float] = field(default_factory=list)  # of silence, when each other peer suspected the one that fell silent
-    unknown: int = 0  # rows of matrices that did not say so in time
+    falsely: int = 0  # suspicions of peers that were not silent
+    longest: float = 0.0  # longest gap between messages of a live peer, in seconds
+    seconds: list[float] = field(default_factory=list)  # of silence before each other peer suspected the silent one
+    unknown: int = 0  # rows of matrices that showed it too late
 
     @property
     def holds(self) -> bool:
@@ -69,7 +69,7 @@ def _span(seconds: Sequence[float]) -> str:
 
 
 def one(seed: int, n: int, conditions: LinkConditions, seconds: float = HOUR_SECONDS) -> Outcome:
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as pytest-trio has it for examples that must come again
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as pytest-trio does for reproducible examples
     _run._r.seed(seed)
     return trio.run(_one, seed, n, conditions, seconds, clock=MockClock(autojump_threshold=0))
 
@@ -112,7 +112,7 @@ async def _speak(networks: Sequence[MemoryNetwork], seconds: float, outcome: Out
 
 
 async def _fall_silent(others: Sequence[MemoryNetwork], silent: bytes, outcome: Outcome) -> None:
-    """Until all suspect it, and have told each other."""
+    """Silence a peer until all others suspect it and have told each other."""
     end = trio.current_time() + SUSPECTED_SECONDS[1] + 2.0
     waiting = list(others)
     while trio.current_time() < end:

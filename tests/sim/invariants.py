@@ -1,7 +1,7 @@
-"""What must hold after every event, whatever the network and the liars do.
+"""Safety invariants, checked after every event under any network and any liars.
 
 Written apart from the code it checks: nothing here comes from `consensus`, quorums and digests are computed anew. Records of the
-journal are told by the names of their classes.
+journal are recognized by their class names.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from protocol.messages import (
     Vouch,
 )
 
-# Heights between a transaction's coming and its block, in a network without faults but with f liars. Who hears of it while s is
-# the last decided height notices it in s + 1 or, if it took longer than a height, s + 2; what f + 1 voters have noticed in k − 2
-# must be in k. So it stands in s + 4 at the latest, and one more is for notices on their way; seen: 2 in all seeds.
+# Heights between a transaction's arrival and its block, in a network without faults but with f liars. Let s be the last decided
+# height. A voter gives notice of the transaction in s + 1, or in s + 2 if delivery took longer than a height. After f + 1 notices
+# in k − 2 it must be in k, so in s + 4 at the latest. One more height is for notices in transit. Seen: 2 in all seeds.
 PASSED_OVER_MAX = 4
 AGREED = (Propose, Prepare, Commit, Timeout)
 ROUND_TAGS = frozenset(kind.TAG for kind in (Proposal, Ballot, Vouch, CutOff))
@@ -69,17 +69,17 @@ def set_hash(keys: Iterable[bytes]) -> bytes:
 
 
 def honest_payload(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
-    """The digest of the update that an honest trainer computes in the simulator."""
+    """Return the digest of the update that an honest trainer computes in the simulator."""
     return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
 
 
 def block_digest(plain: list[Any]) -> bytes:
-    """Of a decoded block: its header has the digest of the body in the body's place."""
+    """Return the digest of a decoded block. The header holds the body's digest in place of the body."""
     return hashlib.sha256(b"folkmoot/block\x00" + codec.encode([*plain[:9], hashlib.sha256(plain[9]).digest()])).digest()
 
 
 def round_statements(body: bytes) -> dict[Slot, bytes]:
-    """What a message of a round says, by what it answers. A vouch answers for each of its trainers."""
+    """Return the statements of a round's message by slot. A vouch fills one slot for each of its trainers."""
     tag, *fields = codec.unpack(body, len(body))
     if tag not in ROUND_TAGS:
         return {}
@@ -90,7 +90,7 @@ def round_statements(body: bytes) -> dict[Slot, bytes]:
 
 @dataclass
 class Durable:
-    """What one peer's disk is known to hold of undecided heights."""
+    """Records of undecided heights that one peer's disk is known to hold."""
 
     votes: dict[Slot, bytes] = field(default_factory=dict)
     blocks: set[bytes] = field(default_factory=set)
@@ -100,9 +100,9 @@ class Durable:
 
 @dataclass
 class Invariants:
-    """Watches all that honest peers decide, apply, write and send, over their restarts.
+    """Checks of all that honest peers decide, apply, write and send, across restarts.
 
-    `reference(height, block)` gives the problem of a decided body after everything below it, and the state root after it.
+    `reference(height, block)` returns the problem of a decided body on the state below it, and the state root after it.
     """
 
     founders: Keys
@@ -115,43 +115,43 @@ class Invariants:
     waits: Callable[[Signed], bool] = lambda signed: True  # whether a transaction still could be decided
     may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
     heirs: set[bytes] = field(default_factory=set)  # keys that liars rotated to: one and the same person, who may be expelled
-    excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed what nobody remembers
+    excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed forgotten statements
     decided: dict[int, bytes] = field(default_factory=dict)
-    views: dict[int, int] = field(default_factory=dict)  # in which view each height was decided first
+    views: dict[int, int] = field(default_factory=dict)  # height -> the view in which it was decided first
     roots: dict[int, bytes] = field(default_factory=dict)  # after each height
     sets: dict[int, Keys] = field(default_factory=dict)
     _blocks: dict[int, list[Any]] = field(default_factory=dict)
     _bytes: dict[int, bytes] = field(default_factory=dict)
     _certified: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     _committed: dict[tuple[int, int, bytes], set[bytes]] = field(default_factory=dict)
-    _locked: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # height -> what may be decided, in the highest such view
+    _locked: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # height -> highest (view, block) that may be decided
     _signed: dict[tuple[bytes, Slot], bytes] = field(default_factory=dict)
     _given_up: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    _highest: dict[int, int] = field(default_factory=dict)  # height -> the last view that anybody honest has given up
-    _silent: dict[bytes, int] = field(default_factory=dict)  # below which height a peer has promised to sign nothing
+    _highest: dict[int, int] = field(default_factory=dict)  # height -> the last view that an honest peer has given up
+    _silent: dict[bytes, int] = field(default_factory=dict)  # peer -> height below which it has promised to sign nothing
     _last: dict[bytes, int] = field(default_factory=dict)
     _applied: dict[bytes, int] = field(default_factory=dict)
     _durable: dict[bytes, Durable] = field(default_factory=dict)
     _evidence: int = 0  # decided so far
-    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> whom it wants retired, also where f falls
-    _retired: dict[bytes, bool] = field(default_factory=dict)  # whom a quorum wanted so -> whether it said that f may fall
+    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> (member to retire, whether f may fall)
+    _retired: dict[bytes, bool] = field(default_factory=dict)  # retired member -> whether the quorum allowed f to fall
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
     _audited: set[bytes] = field(default_factory=set)  # jobs whose proposals are re-executed before the vote
-    _job_records: Any = None  # the jobs whose records were looked at last
+    _job_records: Any = None  # the jobs whose records were checked last
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
     _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
     _remembered: dict[bytes, dict[Slot, bytes]] = field(default_factory=dict)
-    _wrong: dict[bytes, int] = field(default_factory=dict)  # whose state is wrong, from which height on
-    _told: dict[bytes, int] = field(default_factory=dict)  # of those: the height whose state their node has been told
+    _wrong: dict[bytes, int] = field(default_factory=dict)  # peer with a wrong state -> its first wrong height
+    _told: dict[bytes, int] = field(default_factory=dict)  # such a peer -> last height whose state its node was told
     _waiting: dict[bytes, tuple[int, Signed, int]] = field(default_factory=dict)  # author -> (nonce, transaction, height then)
     longest_wait: int = 0  # heights, of any transaction
-    justified: int = 0  # prepares in later views whose reason was checked
-    unseen: int = 0  # those whose reason nobody was shown: of a leader that crashed before it sent its proposal
+    justified: int = 0  # prepares in later views whose justification was checked
+    unseen: int = 0  # prepares without a known justification: the leader crashed before it sent its proposal
     _opened: set[tuple[bytes, int, bytes]] = field(default_factory=set)  # losses: (job, round, trainer)
     _successors: dict[bytes, bytes] = field(default_factory=dict)  # a key that was rotated -> the next one
-    _audits: Any = None  # the state of the audits that was looked at last
-    # What came to each honest peer: by height, view and block.
+    _audits: Any = None  # the state of the audits that was checked last
+    # Proposals that reached each honest peer, by height, view and block.
     _offered: dict[tuple[bytes, int, int, bytes], list[ProposeEnvelope]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,13 +172,13 @@ class Invariants:
             raise Violation("certificate", f"height {decided.height} decided by a certificate of something else")
 
     def on_restart(self, peer: bytes, height: int, applied: int, records: Iterable[Any]) -> None:
-        """`height` is the last one its disk holds, `records` what it holds above it: an interrupted append may be whole."""
+        """Note the disk's last height and the records above it. An interrupted append may be complete."""
         self._last[peer], self._applied[peer] = height, applied
         self.on_durable(peer, records)
 
     def on_restored(self, peer: bytes, decisions: Iterable[Any], height: int, root: bytes) -> None:
-        """A snapshot took the place of the decisions up to `height`."""
-        for decided in decisions:  # the last one proves the state below it, and may be news: a liar can be the first to decide
+        """Note that a snapshot replaced the decisions up to `height`."""
+        for decided in decisions:  # the last one proves the state below it, and may be new here: a liar can decide first
             self._on_certificate(decided.certificate, Commit)
             self._agrees(decided)
             self._last[peer] = max(decided.height, self._last.get(peer, 0))
@@ -230,11 +230,11 @@ class Invariants:
         self.on_block(height, body)
 
     def on_rolled_back_job(self, job: bytes, number: int) -> None:
-        """The job goes on with the round of this number."""
+        """Note that the job continues with the round `number`."""
         self._rounds[job] = number
 
     def on_submitted(self, signed: Signed, height: int) -> None:
-        """An honest author's transaction begins to wait while `height` is the last decided one. An author has one at a time."""
+        """Note that an honest author's only transaction begins to wait while `height` is the last decided height."""
         _, nonce, *_ = codec.unpack(signed.body, len(signed.body))
         self._waiting[signed.signer] = (nonce, signed, height)
 
@@ -250,7 +250,7 @@ class Invariants:
                 self.longest_wait = max(self.longest_wait, height - since)
 
     def _check_turn(self, height: int) -> None:
-        """Whoever is not written down as failed has its turn; written down is who failed, until it is seen after its time."""
+        """Check that the leader's turn skips only the recorded failed leaders, and that the record of them is right."""
         plain, below, voters = self._blocks[height], self._blocks.get(height - 1), self.sets[height]
         proposer, certificate, failed = plain[3], plain[7], dict(plain[8])
         before = dict(below[8]) if below else {}
@@ -302,7 +302,7 @@ class Invariants:
                 raise Violation("validity", f"height {height} closes a round with {len(ballots)} ballots")
 
     def _count_wishes(self, height: int) -> None:
-        """Who may go because the voters of a height want it: told from blocks alone."""
+        """Derive from blocks alone the members that the voters of a height may retire."""
         voters = self.sets[height]
         for subject in {subject for subject, _ in self._wishes.values()}:
             said = [lowers for voter, (of, lowers) in self._wishes.items() if of == subject and voter in voters]
@@ -318,7 +318,7 @@ class Invariants:
                     raise Violation("one per slot", f"height {height} holds two vouches of {short_id(signer)}")
 
     def _check_work(self, height: int, proposals: list[Any]) -> None:
-        """While at most f lie: what is re-executed before the vote is accepted only if it is honest work."""
+        """Check that, with at most f liars, an update re-executed before the vote is accepted only if it is honest."""
         if len(set(self.founders) - self.honest) > faults_tolerated(len(self.founders)):
             return
         for data, trainer, _ in proposals:
@@ -329,7 +329,8 @@ class Invariants:
     def _check_outcome(
         self, height: int, ballots: list[Any], cut_offs: list[Any], proposals: list[Any], vouches: list[Any] | None
     ) -> None:
-        """While nobody came or went: what has q accepts and its vouches is accepted, and nobody still out could change that.
+        """Check, while the founders are the members, that an update with q accepts and its vouches is accepted, and that no
+        missing ballot could change that.
 
         `vouches` is None where nothing is re-executed before the vote.
         """
@@ -413,7 +414,7 @@ class Invariants:
                 raise Violation("honest expelled", f"{short_id(key)} at height {height}")
 
     def on_audits(self, audits: Any) -> None:
-        """After each block: no lie about an audit hurts who is honest."""
+        """Check after each block that no lie about an audit hurts an honest member."""
         if audits is self._audits:
             return
         self._audits = audits
@@ -425,7 +426,7 @@ class Invariants:
                 raise Violation("honest refuted", f"{short_id(key)} challenged a false proposal, and is held for a liar")
 
     def on_job_records(self, jobs: Any) -> None:
-        """After each block: no honest re-executor or trainer is suspended, whatever liars vouch."""
+        """Check after each block that no vouch of a liar suspends an honest re-executor or trainer."""
         if jobs is self._job_records:
             return
         self._job_records = jobs
@@ -448,7 +449,7 @@ class Invariants:
         if unsaid and faults_tolerated(len(after)) < faults_tolerated(len(before)):
             raise Violation("tolerance", f"{short_id(unsaid[0])} was retired by voters that did not all say that f may fall")
 
-    # What is said ----------------------------------------------------------------------------------------------------
+    # Statements ------------------------------------------------------------------------------------------------------
 
     def on_durable(self, peer: bytes, records: Iterable[Any]) -> None:
         durable = self._durable.setdefault(peer, Durable())
@@ -473,13 +474,13 @@ class Invariants:
                     self.on_accused(peer, record.first.signer)
 
     def _check_given_up(self, peer: bytes, slot: Slot) -> None:
-        """The order on the disk counts: what a crash kept from being sent is said after the restart, timeouts first."""
+        """Check in the order of the disk: messages that a crash held back are sent after the restart, timeouts first."""
         tag, height, view = slot
         given_up = self._given_up.get((peer, height), -1)
         if tag == Timeout.TAG:
             self._given_up[peer, height] = max(given_up, view)
             highest = self._highest.get(height, -1)
-            if view > highest + 1:  # f + 1 voters led there, or a quorum: one of them is honest
+            if view > highest + 1:  # at least f + 1 voters led there, and one of them is honest
                 raise Violation(
                     "views", f"{short_id(peer)} gives up view {view} of height {height}, no honest voter {highest + 1}"
                 )
@@ -488,7 +489,7 @@ class Invariants:
             raise Violation("timed out", f"{tag} at {height}.{view} after giving up view {given_up}")
 
     def _check_silent(self, peer: bytes, slot: Slot) -> None:
-        """Who wrote down that it forgot something signs nothing below the height it named then, in this life or another."""
+        """Check that a peer with a recorded loss of memory signs nothing below the recorded height, even after restarts."""
         if slot[1] < self._silent.get(peer, 0):
             raise Violation("silence", f"{short_id(peer)} signs {slot}, and is silent below {self._silent[peer]}")
 
@@ -567,25 +568,25 @@ class Invariants:
             self._check_lock(peer, statement)
 
     def is_under_way(self, height: int) -> bool:
-        """Whether anybody honest has signed a statement at this height."""
+        """Return True if an honest peer has signed a statement at this height."""
         return any(slot[1] == height for _, slot in self._signed)
 
     def gave_up(self, peer: bytes, height: int) -> int:
-        """The highest view of `height` that this peer said it gives up; −1: none."""
+        """Return the highest view of `height` that this peer has given up, or −1."""
         return self._given_up.get((peer, height), -1)
 
     def _check_shown(self, signed: Signed, certificate: Certificate | None) -> None:
-        """A timeout travels with the certificate that it names, or with a higher one."""
+        """Check that a timeout is sent with the certificate that it names, or with a higher one."""
         timeout = codec.decode_message(signed.body, (Timeout,))
         high = codec.decode_message(certificate.vote, (Prepare,)) if certificate is not None else None
         if (high.view if high else -1) < timeout.high_view or (high is not None and high.height != timeout.height):
             raise Violation("certificate", f"a timeout of {timeout.height}.{timeout.view} without the certificate it names")
 
     def _check_lock(self, peer: bytes, statement: Any) -> None:
-        """What all liars together could still make decided must not be given up by the others.
+        """Check that honest peers do not give up a block that all liars together could still get decided.
 
-        As soon as so many honest voters have committed a block that they are a quorum with every liar, two quorums share one of
-        them: no other block can be justified in a later view.
+        Once the honest voters that committed a block form a quorum with all liars, every other quorum has one of these voters. No
+        other block can be justified in a later view.
         """
         voters = self.sets.get(statement.height, ())
         if isinstance(statement, Commit):
@@ -603,7 +604,7 @@ class Invariants:
                 )
 
     def on_offered(self, peer: bytes, data: bytes) -> None:
-        """A proposal, of whatever worth, came to an honest peer."""
+        """Note a proposal, valid or not, that reached an honest peer."""
         with contextlib.suppress(RemoteProtocolError):
             self._offer(peer, codec.decode_message(data, (ProposeEnvelope,)))
 
@@ -615,7 +616,7 @@ class Invariants:
                 known.append(message)
 
     def _check_justified(self, peer: bytes, prepare: Prepare) -> None:
-        """In a later view a peer prepares what was proposed to it with a reason: a quorum gave up the view before."""
+        """Check that in a later view a peer prepares only a justified proposal: a quorum gave up the view before."""
         offers = self._offered.get((peer, prepare.height, prepare.view, prepare.block), [])
         if not offers and (Propose.TAG, prepare.height, prepare.view) in self._durable[peer].votes:
             self.unseen += 1
@@ -628,7 +629,7 @@ class Invariants:
         self._on_prepared(offers[problems.index(None)].justification.high)  # type: ignore[union-attr]
 
     def _unjustified(self, prepare: Prepare, justification: TimeoutCertificate | None) -> str | None:
-        """What is wrong with this reason: proposals come from liars, too."""
+        """Return the problem of a justification, or None. Liars send proposals, too."""
         try:
             return self._problem_of_justification(prepare, justification)
         except RemoteProtocolError as error:
@@ -673,7 +674,7 @@ class Invariants:
         durable = self._durable.get(peer, Durable())
         if any(durable.votes.get(slot) != statements[slot] for slot in new):
             raise Violation("durable", f"a {tag} was sent before it was on the disk")
-        # A closing needs the proposals that it accepts, and all who hold them may be restarted.
+        # A closing needs the proposals that it accepts, and all their holders may be restarting.
         judgements = fields[3] if tag == Ballot.TAG else ()
         accepted = {digest for trainer, digest, verdict in judgements if verdict == 0 and trainer != peer}
         if peer not in self.excused and not durable.accepted.issuperset(accepted):
@@ -696,11 +697,11 @@ class Invariants:
     # A state that is wrong -------------------------------------------------------------------------------------------
 
     def on_wrong(self, peer: bytes, height: int) -> None:
-        """What it computed for `height` is not what was decided."""
+        """Note that the peer's result for `height` differs from the decided one."""
         self._wrong[peer] = self._applied[peer] = height
 
     def on_wrong_turn(self, peer: bytes, records: Iterable[Any], told: int) -> None:
-        """Once a decided block shows the difference, nothing more is signed. `told`: the last height whose state its node has."""
+        """Check that a peer signs nothing once a decided block shows its wrong state. `told`: its node's last height."""
         wrong, last = self._wrong.get(peer), self._last.get(peer, 0)
         if wrong is None:
             return
@@ -714,7 +715,7 @@ class Invariants:
     # A disk that was restored ----------------------------------------------------------------------------------------
 
     def watch(self, peer: bytes) -> None:
-        """Notes from now on who heard what of this peer: it will come back with an old disk."""
+        """Start to record the receivers of this peer's messages: it will return with an old disk."""
         self._heard[peer] = {}
 
     def on_delivered(self, sender: bytes, receiver: bytes, message: object) -> None:
@@ -731,7 +732,7 @@ class Invariants:
                 self._remember(sender, receiver, slot, statement)
 
     def on_forgotten(self, receiver: bytes) -> None:
-        """A restarted peer has in memory nothing of what it heard."""
+        """Forget the messages that a restarted peer had in memory."""
         for heard in self._heard.values():
             for _, receivers in heard.values():
                 receivers.discard(receiver)
@@ -743,9 +744,9 @@ class Invariants:
         self.excused.add(peer)
 
     def _remembered_of(self, peer: bytes) -> dict[Slot, bytes]:
-        """What must not be signed a second time: what so many voters remember that every quorum has one of them.
+        """Return the statements that must not be contradicted: in every quorum a voter remembers them.
 
-        They must remember it until the peer, which asks them first, signs something new; who else has heard it is not asked.
+        The peer asks these voters before it signs again, and they must remember until then. Other peers are not asked.
         """
         if peer not in self._remembered:
             last = max(self.decided, default=0)
@@ -765,7 +766,7 @@ class Invariants:
                 raise Violation("memory", f"{short_id(peer)} holds {size} in {what}, at most {limits[what]} are expected")
 
     def on_kept(self, peer: bytes, senders: Iterable[bytes]) -> None:
-        """What cannot be verified yet is kept only of who votes, or did a moment ago: there can be any number of others."""
+        """Check that unverified messages are kept only of current and recent voters: the number of other peers is unbounded."""
         for sender in senders:
             if not any(sender in voters for voters in self.sets.values()):
                 raise Violation("memory", f"{short_id(peer)} keeps for later what {short_id(sender)} says, who has never voted")

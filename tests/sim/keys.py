@@ -1,4 +1,4 @@
-"""Keyed hashes in place of Ed25519: whoever does not call `sign` with the signer at hand cannot make a signature."""
+"""Keyed hashes in place of Ed25519: a signature needs a call of `sign` with the signer itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FastSigner:
         return _signature(self.public, data, self._salt)
 
     def again(self) -> FastSigner:
-        """The same key; its signatures have other bytes, as those of most schemes may have."""
+        """Return the same key with other signature bytes, as most schemes allow."""
         return FastSigner(self._name, b"\x01")
 
 
@@ -30,7 +30,7 @@ def _signature(public: bytes, data: bytes, salt: bytes) -> bytes:
 
 
 def signers(count: int, ed25519: bool) -> list[Signer]:
-    """In ascending order of their keys."""
+    """Return signers in ascending order of their keys."""
     made: list[Signer] = [
         Identity(hashlib.sha256(f"peer {i}".encode()).digest()) if ed25519 else FastSigner(f"peer {i}") for i in range(count)
     ]
@@ -38,7 +38,7 @@ def signers(count: int, ed25519: bool) -> list[Signer]:
 
 
 def another(like: Signer, name: str) -> Signer:
-    """A key that nobody knows, of the same scheme."""
+    """Return an unknown key of the same scheme."""
     if isinstance(like, FastSigner):
         return FastSigner(name)
     return Identity(hashlib.sha256(name.encode()).digest())

@@ -1,4 +1,4 @@
-"""The real ledger with a counter in place of what people would decide about, and models that are chains of hashes."""
+"""The real ledger, with a counter as the subject of decisions, and chains of hashes as models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from protocol.identity import Signed, Verifier
 from tests.ledger.blocks import with_rows_of
 
 CREATED_MS = 1_000_000
-PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
+PROPOSAL_SECONDS = 4.0  # virtual; the most that a lying or stopped trainer adds to a round
 ADDED_MAX = 1_000
-ADDS_KEPT = 7  # that many of one author, then they go at once
+ADDS_KEPT = 7  # of one author; then all are deleted at once
 AUDITS = AuditTerms(rate=1.0, auditors=2, window=4, suspension_rounds=5, response_ms=300, serving_ms_per_reexecutor=100)
 
 
@@ -44,7 +44,7 @@ class Added:
 class CounterState:
     total: Count = 0
     by: Annotated[dict[Key, Count], Length(0, 10_000)] = field(default_factory=dict)
-    log: Digest = bytes(32)  # hash chain of all that was added: the order matters
+    log: Digest = bytes(32)  # hash chain of all added numbers: the order matters
     adds: Table[Added] = field(default_factory=lambda: Table(Added))  # the last of each author
 
 
@@ -71,9 +71,9 @@ class CounterModule(Module[CounterState]):
 
 
 class CountingJobs:
-    """Specifications are `audited:rounds`, `sampled:rounds` or `plain:rounds`: re-executed before the ballot, after, or not.
+    """Jobs with the specification `audited:rounds`, `sampled:rounds` or `plain:rounds`.
 
-    Where `:alone` follows, only the author trains, and beside another job.
+    These are re-executed before the ballot, after it, or never. With `:alone` only the author trains, beside another job.
     """
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
@@ -86,7 +86,7 @@ class CountingJobs:
 
 
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False) -> Genesis:
-    """Where it curates, all founders but the last one serve annotators."""
+    """Return the genesis. In a network with curation all founders but the last one serve annotators."""
     *first, last = sorted(keys)
     roles = (ANNOTATOR_ROLE, TRAINER) if curates else (TRAINER,)
     founders = {key: Founder("founder", roles) for key in first} | {last: Founder("founder", (TRAINER,))}
@@ -94,7 +94,7 @@ def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = F
 
 
 def modules() -> tuple[Module[Any], ...]:
-    """All that there are. A network runs those that its genesis names."""
+    """Return all modules. A network runs those that its genesis names."""
     return *core_modules(CountingJobs()), CounterModule(), CurationModule()
 
 
@@ -103,7 +103,7 @@ def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
 
 
 def finish(transition: StateTransition, before: LedgerState) -> LedgerState:
-    """A model is a hash: of its job at first, then of itself and what was accepted."""
+    """Compute model roots: a hash of the job at first, then of the last root and the accepted updates."""
     roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started_jobs}
     for closed in transition.model_steps:
         roots[closed.job] = _stepped(before.jobs.jobs[closed.job].model_root, closed)
@@ -113,7 +113,7 @@ def finish(transition: StateTransition, before: LedgerState) -> LedgerState:
 
 
 def rolled_back(back: JobRolledBack) -> bytes:
-    """The root of the anchor's model with the number of another round."""
+    """Return the root of the anchor's model under another round's number."""
     is_same = back.round == back.anchor.round
     return back.anchor.root if is_same else hashlib.sha256(b"back" + back.anchor.root + back.round.to_bytes(8, "big")).digest()
 
@@ -123,7 +123,7 @@ def _stepped(root: bytes, closed: ClosedRound) -> bytes:
 
 
 def read_again(state: LedgerState, before: LedgerState) -> LedgerState:
-    """As `decode_state` gives it back, if `before` is such a state: what is still the same is not read anew."""
+    """Return the state as `decode_state` would, if `before` is such a state. Unchanged modules are reused."""
     modules = {
         name: value if value is before.modules[name] else codec.decode(type(value), state.encoded_module(name), BODY_BYTES_MAX)
         for name, value in state.modules.items()
@@ -132,7 +132,7 @@ def read_again(state: LedgerState, before: LedgerState) -> LedgerState:
 
 
 def with_wrong_bit(state: LedgerState, model: bool) -> LedgerState:
-    """As after a fault of memory: the counter is another, or the model of each running job."""
+    """Return the state after a memory fault in the counter, or in the model of each running job."""
     running = state.jobs.running()
     if model and running:
         other = {key: replace(job, model_root=hashlib.sha256(job.model_root).digest()) for key, job in running.items()}
@@ -142,9 +142,9 @@ def with_wrong_bit(state: LedgerState, model: bool) -> LedgerState:
 
 
 class SharedRules(LedgerRules):
-    """Peers of one simulation compute each transition once: equal states and bodies give the very same new state.
+    """Rules that compute each transition once for all peers: equal states and bodies give the identical new state.
 
-    States stay alive here, so that identity may stand for equality.
+    Its references keep states alive, so that comparing identities is safe.
     """
 
     def __init__(self, genesis: Genesis, verifier: Verifier) -> None:
@@ -184,7 +184,7 @@ class SharedRules(LedgerRules):
         return known[1]  # type: ignore[no-any-return]
 
     def forget_below(self, height: int) -> None:
-        """Bounds this memory; what is asked again is computed again."""
+        """Drop cached results below `height`, as a bound. A later request computes its result again."""
         self._applied = {key: value for key, value in self._applied.items() if key[0] >= height}
         self._problems = {key: value for key, value in self._problems.items() if key[0] >= height}
         self._next = {key: value for key, value in self._next.items() if value[0].height >= height}

@@ -1,4 +1,4 @@
-"""Which closed rounds are in the model of each job, told from closings, roots, the log of audits and what voters ask for.
+"""Closed rounds in the model of each job, derived from closings, roots, the log of audits and requests of voters.
 
 Written apart from the code that it checks: nothing here knows how a rollback chooses its anchor.
 """
@@ -15,24 +15,24 @@ from protocol import codec
 from protocol.identity import Signed, short_id
 from tests.sim.invariants import Violation
 
-CONVICTED = "suspended"  # as the log calls a proposal that judges found false, or could not see
+CONVICTED = "suspended"  # the log's word for a proposal that judges found false or could not see
 
 
 @dataclass
 class Lineage:
-    # By job: the rounds in the model. A job that nobody knows any more stays here.
+    # Rounds in the model, by job. Forgotten jobs stay here.
     lines: dict[bytes, list[int]] = field(default_factory=dict)
-    roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # of the model with which a round began
+    roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # of the model at the start of a round
     rollbacks: int = 0
-    reopened: int = 0  # jobs whose rounds were all taken
-    voted: int = 0  # rollbacks that a quorum of voters asked for
-    # By job: what each voter asks for, and the anchors after the last block.
+    reopened: int = 0  # jobs that had completed all rounds
+    voted: int = 0  # rollbacks that a quorum of voters requested
+    # By job: the request of each voter, and the anchors after the last block.
     _wishes: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     _anchors: dict[bytes, set[int]] = field(default_factory=dict)
     _settling: set[bytes] = field(default_factory=set)
 
     def on_block(self, transition: Any, after: Any, transactions: Iterable[Signed]) -> None:
-        """Each decided block once, in order. `after` has the roots of the models."""
+        """Process each decided block once, in order. `after` has the roots of the models."""
         height, jobs = after.height, after.jobs.jobs
         for signed in transactions:
             _, _, _, kind, content = codec.unpack(signed.body, len(signed.body))
@@ -73,7 +73,7 @@ class Lineage:
                 raise Violation("round used again", f"height {height}: round {job.round} begins with another model than before")
 
     def _is_voted(self, key: bytes, after: Any) -> bool:
-        """Whether a quorum of the voters asks for the same anchor, which was kept."""
+        """Return True if a quorum of the voters requests the same anchor, and it was kept."""
         wishes = self._wishes.get(key, {})
         voters = after.members.voters
         wanted = Counter(wishes[voter] for voter in voters if voter in wishes)
@@ -81,7 +81,7 @@ class Lineage:
         return any(count >= quorum(len(voters)) and number in kept for number, count in wanted.items())
 
     def _roll_back(self, height: int, key: bytes, back: Any) -> None:
-        """To a model that the job had; what came after it is in the model no more."""
+        """Roll a job back to an earlier model of it, which no longer contains the later rounds."""
         if self.roots.get((key, back.anchor.round)) != back.anchor.root:
             raise Violation("anchor", f"height {height}: round {back.anchor.round} did not begin with that model")
         self.lines[key] = [number for number in self.lines[key] if number < back.anchor.round]

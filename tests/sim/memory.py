@@ -1,4 +1,4 @@
-"""How much a node holds: elements of all containers that its replica, its rounds and its pool reach, and their bytes."""
+"""Memory of a node: elements of all containers reachable from its replica, rounds and pool, and their bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def limits(peers: int) -> dict[str, int]:
 
 
 def kept_for_later(node: Node) -> set[bytes]:
-    """Whose messages for heights to come a node keeps."""
+    """Return the senders of the messages that a node keeps for later heights."""
     future = node.replica._future
     return {peer for peer, messages in future._small.items() if messages} | set(future._proposals)
 

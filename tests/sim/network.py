@@ -1,4 +1,4 @@
-"""Nodes on virtual time: the links between peers, order, delay, and all that may happen to a message on its way."""
+"""Nodes on virtual time: the links between peers, with order, delay and faults of messages in transit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Link:
     sender: int
     receiver: int
     up: bool = False  # both ends know of the connection
-    epoch: int = 0  # counts connections: what was under way when one broke is lost
+    epoch: int = 0  # counts connections: a broken connection loses its messages in transit
     blocked: int = 0  # faults that let nothing through
     clogged: int = 0  # faults that hold everything back until they end
     held: list[tuple[int, list[bytes]]] = field(default_factory=list)  # (epoch, messages) behind a clog
@@ -32,13 +32,13 @@ After = Callable[[float, Callable[..., None], tuple[object, ...]], None]
 
 
 class Network:
-    """`after(seconds, call, arguments)` schedules; `arrive(link, epoch, messages)` is called when messages come out of a link."""
+    """All links. `after(seconds, call, arguments)` schedules a call; `arrive(link, epoch, messages)` receives from a link."""
 
     def __init__(self, peers: int, delay: tuple[float, float], source: random.Random, after: After, arrive: Arrive) -> None:
         self.links = [[Link(one, other) for other in range(peers)] for one in range(peers)]
         self.delay = delay
         self.messages = 0
-        self.filter: Callable[[int, int, bytes], bool] | None = None  # what may pass; None: everything
+        self.filter: Callable[[int, int, bytes], bool] | None = None  # returns True for messages that may pass; None: all pass
         self._random = source
         self._after, self._arrive = after, arrive
         self._now: Callable[[], float] = lambda: 0.0
@@ -53,7 +53,7 @@ class Network:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def transmit(self, sender: int, receiver: int, messages: list[bytes]) -> None:
-        """What one turn has for one peer. In calm weather it travels together."""
+        """Send the messages of one turn to one peer. On a calm network they arrive together."""
         link = self.links[sender][receiver]
         if self.filter is not None:
             messages = [message for message in messages if self.filter(sender, receiver, message)]

@@ -1,4 +1,4 @@
-"""Splits of a network, silent or noticed, once or flapping: no fork, and three heights after healing all is as before."""
+"""Network partitions, silent or noticed, single or flapping: no fork, and normal work three heights after healing."""
 
 from __future__ import annotations
 

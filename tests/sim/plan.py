@@ -1,7 +1,7 @@
-"""What will go wrong in one history: a seed expands into a numbered list of faults, so that a shrinker can take some away.
+"""Faults of one history: a seed expands into a numbered list of faults, so that a shrinker can remove some.
 
-Swarm testing (Groce et al. 2012): every seed draws which kinds of fault it has at all, and how strong each is. Histories that
-have everything always are all alike.
+Swarm testing (Groce et al. 2012): every seed draws which kinds of fault it has at all, and how strong each is. Histories in which
+every kind of fault occurs are all alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 
 BLOCKS = 50  # decided by everybody before a history ends
 TROUBLE_SECONDS = (5.0, 12.0)  # virtual; then the network heals
-ED25519_EVERY = 50  # seeds: these sign with real keys, decode everything anew and share no computation
+ED25519_EVERY = 50  # seeds; every such seed signs with real keys, decodes all messages anew and shares no computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Fault:
     kind: str
     at: float
     until: float
-    nodes: tuple[int, ...] = ()  # peers by number; of an empty one, all
+    nodes: tuple[int, ...] = ()  # peers by number; empty: all peers
     amount: float = 0.0
     detail: str = ""
 
@@ -47,16 +47,16 @@ class Plan:
     faults: tuple[Fault, ...]
     blocks: int = BLOCKS
     ed25519: bool = False
-    shares: bool = True  # peers share what they decode and compute alike: much faster, and the same history
-    work: float = 1.0  # how much there is to decide: transactions a block, on average
+    shares: bool = True  # peers share the results of equal computations: much faster, and the same history
+    work: float = 1.0  # average number of transactions in a block
     jobs: bool = True
     minute_ms: int = 0  # of curation; 0: the network has none
     second_job: bool = False  # beside the first one
-    keeps_links: bool = False  # where nothing was lost on them: then what is held back arrives after healing
-    wake: float = 0.0  # seconds from the first message until a peer's turn begins: what comes meanwhile is in it
+    keeps_links: bool = False  # links that lost no message stay connected: delayed messages arrive after healing
+    wake: float = 0.0  # seconds from the first message to a peer's turn, which includes messages that arrive meanwhile
 
     def keep(self, numbers: Sequence[int]) -> Plan:
-        """Only these faults."""
+        """Return the plan with only these faults."""
         return replace(self, faults=tuple(fault for fault in self.faults if fault.number in numbers))
 
     def of(self, kind: str) -> tuple[Fault, ...]:
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def liars(self) -> dict[int, str]:
-        """Strategy by peer."""
+        """Strategies of the liars, by peer."""
         return {fault.nodes[0]: fault.detail for fault in self.of("liar")}
 
     @property
@@ -73,7 +73,7 @@ class Plan:
 
 
 def calm(seed: int = 0, n: int = 4, liars: Sequence[str] = (), **fixed: object) -> Plan:
-    """A network in which nothing goes wrong, except that its first peers lie."""
+    """Return a network without faults, except that its first peers lie."""
     faults = tuple(Fault(i, "liar", 0.0, 0.0, (i,), detail=name) for i, name in enumerate(liars))
     plan = Plan(seed, n, 0, 0, (0.005, 0.01), 1.0, faults)
     return replace(plan, **fixed)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ class Draw:
     n: int
     peers: int
     end: float
-    liars: set[int]  # of whom nothing is expected, so that other faults of theirs would be wasted
+    liars: set[int]  # nothing is expected of them, so further faults of theirs would be wasted
     faults: list[Fault]
 
     def add(self, kind: str, at: float, until: float, nodes: tuple[int, ...] = (), amount: float = 0.0, detail: str = "") -> None:
@@ -112,7 +112,7 @@ class Draw:
         return one, other
 
     def some(self) -> tuple[int, ...]:
-        """All peers, or a few."""
+        """Draw all peers, or a few."""
         if self.random.random() < 0.5:
             return ()
         return tuple(sorted(self.random.sample(range(self.peers), self.random.randint(1, max(1, self.peers // 2)))))
@@ -125,7 +125,7 @@ Maker = Callable[[Draw], None]
 
 
 def _spell(kind: str, low: float, high: float, whom: Callable[[Draw], tuple[int, ...]], amounts: Sequence[float] = ()) -> Maker:
-    """A fault of `low` to `high` seconds, of one of these amounts."""
+    """Draw a fault of `low` to `high` seconds, with one of these amounts."""
 
     def make(draw: Draw) -> None:
         draw.add(kind, *draw.span(low, high), whom(draw), draw.random.choice(amounts) if amounts else 0.0)
@@ -134,12 +134,12 @@ def _spell(kind: str, low: float, high: float, whom: Callable[[Draw], tuple[int,
 
 
 def _partition(draw: Draw) -> None:
-    """`amount` 1: the peers notice that their links break; 0: nothing arrives, and nobody says so."""
+    """Draw a partition. `amount` 1: the peers notice their broken links; 0: messages are lost silently."""
     draw.add("partition", *draw.span(0.5, 6), draw.side(), float(draw.random.random() < 0.5))
 
 
 def _crash(draw: Draw) -> None:
-    """`amount`: which part of the append that was under way reaches the disk; `detail` garbled: its last byte is wrong."""
+    """Draw a crash. `amount`: share of the current append that reaches the disk; `detail` "garbled": its last byte is wrong."""
     share = draw.random.choice((0.0, 1.0, draw.random.random(), draw.random.random()))
     draw.add("crash", *draw.span(0.1, 4), (draw.peer(),), share, draw.random.choice(("", "garbled")))
 
@@ -154,7 +154,7 @@ SKEW_ACCEPTED = 1.5  # seconds: the largest that is drawn below what voters acce
 
 
 def _skew(draw: Draw) -> None:
-    """Within what others accept, or beyond it."""
+    """Draw a clock skew that other peers accept, or a larger one."""
     draw.add("skew", 0.0, draw.end, (draw.peer(),), draw.random.choice((-1.5, -0.5, 0.5, 1.5, 4.0, -10.0, 3_600.0)))
 
 
@@ -163,7 +163,7 @@ def _leave(draw: Draw) -> None:
 
 
 def _rotate(draw: Draw) -> None:
-    """The first peer goes on with the key of the second."""
+    """Draw a rotation: the first peer continues with the key of the second."""
     draw.add("rotate", *draw.span(0, 0), (draw.random.randrange(draw.n), draw.peers))
 
 
@@ -184,7 +184,7 @@ KINDS: dict[str, tuple[Maker, int]] = {  # kind -> (maker, most faults of it in 
     "fsync": (_spell("fsync", 0.5, 4, Draw.one), 2),
     "skew": (_skew, 2),
 }
-KIND_PROBABILITY = 0.35  # that a history has faults of one kind at all
+KIND_PROBABILITY = 0.35  # that a history has faults of one kind
 SECOND_JOB_PROBABILITY = 0.15  # where there is one at all
 
 
@@ -198,7 +198,7 @@ MINUTE_MS = 500  # some heights
 
 
 def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
-    """The history of one seed. `strategies` are the names that liars draw from."""
+    """Return the plan of one seed. Liars draw from the names in `strategies`."""
     plan = first_draws(seed, n, strategies)
     source = random.Random(f"folkmoot more {seed} {n}")
     draw = Draw(source, n, plan.n + plan.joiners, plan.heal_at, set(plan.liars), list(plan.faults))
@@ -219,17 +219,17 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
 
 
 def _away(faults: Sequence[Fault]) -> bool:
-    """Whether anybody is one of the f, or leaves."""
+    """Return True if a peer counts as one of the f faulty ones, or leaves."""
     return any(fault.kind in ("leave", "rollback", "damage", "wrong-state") for fault in faults)
 
 
 def _stop(draw: Draw) -> None:
-    """The author of a job ends it, and begins another one."""
+    """Draw a stop: the author of a job ends it, and begins another one."""
     draw.add("stop", *draw.span(0, 0))
 
 
 def _leave_together(draw: Draw) -> None:
-    """Several at once, and at least two stay. Where none of these may be away, no clock is far off."""
+    """Let several peers leave at once; at least two stay. If the rest tolerates no fault, no clock is far off."""
     at, _ = draw.span(0, 0)
     for peer in sorted(draw.random.sample(range(draw.n), min(draw.random.randint(2, max(2, draw.n // 2)), draw.n - 2))):
         draw.add("leave", at, at, (peer,))
@@ -239,7 +239,7 @@ def _leave_together(draw: Draw) -> None:
 
 
 def _clock(draw: Draw) -> None:
-    """A peer stops, and starts with its clock set: right where it was far off, otherwise a little wrong."""
+    """Draw a restart with a changed clock: a clock that was far off is set right, any other a little wrong."""
     peer = draw.random.randrange(draw.n)
     before = sum(fault.amount for fault in draw.faults if fault.kind == "skew" and fault.nodes == (peer,))
     amount = draw.random.choice((-1.5, -0.5, 0.5, 1.5)) if not before else -before
@@ -247,7 +247,7 @@ def _clock(draw: Draw) -> None:
 
 
 def first_draws(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
-    """What seeds had in them at first. What is drawn since has a source of its own: these histories stay what they were."""
+    """Draw the faults of the first generator. Later kinds have their own random source, so these histories stay the same."""
     source = random.Random(f"folkmoot {seed} {n}")
     end = source.uniform(*TROUBLE_SECONDS)
     joiners = source.choice((0, 0, 1, 2)) if n < 10 else source.choice((0, 0, 1))
@@ -293,7 +293,7 @@ def _draw_liars(draw: Draw, budget: int, strategies: Sequence[str]) -> int:
 
 
 def _draw_changes(draw: Draw, joiners: int) -> bool:
-    """Who joins does so early; who leaves must not make the liars too many. Whether a key is rotated."""
+    """Draw early joins, a leave that keeps the liars tolerable, and a rotation. Return True if a key is rotated."""
     for joiner in range(joiners):
         draw.add("join", draw.random.uniform(0.2, draw.end * 0.7), draw.end, (draw.n + joiner,))
     if draw.random.random() < 0.25 and faults_tolerated(draw.n - 1) >= len(draw.liars) and draw.n > 1:
@@ -305,7 +305,7 @@ def _draw_changes(draw: Draw, joiners: int) -> bool:
 
 
 def _draw_retirement(draw: Draw, seed: int) -> None:
-    """Of a founder that may well be there, if liars and sick are few enough without it. Drawn apart: all else stays as it was."""
+    """Draw the retirement of a founder, if the rest tolerates all liars and sick peers. Its own source keeps other draws."""
     source = random.Random(f"folkmoot retires {seed} {draw.n}")
     at, subject, lowers = source.uniform(0.0, draw.end * 0.95), source.randrange(draw.n), source.choice((0.0, 1.0))
     faulty = {fault.nodes[0] for fault in draw.faults if fault.kind in FAULTY}
@@ -314,23 +314,24 @@ def _draw_retirement(draw: Draw, seed: int) -> None:
 
 
 def _rollback(draw: Draw, peer: int) -> None:
-    """At `until` a peer stops, and comes back with the disk it had at `at`."""
+    """Draw a rollback: at `until` a peer stops, and returns with its disk of time `at`."""
     draw.add("rollback", *draw.span(0.2, 3), (peer,))
 
 
 def _damage(draw: Draw, peer: int) -> None:
-    """At `at` a byte of what is durable changes, `amount` of the way through: the peer stays down."""
+    """Draw damage: at `at` the durable byte at the fraction `amount` changes, and the peer stays down."""
     draw.add("damage", *draw.span(0.2, 3), (peer,), draw.random.random())
 
 
 def _wrong_state(draw: Draw, peer: int) -> None:
-    """The first state that a peer computes after `at` is wrong by one bit."""
+    """Draw a wrong state: the first state that a peer computes after `at` has one wrong bit."""
     draw.add("wrong-state", *draw.span(0.2, 3), (peer,), detail=draw.random.choice(("counter", "model")))
 
 
 def _set_clocks_right(draw: Draw) -> None:
-    """Where one leaves, and the others tolerate none, whoever is sick is one fault too many, which they bear: it comes back, or
-    is not needed. A clock that is far off would be another, which they need not bear: there it is only as far off as is accepted.
+    """Limit clock skews to the accepted range if a leave makes the faulty peers too many.
+
+    A sick peer beyond f is tolerable: it recovers or is not needed. A wrong clock would be one fault more, which may stop blocks.
     """
     leavers = {fault.nodes[0] for fault in draw.faults if fault.kind == "leave"}
     sick = {fault.nodes[0] for fault in draw.faults if fault.kind in ("rollback", "damage", "wrong-state")}
@@ -340,10 +341,10 @@ def _set_clocks_right(draw: Draw) -> None:
                 draw.faults[at] = replace(fault, amount=math.copysign(SKEW_ACCEPTED, fault.amount))
 
 
-SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; whoever has one counts as one of the f, as a liar does
+SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; a sick peer counts as one of the f, as a liar does
 RETIREMENT_PROBABILITY = 0.15
 FAULTY = ("liar", "leave", "rollback", "damage", "wrong-state")  # each is one of the f, or makes f smaller
-SICKNESS_PROBABILITY = 0.25  # of each of the f that lies not
+SICKNESS_PROBABILITY = 0.25  # for each of the f faulty peers that is not a liar
 
 
 def _draw_sicknesses(draw: Draw, budget: int) -> None:

@@ -1,6 +1,6 @@
-"""What must come about once a network has healed, and how soon. Peers that do nothing break no rule of safety.
+"""Demands of liveness, with bounds, after a network has healed. Safety alone allows peers that do nothing.
 
-Written apart from the code it checks, as the invariants are: it reads decided blocks, and what honest peers say and hear.
+Written apart from the code it checks, as the invariants are: it reads decided blocks, and the messages of honest peers.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ _hash_of = functools.cache(set_hash)
 
 @dataclass
 class JobSeen:
-    """One job, as the decided blocks tell it."""
+    """One job, as derived from the decided blocks."""
 
     author: bytes
     rounds: int
     is_alone: bool  # only its author trains
-    since: float  # when its last round was closed
+    since: float  # time of its last closed round
     closed: int = 0
     round: int = 0  # the number of the open one
     taken: int = 0  # rounds in the model
     has_accepted: bool = False  # since the recovery
-    accepted_at: int = 0  # how many rounds were closed when one of them accepted something last
-    ballots: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it spoke last
-    waiting: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it was first asked for
+    accepted_at: int = 0  # number of closed rounds when one last accepted an update
+    ballots: dict[bytes, int] = field(default_factory=dict)  # voter -> number of closed rounds at its last ballot
+    waiting: dict[bytes, int] = field(default_factory=dict)  # voter -> number of closed rounds when its ballot was first expected
     stops: set[bytes] = field(default_factory=set)
-    may_end: bool = False  # before its rounds are over: some voter wanted its only trainer gone
-    left_at: int | None = None  # the height at which its only trainer was retired or expelled, and it has not come back since
+    may_end: bool = False  # before its last round: a voter wanted its only trainer retired
+    left_at: int | None = None  # height at which its only trainer was retired or expelled; None after its return
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Something that must have come about before `age` passes `most`."""
+    """An event that must happen before `age` exceeds `most`."""
 
     rule: str
     what: str
     age: float
     most: float
-    never: bool  # not once since the network has recovered: a history does not end before
+    never: bool  # it has not happened since the recovery: the history cannot end yet
 
 
 @dataclass
@@ -96,13 +96,13 @@ class Progress:
     expelled: dict[bytes, int] = field(default_factory=dict)  # key -> height of the block with the evidence
     accused: dict[bytes, int] = field(default_factory=dict)  # with evidence against them -> height then
     going: dict[bytes, int] = field(default_factory=dict)  # keys that must leave the voters -> height of the decision
-    coming: dict[bytes, int] = field(default_factory=dict)  # keys that must come to them
-    counts: dict[str, int] = field(default_factory=dict)  # what came about after the recovery
+    coming: dict[bytes, int] = field(default_factory=dict)  # keys that must join them
+    counts: dict[str, int] = field(default_factory=dict)  # events after the recovery
     _successors: dict[bytes, bytes] = field(default_factory=dict)
     _voted: dict[bytes, int] = field(default_factory=dict)  # the last height at which each honest peer voted
-    _votes_since: dict[bytes, int] = field(default_factory=dict)  # from which height on it is a voter
-    _approved: dict[bytes, set[bytes]] = field(default_factory=dict)  # candidate -> by whom
-    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> whom it wants retired, also where f falls
+    _votes_since: dict[bytes, int] = field(default_factory=dict)  # key -> first height of its vote
+    _approved: dict[bytes, set[bytes]] = field(default_factory=dict)  # candidate -> approving voters
+    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> (member to retire, whether f may fall)
     _heard: dict[bytes, dict[bytes, dict[Slot, Signed]]] = field(default_factory=dict)  # receiver -> signer -> said
     _contradicted: dict[tuple[bytes, bytes], set[Slot]] = field(default_factory=dict)  # (receiver, signer)
 
@@ -112,10 +112,10 @@ class Progress:
             job.accepted_at, job.has_accepted = job.closed, False
             job.ballots, job.waiting = {}, {}
 
-    # What is decided -------------------------------------------------------------------------------------------------
+    # Decided blocks --------------------------------------------------------------------------------------------------
 
     def on_block(self, height: int, body: bytes, now: float) -> None:
-        """Each decided block once, in order."""
+        """Process each decided block once, in order."""
         self.height = height
         closings, evidence, transactions = codec.unpack(body, len(body))
         for key, _, ballots, _, proposals, _ in closings:
@@ -146,7 +146,7 @@ class Progress:
             self._count("updates accepted", len(proposals))
 
     def on_rolled_back(self, key: bytes, number: int, taken: int, now: float) -> None:
-        """The job goes on with the round of this number, after so many."""
+        """Continue the job with round `number`, after `taken` rounds."""
         job = self.jobs.get(key) or self.trained.pop(key)
         job.round, job.taken, job.since = number, taken, now
         self.jobs[key] = job
@@ -154,7 +154,7 @@ class Progress:
             self._count("rollbacks")
 
     def _on_expelled(self, culprit: bytes, height: int) -> None:
-        """With a key goes its successor, or the one it succeeds."""
+        """Note an expulsion, which includes the key's successor and predecessors."""
         for key in {culprit, self._current(culprit), *(old for old in self._successors if self._current(old) == culprit)}:
             self.expelled.setdefault(key, height)
             self._forget_wishes(key)
@@ -201,17 +201,17 @@ class Progress:
                 self._on_rotated(signer, fields[0], height)
 
     def _count_approvals(self, height: int) -> None:
-        """Each block counts anew, with its own voters: they may have changed."""
+        """Count the approvals again with each block's own voters, which may have changed."""
         voters = self.sets[height]
         for candidate, approved in self._approved.items():
             if len(approved.intersection(voters)) >= quorum(len(voters)):
                 self.coming.setdefault(candidate, height)
                 self.going.pop(candidate, None)  # it left, and comes back
             elif candidate not in self.sets[max(self.sets)]:
-                self.coming.pop(candidate, None)  # it waited for its turn, and a voter that approved has gone
+                self.coming.pop(candidate, None)  # it was in the queue, and an approving voter has left
 
     def _count_wishes(self, height: int) -> None:
-        """As approvals. A wish goes with its author's vote, and does not expire here."""
+        """Count wishes as approvals are counted. A wish ends with its author's vote, and does not expire here."""
         voters = self.sets[height]
         self._wishes = {voter: wish for voter, wish in self._wishes.items() if voter in voters}
         for subject in sorted({subject for subject, _ in self._wishes.values()}):
@@ -220,8 +220,8 @@ class Progress:
                 continue
             is_voter = subject in voters
             if is_voter and not (len(voters) > 1 and all(said)):
-                continue  # f may fall, and not all allow that
-            self._approved.pop(subject, None)  # whoever was retired stands and is approved anew
+                continue  # f would fall, and not all voters allow that
+            self._approved.pop(subject, None)  # a retired member applies and is approved anew
             self.coming.pop(subject, None)
             self._forget_wishes(subject)
             if is_voter:
@@ -229,7 +229,7 @@ class Progress:
                 self._on_trainer_lost(subject, height)
 
     def _trained_by(self, trainer: bytes) -> list[JobSeen]:
-        """Jobs that only this one trains."""
+        """Return the jobs that only this member trains."""
         return [job for job in self.jobs.values() if job.is_alone and self._current(job.author) == trainer]
 
     def _on_trainer_lost(self, trainer: bytes, height: int) -> None:
@@ -239,14 +239,14 @@ class Progress:
                 job.left_at = height
 
     def on_finished(self, jobs: Collection[bytes]) -> None:
-        """What a peer has applied. A job that ends before its rounds are over, and may not, is missed when it closes no more."""
+        """Forget finished jobs that may end early. Any other job that ends early is noticed when it closes no more rounds."""
         for key in jobs:
             if key in self.jobs and self.jobs[key].may_end:
                 del self.jobs[key]
                 self._count("jobs ended without a trainer")
 
     def _forget_wishes(self, key: bytes) -> None:
-        """Of this member and about it."""
+        """Forget the wishes of this member and those about it."""
         self._wishes = {voter: wish for voter, wish in self._wishes.items() if key not in (voter, wish[0])}
 
     def _forget_approvals(self, key: bytes) -> None:
@@ -266,7 +266,7 @@ class Progress:
     def _count(self, what: str, by: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + by
 
-    # What honest peers say and hear ----------------------------------------------------------------------------------
+    # Messages of honest peers ----------------------------------------------------------------------------------------
 
     def on_sent(self, peer: bytes, message: object) -> None:
         if isinstance(message, Vote) and message.vote.signer == peer:
@@ -277,16 +277,16 @@ class Progress:
                 self.jobs[key].ballots[peer] = self.jobs[key].closed
 
     def on_evidence(self, culprit: bytes) -> None:
-        """An honest peer has written down that it can prove somebody's lie."""
+        """Note that an honest peer has recorded the proof of a lie."""
         if culprit in self._members() and self._current(culprit) not in self.expelled and culprit not in self.expelled:
             self.accused.setdefault(culprit, self.height)
 
     def _members(self) -> set[bytes]:
-        """Who can be expelled: voters, and those that became or were some a moment ago."""
+        """Return the keys that can be expelled: the voters of this height and of the next two."""
         return {key for height in (self.height, self.height + 1, self.height + 2) for key in self.sets.get(height, ())}
 
     def on_heard(self, receiver: bytes, decided: int, message: object) -> None:
-        """`decided`: the last height that the receiver has decided."""
+        """Note a message. `decided`: the last height that the receiver has decided."""
         match message:
             case Vote(signed) | GossipEnvelope(signed) | TimeoutEnvelope(signed, _) | ProposeEnvelope(signed):
                 self._hear(receiver, decided, signed)
@@ -307,12 +307,12 @@ class Progress:
                 self.on_evidence(signed.signer)
 
     def _slot(self, decided: int, signed: Signed) -> Slot | None:
-        """What this statement answers, if two answers to it must be noticed here now."""
+        """Return the statement's slot, if the peer must now notice a contradiction in it."""
         tag, *fields = codec.unpack(signed.body, len(signed.body))
         if tag in (Propose.TAG, Prepare.TAG, Commit.TAG, Timeout.TAG):
             voters = self.sets.get(fields[1], ())
             if tag == Timeout.TAG and fields[3] >= 0:
-                return None  # it counts only with its certificate, which need not be good
+                return None  # it counts only with its certificate, which may be invalid
             is_open = fields[1] in (decided, decided + 1) and fields[2] < VIEWS_SEEN and signed.signer in voters
             return (tag, fields[1], fields[2]) if is_open and fields[0] == _hash_of(voters) else None
         if tag in (Proposal.TAG, Ballot.TAG):
@@ -324,7 +324,7 @@ class Progress:
         return self.verifier.verify(signed.signer, signing_preimage(tag, self.chain_id, signed.body), signed.signature)
 
     def _hear_proof(self, receiver: bytes, first: Signed, second: Signed) -> None:
-        """Two statements in one slot; what else proves a lie is left to those that write it down."""
+        """Note two statements in one slot. Other proofs of lies are noted when a peer records them."""
         if first.signer == second.signer and first.signer not in self.honest and first.body != second.body:
             slots = [codec.unpack(signed.body, len(signed.body))[:4] for signed in (first, second)]
             of_agreement = slots[0][0] in (Propose.TAG, Prepare.TAG, Commit.TAG, Timeout.TAG)
@@ -333,15 +333,15 @@ class Progress:
                 self.on_evidence(first.signer)
 
     def on_forgotten(self, receiver: bytes) -> None:
-        """A peer that stops forgets what it heard."""
+        """Forget the messages that a stopped peer heard."""
         self._heard.pop(receiver, None)
         for key in [key for key in self._contradicted if key[0] == receiver]:
             del self._contradicted[key]
 
-    # What is still missing -------------------------------------------------------------------------------------------
+    # Open demands ----------------------------------------------------------------------------------------------------
 
     def demands(self, now: float, running: Collection[bytes]) -> Iterator[Demand]:
-        """`running`: the honest peers that are up, with a clock that others accept."""
+        """Yield the open demands. `running`: the honest running peers with an accepted clock."""
         assert self.began is not None
         voters = self.sets[max(self.sets)]
         yield from self._of_jobs(now, running, voters)
@@ -374,10 +374,10 @@ class Progress:
                 yield Demand("jobs left", what, age, LEFT_HEIGHTS_MAX, True)
                 continue
             if job.is_alone and self._current(job.author) not in running:
-                continue  # a round to which nobody may propose stays open until its trainer is back
+                continue  # a round without an eligible trainer stays open until its trainer is back
             if not job.is_alone and key != training:
                 job.since = now
-                continue  # it waits in line
+                continue  # it waits in the queue
             seen = f"job {key.hex()[:6]} (round {job.closed})"
             age = now - max(job.since, self.began)
             yield Demand("rounds", f"{seen} closes no round", age, ROUND_SECONDS_MAX, job.since <= self.began)
@@ -403,12 +403,12 @@ class Progress:
                 )
 
     def came_about(self) -> dict[str, int]:
-        """For the figures of a campaign: of newcomers over all, of the rest since the recovery."""
+        """Return counts for the figures of a campaign: newcomers of the whole history, other events since the recovery."""
         voted = sum(key in self._voted for key in self.newcomers)
         return {**self.counts, **({"newcomers voted": voted} if voted else {})}
 
     def check(self, now: float, running: Collection[bytes]) -> bool:
-        """Whether everything has come about at least once."""
+        """Return True if every demand was met at least once. Raises Violation if one is overdue."""
         complete = True
         for demand in self.demands(now, running):
             if demand.age > demand.most:

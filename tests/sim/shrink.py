@@ -1,4 +1,4 @@
-"""The fewest faults of a plan that still break the same rule (delta debugging: Zeller and Hildebrandt 2002)."""
+"""Minimal sets of faults that still break the same rule (delta debugging: Zeller and Hildebrandt 2002)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Numbers = Sequence[int]
 
 
 def minimal(numbers: Numbers, fails: Callable[[Numbers], bool]) -> list[int]:
-    """A subset that fails, of which nothing can be left out. `numbers` must fail."""
+    """Return a minimal failing subset: it passes without any one element. `numbers` must fail."""
     kept, parts = list(numbers), 2
     if kept and fails([]):
         return []

@@ -1,7 +1,7 @@
-"""Nodes on virtual time, run by a plan: a whole network of real peers, with everything that can go wrong.
+"""Nodes on virtual time, run by a plan: a whole network of real peers, with all planned faults.
 
-One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; what a daemon does
-around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves
+One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; a daemon's work
+around it (disk, network, clock, applying, judging) consists of events that take virtual time. A peer's messages leave
 through `consensus.effects.persist_effects` and `send_messages`, as in the daemon.
 """
 
@@ -61,8 +61,8 @@ from transport.network import DataReceived, PeerConnected, PeerDisconnected
 START = 1_000_000.0  # virtual seconds since the epoch
 KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
 SECOND_AUTHOR = 1  # among the honest ones
-SECOND_JOB_ROUNDS = 8  # it ends while the other one goes on
-PROPOSED = codec.encode(ProposeEnvelope.TAG)  # with what such a message begins, after one byte
+SECOND_JOB_ROUNDS = 8  # it ends while the other one continues
+PROPOSED = codec.encode(ProposeEnvelope.TAG)  # prefix of such a message after its first byte
 ITEMS_PER_TURN_MAX = 64  # as in the daemon
 PULSE_SECONDS = 0.5  # an idle network gets something to decide this often
 THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
@@ -72,33 +72,33 @@ TRAIN_SECONDS = (0.02, 0.3)
 JUDGE_SECONDS = (0.005, 0.05)
 REPLAY_SECONDS = (0.005, 0.1)
 NOTICED_AFTER_SECONDS = 0.02  # until the others see that a link broke
-# Seen in 360 histories of n = 4 and 30 of n = 7: recovered after 0.5 s in half, 1.7 s in 90 %, 10 s in 99 %, 16 s at most;
-# the slowest height after that 0.4, 1.3, 7.5 and 9.8 s; in view 0 in 82 %, in view 2 at most (while they recovered, in view 4).
-# After healing, until everybody has decided RECOVERY_HEIGHTS more: a view timer that slow disks drove to its cap of 60 s, under
-# the one leader that is down, and then one whose clock is ahead.
+# Measured in 360 histories of n = 4 and 30 of n = 7. The recovery took 0.5 s in half of them, 1.7 s in 90 %, 10 s in 99 %, and
+# 16 s at most. The slowest height after it took 0.4, 1.3, 7.5 and 9.8 s. It was decided in view 0 in 82 %, and in view 2 at most
+# (view 4 during the recovery). RECOVERY_SECONDS is the time from healing until all peers have decided RECOVERY_HEIGHTS more. It
+# allows for a view timer at its cap of 60 s after slow disks, under the one stopped leader, and then for a leader's fast clock.
 RECOVERY_SECONDS = 90.0
 RECOVERY_HEIGHTS = 3
-HEIGHT_SECONDS_MAX = 25.0  # of a height after those, with f liars still lying
-# Where a clock that is far off is one fault too many, nothing is promised but that it goes on: views grow by half until one
-# lasts as long as that clock is off, and others, at their cap, are led by a liar to their last moment.
+HEIGHT_SECONDS_MAX = 25.0  # of a height after those, while f liars still lie
+# If a wrong clock is one fault too many, only progress is promised. Views grow by half until one lasts as long as that clock is
+# wrong, and a liar may use up further views at their cap.
 BEYOND_SECONDS_MAX = RECOVERY_SECONDS
 VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECOVERY_HEIGHTS
-REST_SECONDS = 70.0  # without work: longer than any view, so that one that ends would be seen
-RESTS_MAX = 3  # one for what was under way, one for what is left behind by a clock that is far off
-RESTED = 4  # times: each time another one leads
-# On one link between honest peers in that time: nothing, or where one of them has signed something at the open height, what
-# repeats are made of: a proposal, two certificates, two timeouts, two votes and a Status, and as much in answer to a Status.
+REST_SECONDS = 70.0  # without work: longer than any view, so that the end of a view would be noticed
+RESTS_MAX = 3  # one for messages in transit, one for the effects of a wrong clock
+RESTED = 4  # times, each under another leader
+# Messages on one link between honest peers in that time. There are none, unless one peer has signed at the open height. Then a
+# repeat has a proposal, two certificates, two timeouts, two votes and a Status, and the answer to a Status has as many.
 REPEATED_MAX = int(REST_SECONDS / REPEAT_SECONDS_MAX + 1) * 16
-SETTLED_SECONDS = 0.3  # after healing, until every link has told what was said before
+SETTLED_SECONDS = 0.3  # after healing, until every link has repeated earlier messages
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
 BORDERLINE_OF_256 = 32  # updates that one re-execution accepts and another may not
-FORGOTTEN_EVERY = 16  # heights: what is known of old ones is looked through
-SAMPLED_EVERY = 25  # heights between two looks at how much memory a peer holds
+FORGOTTEN_EVERY = 16  # heights between two clean-ups of old ones
+SAMPLED_EVERY = 25  # heights between two measurements of a peer's memory
 
 
 @dataclass
 class Peer:
-    """One simulated machine: everything around a node."""
+    """One simulated machine: a node and its surroundings."""
 
     simulation: Simulation
     number: int
@@ -111,20 +111,20 @@ class Peer:
     inbox: list[NodeInput] = field(default_factory=list)
     busy: bool = False  # in a turn: between writing and sending
     waking: bool = False  # a turn begins in a moment
-    life: int = 0  # counts starts: what was scheduled for an earlier life is void
+    life: int = 0  # counts starts: events scheduled for an earlier life are void
     deadline: float | None = None
     due: float | None = None  # a deadline that has passed
     offset: float = START  # of its clock from virtual time
-    offset_max: float = START  # a block that it dated may be decided after its clock was set back
+    offset_max: float = START  # largest offset so far: a block that it dated may be decided after its clock was set back
     slowness: float = 0.0  # seconds that each item of a turn costs
     sync: float = 0.0  # more seconds that each sync takes
     doomed: Fault | None = None  # stops in the middle of its next append
-    is_late: bool = False  # has not come to the network yet
+    is_late: bool = False  # has not joined the network yet
     anchor: TrustedBlock | None = None  # of its invitation
-    is_lost: bool = False  # its disk is damaged: it stays down until somebody looks at it
-    flips: str = ""  # what the next state that it applies has wrong: "counter" or "model"
-    is_wrong: bool = False  # its applied state is not the one that was decided
-    draws: int = 0  # verdicts on borderline updates so far, over all its lives: each may be another
+    is_lost: bool = False  # its disk is damaged: it stays down
+    flips: str = ""  # wrong part of the next state that it applies: "counter" or "model"
+    is_wrong: bool = False  # its applied state differs from the decided one
+    draws: int = 0  # verdicts on borderline updates so far, over all its lives: each may differ
     applying: bool = False
     to_apply: list[DecidedBlock] = field(default_factory=list)
     judging: set[tuple[RoundKey, bytes]] = field(default_factory=set)
@@ -143,17 +143,17 @@ class Peer:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether a quorum can count on it at once: neither its blocks nor those of others wait for a clock."""
+        """True if a quorum can rely on the peer at once: no block waits because of its clock."""
         return self.is_honest and not self.is_lost and abs(self.offset - START) <= CLOCK_AHEAD_SECONDS
 
     @property
     def is_behind(self) -> bool:
-        """Its clock is, and so it prepares what f + 1 others prepared."""
+        """True if its clock is slow, so that it prepares only blocks that f + 1 others prepared."""
         return self.is_honest and not self.is_lost and self.offset - START < -CLOCK_AHEAD_SECONDS
 
     @property
     def height(self) -> int:
-        """The last applied one."""
+        """Return the last applied height."""
         applied = self.disk.applied
         return max(applied) if applied else 0
 
@@ -165,7 +165,7 @@ class Peer:
         return self.offset + self.simulation.now
 
     def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Void after a crash."""
+        """Schedule a call that is void after a crash."""
         self.simulation.after(seconds, self._if_alive, (self.life, call, arguments))
 
     def _if_alive(self, life: int, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -186,7 +186,7 @@ class Peer:
         if self.strategy is not None:
             restart = self.strategy.restart(restart)
         if self is self.simulation.lone:
-            self.rules = self.simulation.own_rules()  # what was in memory is gone
+            self.rules = self.simulation.own_rules()  # its memory is lost
         state, root = self._applied_state()
         self.node = self._new_node(LedgerApplication(self.rules, CurrentState(state), root), restart)
         self.author.auditor.started(self.node)
@@ -220,7 +220,7 @@ class Peer:
         return state, decode_block(self.disk.decided[state.height].block).state_root
 
     def stop(self) -> None:
-        """Whatever is not durable is lost."""
+        """Stop the peer, and lose all that is not durable."""
         if self.node is None:
             return
         self.life += 1
@@ -231,13 +231,13 @@ class Peer:
         self.simulation.disconnect(self)
 
     def restore(self, restored: RestoredSnapshot, links: tuple[ChainLink, ...]) -> None:
-        """Goes on from a snapshot, between two turns."""
+        """Continue from a snapshot, between two turns."""
         self.restoring = (restored, links)
         if not self.busy:
             self._take_over(restored, links)
 
     def _take_over(self, restored: RestoredSnapshot, links: tuple[ChainLink, ...]) -> None:
-        """Begins anew from the disk, as after a restart, but the links stay."""
+        """Load everything from the disk as after a restart, but keep the links."""
         self.restoring = None
         if restored.is_overtaken(self.height, self.is_wrong):
             return
@@ -282,11 +282,11 @@ class Peer:
             self.work()
 
     def work(self) -> None:
-        """As the daemon does: all that has come in is one turn, made durable once, and then sent."""
+        """Process all received items in one turn, as the daemon does: sync once, and then send."""
         node = self.node
         assert node is not None and not self.busy
         items, self.inbox = self.inbox[:ITEMS_PER_TURN_MAX], self.inbox[ITEMS_PER_TURN_MAX:]
-        now = max(self.now(), self.due or 0.0)  # no deadline expires a rounding too early
+        now = max(self.now(), self.due or 0.0)  # rounding must not make a deadline early
         self.due = None
         turn = self._turn(node, items, now)
         if turn is None:
@@ -311,7 +311,7 @@ class Peer:
             return node.step(items, now)
         try:
             return node.step(items, now)
-        except Exception:  # a liar whose lies trip up its own code has crashed
+        except Exception:  # lies may crash the liar's own code
             self.stop()
             return None
 
@@ -342,13 +342,13 @@ class Peer:
             self.strategy.turned(turn)
         if self.snapshots is not None:
             self.snapshots.look()
-        if self.restoring is not None and not self.busy:  # else after the turn that one of these has begun
+        if self.restoring is not None and not self.busy:  # otherwise after the turn that one of these began
             self._take_over(*self.restoring)
         if self.node is not None and not self.busy and (self.inbox or self.due is not None):
             self.work()
 
     def _follow(self, turn: StepEffects) -> None:
-        """What the daemon does besides: applies, drops, trains, judges."""
+        """Do the daemon's other work after a turn: apply, drop, train, judge."""
         node = self.node
         assert node is not None
         for fault in turn.faults:
@@ -397,7 +397,7 @@ class Peer:
 
     def _apply_next(self) -> None:
         if self.applying or not self.to_apply or self._differs(self.to_apply[0]):
-            return  # nothing can be built on a wrong state: it is restored, and then this begins anew
+            return  # a wrong state is restored first, and then this begins anew
         self.applying = True
         self.after(self.simulation.draw(APPLY_SECONDS) + self.slowness, self._apply, self.to_apply.pop(0))
 
@@ -492,7 +492,7 @@ class Peer:
         self.give(StepAction(lambda: node.rounds.record_replay_verdict(key, trainer, verdict, self.now())))
 
     def _finding(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> Verdict:
-        """Some updates lie at the edge of what re-execution tolerates: a second re-execution may come to another result."""
+        """Return the verdict on an update. Some updates lie at the edge of the tolerance, where two re-executions may differ."""
         if proposal.payload != audits.payload_of(*key, trainer, proposal.model_root):
             return Verdict.REPLAY
         if proposal.payload[0] >= BORDERLINE_OF_256:
@@ -504,7 +504,7 @@ class Peer:
     # Work ------------------------------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """Puts the next transaction forward, unless this peer knows that it lags behind."""
+        """Submit the next transaction, unless this peer knows that it lags behind."""
         if self.node is None or not self.simulation.has_work or self.height + 1 < self.simulation.height:
             return
         signed = self.author.next(self.node.state, self.simulation.chain_id)
@@ -513,7 +513,7 @@ class Peer:
 
 
 class Simulation:
-    """`run` it once. Raises `Violation`, or whatever a peer raises that it must not."""
+    """A simulated network; call `run` once. Raises `Violation`, or any unexpected error of a peer."""
 
     def __init__(self, plan: Plan, strategies: dict[str, type[Strategy]] = STRATEGIES) -> None:
         self.plan = plan
@@ -524,7 +524,7 @@ class Simulation:
         self.counts: dict[str, int] = {}
         self.history = hashlib.blake2b(digest_size=16)  # over every delivered byte, durable write and decision, with times
         self.lineage = Lineage()
-        self._back: list[tuple[bytes, int, int]] = []  # by the last block: job, open round, rounds in its model
+        self._back: list[tuple[bytes, int, int]] = []  # rollbacks of the last block: (job, open round, rounds in its model)
         self._strategies = strategies
         self._random = random.Random(f"history {plan.seed} {plan.n}")
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -587,21 +587,21 @@ class Simulation:
                 self.after(0.0, peer.start, ())
 
     def _choose_lone(self, plan: Plan) -> Peer:
-        """Shares what it computes with nobody, and goes on from what it read from bytes.
+        """Choose the peer that computes everything itself, from states decoded from bytes.
 
-        What is computed once for all could depend on anything, and they would still agree.
+        Shared results could depend on anything, and all peers would still agree.
         """
         damaged = {fault.nodes[0] for fault in plan.of("damage")}
         founders = [peer for peer in self.honest if peer.number < plan.n and peer.number not in damaged]
         return random.Random(f"lone {plan.seed} {plan.n}").choice(founders or self.honest)
 
     def own_rules(self) -> LedgerRules:
-        """With a memory that no other peer reads."""
+        """Return rules with a cache that no other peer reads."""
         genesis = self.rules.genesis
         return SharedRules(genesis, self.verifier) if self.plan.shares else rules_of(genesis, self.verifier)
 
     def _choose_inviter(self, plan: Plan) -> Peer:
-        """Whose invitations last: a founder that lies not, and keeps its vote and its key."""
+        """Choose a peer whose invitations last: an honest founder that keeps its vote and its key."""
         gone = {fault.nodes[0] for kind in ("leave", "rotate") for fault in plan.of(kind)}
         return next((peer for peer in self.honest if peer.number < plan.n and peer.number not in gone), self.peers[0])
 
@@ -630,7 +630,7 @@ class Simulation:
         )
 
     def _mark_twins(self) -> None:
-        """Two machines with one key tell no lies, and yet are a liar together."""
+        """Mark twins as a liar: two honest machines with one key contradict each other."""
         for numbers in self.numbers.values():
             if len(numbers) > 1:
                 for number in numbers:
@@ -639,14 +639,14 @@ class Simulation:
     # Running ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Trouble, then healing, then everybody must go on."""
+        """Run the faults, heal the network, and check that all peers make progress."""
         with self._short_cuts(), _without_garbage_collection():
             self.run_until(self.plan.heal_at)
             self.heal()
             self._recover()
             self._go_on()
             self._see_through()
-            if not self.plan.jobs:  # whose rounds would go on
+            if not self.plan.jobs:  # without jobs: their rounds would continue
                 self._rest()
         if len(self.plan.of("leave")) > 1:
             self.count("several leaves")
@@ -665,7 +665,7 @@ class Simulation:
             yield
 
     def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:
-        """Whether `finished` came true. It is asked after every event."""
+        """Run events up to `time`, and return True as soon as `finished()`, called after every event, is true."""
         queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= time:
             self.now, _, call, arguments = pop(queue)
@@ -684,19 +684,19 @@ class Simulation:
         return low + (high - low) * self._random.random()
 
     def on_new_node(self, peer: Peer, node: Node) -> None:
-        """A peer has started."""
+        """React to the start of a peer."""
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     @property
     def expected(self) -> list[Peer]:
-        """Those who must go on."""
+        """Return the peers that must make progress."""
         return [peer for peer in self.honest if not peer.is_lost]
 
     @property
     def height(self) -> int:
-        """The highest one that anybody honest has decided."""
+        """Return the highest height that an honest peer has decided."""
         return max(self.invariants.decided, default=0)
 
     def _recover(self) -> None:
@@ -724,7 +724,7 @@ class Simulation:
             raise Violation("progress", f"height {target} takes longer than {seconds:.0f} s: {self._where()}")
 
     def _is_beyond(self, height: int) -> bool:
-        """Whether more voters than are tolerated lie, are lost, or have a clock that others do not accept."""
+        """Return True if more than f voters lie, are lost, or have an unacceptable clock."""
         voters = self.invariants.sets[height]
         f, there = faults_tolerated(len(voters)), [peer for peer in self.peers if peer.key in voters]
         right = [peer for peer in there if peer.is_in_time]
@@ -732,20 +732,20 @@ class Simulation:
         return len(there) - len(right) > f
 
     def _has_all(self) -> bool:
-        """Whether all that must come about has. Beyond what is tolerated only that blocks are decided is promised."""
+        """Return True if all demands are met. Beyond f faulty voters only decided blocks are demanded."""
         if self._is_beyond(self.height + 1):
             self.progress.begin(self.now, self.height)
             return True
         return self.progress.check(self.now, self._running())
 
     def _running(self) -> set[bytes]:
-        """Honest peers that are up, with a clock that others accept, and all that they need to vote."""
+        """Return honest running peers with an accepted clock and everything that a vote needs."""
         return {peer.key for peer in self.peers if peer.is_in_time and peer.node is not None and not peer.is_wrong}
 
     def _see_through(self) -> None:
-        """Until everything that must come about has come about once; each demand has its own bound.
+        """Run until every demand is met once; each has its own bound.
 
-        With few blocks: they cost time here, and what is still missing waits for seconds rather than for heights.
+        Few blocks are decided meanwhile: they cost time here, and the open demands wait for seconds rather than for heights.
         """
         for peer in self.peers:
             peer.author.work = 0.0
@@ -753,7 +753,7 @@ class Simulation:
             self._decide_one_more(min(peer.height for peer in self.expected) + 1)
 
     def _rest(self) -> None:
-        """With nothing to decide no view is given up, nobody talks, and what comes then is decided as ever. In no history."""
+        """Check an idle network: no view is given up, no peer talks, and later work is decided. The history excludes this."""
         history = self.history.copy()
         for _ in range(RESTED):
             self.has_work = False
@@ -774,9 +774,9 @@ class Simulation:
         raise Violation("idle", f"{seconds}, and peers go on, with {most} messages on a link: {self._where()}")
 
     def _overhear(self) -> Counter[tuple[int, int]]:
-        """How many messages of nodes pass from one honest peer to another, by link, from now on until the filter is taken away.
+        """Count, by link, the messages between honest nodes until the filter is removed.
 
-        Not those about snapshots: a liar that claims a height has them looked for, in their own time.
+        Messages about snapshots are excluded: a liar that claims a height makes peers search for one at any time.
         """
         said, expected = Counter[tuple[int, int]](), {peer.number for peer in self.expected}
 
@@ -806,7 +806,7 @@ class Simulation:
         return "; ".join(one(peer) for peer in self.peers)
 
     def _pulse(self) -> None:
-        """There is always something to decide: otherwise nothing would show that the network lives."""
+        """Keep something to decide: an idle network would show no progress."""
         alive = [peer for peer in self.honest if peer.node is not None and not peer.is_late]
         if self.has_work and alive:
             peer = self._random.choice(alive)
@@ -866,7 +866,7 @@ class Simulation:
             self.progress.on_rolled_back(*back, self.now)
 
     def _waits(self, signed: Signed) -> bool:
-        """Whether a transaction still could be decided."""
+        """Return True if a transaction could still be decided."""
         try:
             self._reference.apply_transaction(self.decided_state, signed)
         except (Refused, RemoteProtocolError):
@@ -874,7 +874,7 @@ class Simulation:
         return True
 
     def note_submitted(self, peer: Peer, signed: Signed) -> None:
-        """Counted once everybody hears everything: what waits is decided soon, whoever leads."""
+        """Note a transaction on a healed network, where any leader must include it soon."""
         if self.healed is not None and self.now > self.healed + SETTLED_SECONDS and peer.is_honest:
             self.invariants.on_submitted(signed, self.height)
 
@@ -936,7 +936,7 @@ class Simulation:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def send(self, peer: Peer, to: tuple[bytes, ...] | None, message: Any) -> None:
-        """Queues one message of a turn. `to` None: every link."""
+        """Queue one message of a turn. `to` None: every link."""
         if peer.strategy is not None:
             self._send_lies(peer, to, message)
             return
@@ -963,7 +963,7 @@ class Simulation:
             self.network.transmit(peer.number, number, messages)
 
     def send_aside(self, peer: Peer, to: bytes, message: Any) -> None:
-        """What belongs to no turn: nothing in it needs to be durable."""
+        """Send a message outside turns. It depends on nothing durable."""
         outbox, self._outbox = self._outbox, {}
         self.send(peer, (to,), message)
         self.flush(peer)
@@ -1008,7 +1008,7 @@ class Simulation:
         receiver.wake()
 
     def payload_seconds(self, trainer: bytes, receiver: Peer) -> float | None:
-        """None: the payload never comes."""
+        """Return the seconds until the receiver has the trainer's payload, or None if it never arrives."""
         for number in self.numbers.get(trainer, ()):
             strategy = self.peers[number].strategy
             if strategy is not None:
@@ -1016,7 +1016,7 @@ class Simulation:
         return 0.0
 
     def reveal_seconds(self, trainer: bytes, receiver: Peer) -> float | None:
-        """None: what re-execution needs beside the payload never comes."""
+        """Return the seconds until the receiver has the other data for re-execution, or None if it never arrives."""
         for number in self.numbers.get(trainer, ()):
             strategy = self.peers[number].strategy
             if strategy is not None:
@@ -1063,7 +1063,7 @@ class Simulation:
                 self._unlink(peer, other)
 
     def drop(self, peer: Peer, key: bytes, error: Any) -> None:
-        """A daemon closes the connection, and opens another one later."""
+        """Close a connection, as a daemon does, and open another one later."""
         self.count(f"dropped {error.reason}")
         if peer.is_honest:
             self.invariants.on_dropped(peer.key, key, error)
@@ -1122,7 +1122,7 @@ class Simulation:
             self._between(fault, lambda: self.network.block(pairs, 1), lambda: self.network.block(pairs, -1))
 
     def _fault_flap(self, fault: Fault) -> None:
-        """Apart and together again, every `amount` seconds."""
+        """Split and rejoin the network every `amount` seconds."""
         pairs = self._across(fault)
         begin, at = True, fault.at
         while at < fault.until or not begin:
@@ -1165,7 +1165,7 @@ class Simulation:
         self._between(fault, lambda: set_to(fault.amount), lambda: set_to(0.0))
 
     def _fault_crash(self, fault: Fault) -> None:
-        """In the middle of the peer's next append; if none comes, at the end of the fault."""
+        """Crash in the middle of the peer's next append, or at the end of the fault if there is none."""
         peer = self.peers[fault.nodes[0]]
 
         def doom() -> None:
@@ -1197,7 +1197,7 @@ class Simulation:
         self.peers[fault.nodes[0]].set_clock(fault.amount)
 
     def _fault_clock(self, fault: Fault) -> None:
-        """A peer stops, and its clock is another when it starts."""
+        """Stop a peer, and start it with a changed clock."""
         peer = self.peers[fault.nodes[0]]
 
         def start() -> None:
@@ -1209,7 +1209,7 @@ class Simulation:
         self._between(fault, peer.stop, start)
 
     def _fault_stop(self, fault: Fault) -> None:
-        """The job ends in the middle of a round, and its author begins another one."""
+        """End the job in the middle of a round. Its author begins another one."""
 
         def stop() -> None:
             running = self.decided_state.jobs.running()
@@ -1223,7 +1223,7 @@ class Simulation:
         self._between(fault, stop, lambda: None)
 
     def _fault_back(self, fault: Fault) -> None:
-        """Voters ask that a job goes back to its oldest anchor: a quorum of them, or one too few."""
+        """Let a quorum of voters, or one voter too few, request a rollback of a job to its oldest anchor."""
 
         def ask() -> None:
             state = self.decided_state
@@ -1251,7 +1251,7 @@ class Simulation:
         self._between(fault, lambda: images.append(peer.disk.image()), restore)
 
     def _fault_damage(self, fault: Fault) -> None:
-        """A byte in the middle of what was durable changes: the peer notices at its next start, and stays down."""
+        """Change a byte in the middle of the durable log: the peer notices it at its next start, and stays down."""
         peer = self.peers[fault.nodes[0]]
 
         def damage() -> None:
@@ -1264,7 +1264,7 @@ class Simulation:
         self._between(fault, damage, lambda: None)
 
     def _fault_wrong_state(self, fault: Fault) -> None:
-        """A bit of what a peer computed flips: it must say nothing more, restore the certified state and take part again."""
+        """Flip a bit of a peer's result: it must fall silent, restore the certified state and take part again."""
         peer = self.peers[fault.nodes[0]]
 
         def flip() -> None:
@@ -1287,7 +1287,7 @@ class Simulation:
         self._between(fault, lambda: peer.author.wishes.append(workload.leave()), lambda: None)
 
     def _fault_retire(self, fault: Fault) -> None:
-        """All others say that a peer is gone. Where it is not, or comes back, it stands again."""
+        """Let all others vote to retire a peer. If it still runs, or returns, it applies again."""
         subject = self.peers[fault.nodes[0]]
 
         def wish() -> None:
@@ -1299,7 +1299,7 @@ class Simulation:
         self._between(fault, wish, lambda: None)
 
     def _fault_rotate(self, fault: Fault) -> None:
-        """The same person goes on with another key, on another machine."""
+        """Continue a member with another key, on another machine."""
         old, new = (self.peers[number] for number in fault.nodes)
         self.invariants.may_go.add(old.key)
         if not old.is_honest:
@@ -1316,7 +1316,7 @@ class Simulation:
     # Healing ---------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Everybody runs, links are made anew (the plan may keep those that lost nothing), and messages arrive. Liars go on."""
+        """Start all peers and renew all links (the plan may keep those without losses). Messages arrive, and liars still lie."""
         self.healed = self.now
         for peer in self.honest:
             self.sample(peer)
@@ -1343,7 +1343,7 @@ _histories = itertools.count(1)
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Nothing here is freed before the history ends, so looking for it only costs time."""
+    """Disable garbage collection: it frees nothing before the history ends."""
     if next(_histories) % COLLECTED_EVERY == 0:
         gc.collect()
     gc.disable()

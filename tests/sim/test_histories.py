@@ -1,4 +1,4 @@
-"""Whole histories: that they hold, that they are the same each time, and that they would notice if something did not hold."""
+"""Whole histories: they hold, are reproducible, and notice violations."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ SHORT = 12  # blocks
 FIRST_LIARS = tuple(name for name in HONEST_MAJORITY if name not in ("far-timeouts", "forged-names"))  # of those seeds
 
 
-# The last ones failed once: a view at its cap behind a dead leader; a wrong model in a round that was given to others; a commit
-# and a timeout that a crash left unsent; a clock behind beside a liar (two seeds); a ballot that one voter and one observer, whom
-# nobody asks, had heard; one that all who had heard it forgot together before they were asked.
-# Seed 17134 had clocks an hour ahead among three voters, who bear nothing, one of them sick; `tests.sim.plan` sets them right.
+# The later seeds failed once, for these reasons:
+# - a view at its cap behind a dead leader;
+# - a wrong model in a round that was given to others;
+# - a commit and a timeout that a crash left unsent;
+# - a slow clock beside a liar (two seeds);
+# - a ballot known only to one voter and one observer, and observers are not asked;
+# - a ballot that all its receivers forgot together before they were asked.
+# Seed 17134 had clocks an hour ahead among three voters, one of them sick. Three voters tolerate no fault, so `tests.sim.plan`
+# sets the clocks right.
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1301, 806, 593, 330, 2939, 12527, 14235, 17134])
 def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(Simulation(first_draws(seed, 4, FIRST_LIARS))).problem == ""
 
 
-# In 179 a voter leaves, and stands again. In 1177 all come back in the middle of a round, and the disk of a trainer whose
-# proposal they accept is lost. In 771073 a voter changes its key in a round and proposes with both keys.
+# In 179 a voter leaves, and applies again. In 1177 all return in the middle of a round, and lose the disk of a trainer whose
+# proposal they accept. In 771073 a voter changes its key in a round and proposes with both keys.
 # In 6000358 a voter leaves, is retired as a candidate, and votes again when one more voter wants it retired.
 # In 6023480 a voter is retired, casts its last ballot late, and votes again fourteen rounds after it.
 # In 2715 a voter is retired and approved anew in the last block in which its approvals are enough: one more voter comes.
@@ -41,7 +46,7 @@ def test_networks_with_all_that_is_drawn_agree_and_go_on(seed: int) -> None:
 
 
 def test_voters_that_come_back_in_the_middle_of_a_round_cut_it_off_by_what_they_measure_in_it() -> None:
-    """Two of three came back, and f + 1 cut-offs are needed: were their guess of 10 s a proposal to last, it took two minutes."""
+    """Two of three return, and f + 1 cut-offs are needed. With their first guess of 10 s a proposal it would take two minutes."""
     assert campaign.run_one(campaign.keeping(campaign.prepare("seeds", 765, 4), range(1, 15))).problem == ""
 
 
@@ -52,7 +57,7 @@ def test_a_network_of_seven_with_two_liars_agrees_and_goes_on() -> None:
 
 @pytest.mark.real("processes")
 def test_the_same_seed_gives_the_same_history_whatever_the_order_of_sets() -> None:
-    """Of strings it is another one in each process."""
+    """The order of a set of strings differs in each process."""
     program = "from tests.sim import campaign; print(campaign.run_one(campaign.prepare('seeds', 5, 4)).history)"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     done = subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, check=True)
@@ -126,7 +131,7 @@ def test_twins_contradict_each_other_at_once_or_at_a_later_height() -> None:
 
 
 def test_too_many_twins_are_noticed() -> None:
-    """The scenarios can fail: with more keys on two machines than liars are tolerated, somebody decides another block."""
+    """Scenarios can fail: with more twins than tolerated liars, an honest peer decides another block."""
 
     def rule(seed: int) -> str | None:
         return campaign.run_one(twins.simulation(twins.expand(seed, 4, twins=2))).rule
@@ -143,7 +148,7 @@ def test_split_networks_do_not_fork_and_heal_within_three_heights(seed: int) -> 
 
 
 def sick(kind: str, detail: str = "") -> Simulation:
-    """Something happens to peer 2 two virtual seconds after the start, and nothing to the others."""
+    """Return a plan in which peer 2 alone has a fault, two virtual seconds after the start."""
     simulation = Simulation(calm(3, faults=(Fault(0, kind, 2.0, 2.5, (2,), 0.5, detail),), heal_at=3.0))
     simulation.run()
     return simulation

@@ -1,4 +1,4 @@
-"""Planted bugs: each can be planted, and goes. `python -m tests.sim.mutants` hunts them, with `--quick` as `.ci/run` does."""
+"""Planted bugs: each can be planted and removed. `python -m tests.sim.mutants` hunts them, with `--quick` as `.ci/run` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator's own parts: its disk tears as disks do, its plans are explicit, its shrinker finds what matters."""
+"""The simulator's own parts: its disk tears like a real one, its plans are explicit, its shrinker finds the necessary faults."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_a_silent_peer_is_suspected_in_time_and_nobody_else(links: str) -> None:
 
 @pytest.mark.virtual
 def test_with_three_pings_alone_lost_ones_look_like_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted bug: no more pings where an answer is overdue, and no history."""
+    """Plant: no further pings after an overdue answer, and no history."""
     monkeypatch.setattr(failure_detector.LinkFailureDetector, "next_ping_at", lambda silence, now, due: due)
     monkeypatch.setattr(failure_detector, "SILENCES_MIN", failure_detector.SILENCES_KEPT + 1)
     assert heartbeats.one(0, 3, LINKS["worse"], seconds=300.0).falsely > 0

@@ -1,4 +1,4 @@
-"""Liars: each is tolerated, no honest peer is ever thrown out, and whoever leaves proof is expelled."""
+"""Liars: each is tolerated, no honest peer is ever expelled, and a liar that leaves proof is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRIED = 12  # seeds in which a liar may happen not to lie
 
 
 def lied_to(name: str, seed: int) -> Simulation:
-    """The trouble of an ordinary seed, and one liar."""
+    """Return the faults of an ordinary seed, with one liar."""
     plan = expand(seed)
     return Simulation(replace(plan, faults=(*plan.faults, replace(calm(liars=(name,)).faults[0], number=99)), blocks=SHORT))
 
@@ -75,7 +75,7 @@ def test_two_liars_of_seven_are_tolerated_together() -> None:
 
 SAMPLED_SEED = 1  # its job is one with sampled audits
 BLOCKS = 70
-ONE_AND_TWO = [(4, 1), pytest.param(7, 2, marks=pytest.mark.large)]  # where each of two lies as it would alone
+ONE_AND_TWO = [(4, 1), pytest.param(7, 2, marks=pytest.mark.large)]  # cases in which each of two liars acts as if alone
 
 
 def run(
@@ -87,7 +87,7 @@ def run(
     slowness: float = 0.0,
     seed: int = SAMPLED_SEED,
 ) -> tuple[Simulation, list[MemberAuditRecord], list[MemberAuditRecord]]:
-    """Standings of the liars and of the others; the invariants have looked after every block."""
+    """Return the standings of the liars and of the others. Invariants are checked after every block."""
     simulation = Simulation(calm(seed, n, ("but for audits",) * liars, blocks=blocks), {"but for audits": Strategy})
     keys = tuple(peer.key for peer in simulation.peers if not peer.is_honest)
     for peer in simulation.peers:
@@ -101,7 +101,7 @@ def run(
     return simulation, [standings[key] for key in keys], [standing for key, standing in standings.items() if key not in keys]
 
 
-# In seventy blocks of seed 1 one of the two liars is too seldom drawn.
+# In seventy blocks of seed 1 one of the two liars is drawn too rarely.
 @pytest.mark.parametrize(
     ("lies", "n", "liars", "seed"), [(Cheats, 4, 1, SAMPLED_SEED), pytest.param(Colludes, 7, 2, 4, marks=pytest.mark.large)]
 )

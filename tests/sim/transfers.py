@@ -1,7 +1,7 @@
 """Snapshots around a simulated node, as `peer.runtime.state_sync` has them around a real one: serving them, and fetching
 one.
 
-The real shelf, queue and transfer; only the model is a hash, whose one part is the root itself.
+The shelf, queue and transfer are the real ones. Only the model is a hash, whose single part is the root itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHORTEST_WAIT_SECONDS = 0.001
 
 
 class Incoming:
-    """A model on its way."""
+    """A model in transfer."""
 
     parts = 1
 
@@ -58,7 +58,7 @@ class Incoming:
 
 
 class HashedModels:
-    """Implements `ledger.snapshots.snapshot_server.ModelStore`."""
+    """An implementation of `ledger.snapshots.snapshot_server.ModelStore`."""
 
     def __init__(self) -> None:
         self.held: dict[ModelKey, bytes] = {}
@@ -87,7 +87,7 @@ class HashedModels:
 
 
 class Snapshots:
-    """One peer's; made anew at each start."""
+    """Snapshots of one peer; created at each start."""
 
     def __init__(self, peer: Peer, state: LedgerState) -> None:
         self._peer = peer
@@ -155,7 +155,7 @@ class Snapshots:
     # Fetching --------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Whether a snapshot is needed now."""
+        """Start a transfer if a snapshot is needed now."""
         node, now = self._peer.node, self._peer.now()
         if node is None or self._transfer is not None or now < self._not_before:
             return
@@ -171,7 +171,7 @@ class Snapshots:
         return basis, decided + SNAPSHOT_HEIGHTS + 1
 
     def _after_divergence(self, node: Node) -> tuple[TrustBasis, int]:
-        """Of a state that is wrong nothing is trusted; but the decided blocks are."""
+        """Return the trust basis after a divergence: the decided blocks are trusted, and the wrong state is not."""
         basis = make_trust_basis(node.rules, None, self._peer.disk.decided[self._peer.disk.last], self._peer.anchor)
         return basis, max(SNAPSHOT_HEIGHT_MIN, node.state.height)
 

@@ -1,7 +1,7 @@
 """Twins (Bano et al. 2021, "Twins: BFT systems made robust"): two machines with one key, each running the honest code.
 
-Whatever a liar could say by running the protocol twice, they say. Who hears whom is drawn for each view: the peers are split in
-two, the twins mostly on different sides, so that each side may get another half of the truth. Any of them may crash meanwhile.
+The twins send every message that a liar could send by running the protocol twice. For each view the peers are split in two
+halves that hear only each other, mostly with one twin in each. Any peer may crash meanwhile.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.sim import keys
 from tests.sim.plan import Fault, Plan, faults_tolerated
 from tests.sim.simulation import Peer, Simulation
 
-HEIGHTS = 16  # that are split at all; the twins are found out sooner or later
-LATER_HEIGHTS = (6, 9, 12)  # at which the second machine may begin to speak: until then nothing contradicts the first one
+HEIGHTS = 16  # heights with splits; the twins are detected sooner or later
+LATER_HEIGHTS = (6, 9, 12)  # at which the second machine may begin to send; until then nothing contradicts the first one
 VIEWS = 4
 SPLIT_PROBABILITY = 0.7
 HEAL_SECONDS = 25.0
@@ -75,14 +75,14 @@ def _side(source: random.Random, n: int, twins: int) -> tuple[int, ...]:
 
 
 class Careless(RollbackCheck):
-    """Never takes a signature of its own key for another machine's, nor for one that it forgot."""
+    """A check that takes every signature of its own key for one that this machine made and remembers."""
 
     def record_forgotten_statement(self, height: int) -> bool:
         return False
 
 
 class Twins(Simulation):
-    """Peers n … have the keys of peers 0 …; none of either counts as honest."""
+    """A simulation in which peers n … have the keys of peers 0 …; both of each pair count as liars."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -91,7 +91,7 @@ class Twins(Simulation):
         self.network.filter = self._may_pass
 
     def on_new_node(self, peer: Peer, node: Node) -> None:
-        """Honest machines would stop as soon as they hear of each other: these two go on, so that they stay worth tolerating."""
+        """Let both twins continue: honest machines would stop as soon as they noticed each other."""
         if peer.number < self.plan.joiners or peer.number >= self.plan.n:
             node.replica._check = Careless(no_votes_below=node.replica.no_votes_below)
 
@@ -108,7 +108,7 @@ class Twins(Simulation):
         return side is None or (sender in side) == (receiver in side)
 
     def _when(self, sender: int, message: Any) -> tuple[int, int]:
-        """Height and view that a message belongs to; those of its sender if it names none."""
+        """Return the height and view of a message, or those of its sender if it names none."""
         match message:
             case ProposeEnvelope():
                 statement = codec.unpack(message.propose.body, 1 << 20)

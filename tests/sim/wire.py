@@ -1,7 +1,7 @@
-"""Decoding once what many peers receive: the same bytes give the same frozen value.
+"""A cache of decoded messages: equal bytes give the same frozen value.
 
-Everything crosses the simulated wire as bytes. With n peers each message would be decoded n times, and its certificates again and
-again; a share of the seeds runs without this cache and must behave alike.
+Everything crosses the simulated wire as bytes. With n peers each message would be decoded n times, and its certificates more
+often. A share of the seeds runs without this cache and must behave alike.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Decoded:
 
 @contextlib.contextmanager
 def decoding_once() -> Iterator[None]:
-    """Inside, `codec.decode` and `codec.decode_message` remember. Refusals are not remembered: they raise each time anew."""
+    """Cache the results of `codec.decode` and `codec.decode_message` inside the block. Errors are not cached."""
     messages, values = Decoded(), Decoded()
 
     def decode_message(data: bytes, kinds: tuple[type, ...], size_max: int = codec.MESSAGE_BYTES_MAX) -> Any:

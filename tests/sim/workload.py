@@ -1,4 +1,4 @@
-"""What the simulated people want decided: numbers to add, jobs, membership. One undecided transaction of each peer at a time."""
+"""Transactions of the simulated people: numbers to add, jobs, membership. Each peer has one undecided transaction at a time."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ from tests.sim.ledgers import AUDITS, Add
 if TYPE_CHECKING:
     from tests.sim.simulation import Peer
 
-LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
+LIFETIME_HEIGHTS = 30  # of a transaction; a lost one is made anew
 UNTIL_MS = 2**53 - 1
-REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a history
+REVOKED_FOR_MS = 5_000  # so that some revocations expire within a history
 RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
 CURATED_SHARE = 0.6  # of the moments at which a peer could put something forward
 OPENED_SHARE = 0.3  # of the moments at which losses could be opened: otherwise reports would wait for all of them
-VOLUNTEERED_SHARE = 0.3  # of what it may volunteer for, each time: who is refused does other things as well
+VOLUNTEERED_SHARE = 0.3  # of the chances to volunteer; a refused peer does other work as well
 
 
 @dataclass
 class Fetching:
-    """What one peer fetches for audits. A trainer's uplink carries one audit at a time for each of the others."""
+    """Audit data that one peer fetches. A trainer's uplink carries one audit at a time for each other peer."""
 
     since: float = 0.0  # seconds
-    turns: list[AuditDuty] = field(default_factory=list)  # what it fetches since then
-    asked: dict[Any, float] = field(default_factory=dict)  # for how long, by proposal; jobs share a trainer's uplink
-    shared: dict[Any, float] = field(default_factory=dict)  # of that the part that the others of that trainer left
+    turns: list[AuditDuty] = field(default_factory=list)  # audits being fetched since then
+    asked: dict[Any, float] = field(default_factory=dict)  # seconds by proposal, divided among the trainer's jobs
+    shared: dict[Any, float] = field(default_factory=dict)  # seconds by proposal, divided among all audits of that trainer
 
     def go_on(self, now: float, turns: list[AuditDuty]) -> None:
         sharing = Counter(due.trainer for due in self.turns)
@@ -87,7 +87,7 @@ class Fetching:
 
 @dataclass
 class Author:
-    """What one peer puts forward, as its operator and `peer.runtime.membership.membership` would."""
+    """Transactions of one peer, as its operator and `peer.runtime.membership.membership` would submit them."""
 
     signer: Signer
     random: random.Random
@@ -95,7 +95,7 @@ class Author:
     invitation: AdmitMember | None = None  # of a peer that is no founder
     wishes: deque[tuple[str, Any]] = field(default_factory=deque)
     auditor: Auditor = field(default_factory=Auditor)
-    slowness: float = 0.0  # of its link: which part of the least link's time it takes to show a proposal
+    slowness: float = 0.0  # of its link: share of the slowest link's time that it takes to show a proposal
     trainers: Callable[[bytes], Author | None] = lambda key: None  # by key
     now: Callable[[], float] = lambda: 0.0  # seconds
     fetching: Fetching = field(default_factory=lambda: Fetching())
@@ -105,10 +105,10 @@ class Author:
     formers: dict[bytes, Signer] = field(default_factory=dict)  # keys that it had before
     outstanding: Signed | None = None
     submitted: int = 0
-    returns: bool = False  # founder or not, it asks for vote and roles when it has none
+    returns: bool = False  # it applies for vote and roles when it has none, even as a founder
 
     def next(self, state: LedgerState, chain_id: bytes) -> Signed | None:
-        """The one transaction to put on the log now; None: nothing, or the last one may still be decided."""
+        """Return the next transaction, or None if there is nothing to submit or the last one may still be decided."""
         member = state.members.members.get(self.signer.public)
         nonce = member.nonce if member else 0
         if self.outstanding is not None:
@@ -148,7 +148,7 @@ class Author:
         is_judge = bool(due_now) and due_now[0].is_dispute
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
             job, number, trainer = openings[0].job, openings[0].round, openings[0].trainer
-            kept = AuditSecrets(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
+            kept = AuditSecrets(self.formers.get(trainer, self.signer), chain_id)  # with its key at that time, as in its file
             return LOSS_OPENING_KIND, kept.make_opening(job, number, self.auditor.own_loss(job, number, trainer))
         for due in due_now:
             finding = self._found(due, state)
@@ -174,10 +174,10 @@ class Author:
         return None
 
     def _found(self, due: AuditDuty, state: LedgerState) -> ReplayFinding | None:
-        """Once it has come, or the least link would have brought it."""
+        """Return the finding, once the proposal has arrived or the slowest link would have delivered it."""
         asked, shared = self.fetching.of(due)
         reexecutors = len(state.audits.jobs[due.job].rounds[due.round].reexecutors)
-        # seconds that the least link takes
+        # seconds that the slowest link takes
         least = (AUDITS.response_ms + AUDITS.serving_ms_per_reexecutor * (reexecutors - 1)) / 1_000
         trainer = self.trainers(due.trainer)
         shown = trainer is None or shared >= max(trainer.slowness, trainer.auditor.shows(due, self.signer.public)) * least
@@ -185,7 +185,7 @@ class Author:
         return self.auditor.says(due, shown, is_late)
 
     def restarted(self) -> None:
-        """The pool was in memory: what was waiting there is put forward again."""
+        """Submit waiting transactions again: the pool was in memory."""
         self.outstanding = None
         self.fetching = Fetching(self.now())
 
@@ -201,7 +201,7 @@ def _revocation(chain_id: bytes, voter: Signer, name: str, now_ms: int) -> Revok
 
 
 def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, StartJob]:
-    """`alone`: only its author trains."""
+    """Start a job. `alone`: only its author trains."""
     return "job/start", StartJob(f"{kind}:{rounds}{':alone' * alone}".encode())
 
 
@@ -230,7 +230,7 @@ def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, RotateK
 
 
 def submit(peer: Peer, signed: Signed) -> None:
-    """As `peer.runtime.transaction_submitter` does it: only what would be accepted now."""
+    """Submit a transaction only if it would be accepted now, as `peer.runtime.transaction_submitter` does."""
     node = peer.node
     assert node is not None
 

@@ -57,7 +57,7 @@ def tensors(tied: bool = False, seed: int = 0) -> dict[str, Float32Array]:
 
 
 def written(folder: Path, values: dict[str, Any] | None = None, sums: bool = False, **config: Any) -> Path:
-    """A folder with these tensors, or drawn ones; `sums` adds their SHA-256."""
+    """Write a folder with these tensors, or drawn ones. `sums` adds their SHA-256."""
     folder.mkdir(parents=True, exist_ok=True)
     tied = config.get("tie_word_embeddings", False)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))

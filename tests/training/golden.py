@@ -4,13 +4,13 @@
     --matrix  compares them in a process for every choice that numpy, OpenBLAS, torch and the C library leave (a minute or two)
     --write   writes `golden.json` anew, if the whole matrix agrees
 
-When is writing them anew right? After a change that is *meant* to change these bits: another format of payloads, another
-initialisation, another rule or rounding; the change says so, and its decision record why. Never to make a test pass: a hash that
-differs in one environment only is a computation that honest peers disagree about, and a hash that changed where nobody
-meant to change it is a fork between peers of two versions.
+Write new hashes only after a change that is *meant* to change these bits: another format of payloads, another initialization,
+another rule or rounding. The change states this, and its decision record gives the reason. Never write them to make a test pass.
+Honest peers disagree about a hash that differs in one environment only, and an unintended change of a hash is a fork between
+peers of two versions.
 
 All inputs are made of integers of a SHA-256 stream. `--torch DEVICE` computes a part of them with torch as well, on that device
-(`cpu`, `cuda`): they are to be the same ones, since each operation is one that IEEE 754 rounds correctly.
+(`cpu`, `cuda`): they must be equal, since IEEE 754 rounds each of these operations correctly.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from training.replicated.tensor_layout import Float32Array, initial_parameters, 
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
-ROUNDS = 4  # from the second on, error feedback, momentum and the median norm take part
+ROUNDS = 4  # from the second one on, error feedback, momentum and the median norm have an effect
 SPECS = {
     "small": SMALL,
     "odd": ODD,
@@ -81,7 +81,7 @@ Named = Iterator[tuple[str, bytes]]
 
 
 def everything() -> dict[str, str]:
-    """Name -> SHA-256, in the order they are computed in."""
+    """Return SHA-256 digests by name, in the order of computation."""
     parts = (streams, initialisation, sampling, schedules, payloads, feedback_steps, estimated, aggregates, outer_steps, models)
     return {name: hashlib.sha256(data).hexdigest() for part in parts for name, data in part()}
 
@@ -142,7 +142,7 @@ def feedback_steps() -> Named:
 
 
 def estimated() -> Named:
-    """Estimates after a few payloads, each of which says a part of another vector."""
+    """Return estimates after a few payloads, each of which encodes a part of another vector."""
     for bits in BITS:
         estimate = None
         for number in range(ROUNDS):
@@ -162,7 +162,7 @@ def aggregates() -> Named:
 
 
 def _update(number: int, bits: int) -> codec.QuantizedUpdate:
-    """Of different lengths, so that some are clipped and the grid is not that of any one."""
+    """Return an update whose norm depends on `number`, so that some are clipped and no single one sets the grid."""
     return update(buffer(RAGGED, "aggregate", number, deviation=0.01 * (1 + number % 5) ** 2), RAGGED, number, bits)
 
 
@@ -180,7 +180,7 @@ def outer_steps() -> Named:
 
 
 def by_torch(device: str) -> dict[str, str]:
-    """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
+    """Compute some digests with torch on a device: loaded parameters, sequences that are read, one outer optimizer."""
     import torch
 
     from training.engines.pytorch.implementations import window_batch
@@ -220,7 +220,7 @@ def _scratch() -> JobSpec:
 
 
 def _model(name: str, spec: JobSpec) -> Named:
-    """The model root after several rounds of five trainers, and the vectors' own: the root also covers the specification."""
+    """Return hashes of the root, which covers the specification, and of the vectors after several rounds of five trainers."""
     model = ReplicatedModel.initial(JOB, spec)
     sent: dict[bytes, tuple[codec.QuantizedUpdate | None, bytes | None]] = {}
     for number in range(ROUNDS):
@@ -285,7 +285,7 @@ def write(hashes: dict[str, str]) -> int:
 
 
 def compare_matrix(wanted: dict[str, str]) -> int:
-    """How many environments give other hashes; says which, and what each computed with."""
+    """Return the number of environments with other hashes. Prints these, and the settings of each."""
     failed = 0
     for environment in dispatch.matrix():
         try:

@@ -51,7 +51,7 @@ def test_an_export_leaves_nothing_else_behind(exported: Path) -> None:
 
 @pytest.mark.real("processes")
 def test_one_model_has_one_file(exported: Path, tmp_path: Path) -> None:
-    """In every process: whoever replays a run compares bytes. The library writes metadata entries in random order."""
+    """Every process writes the same bytes, because a replay compares them. The library's metadata order is random."""
     program = (
         "import sys; from pathlib import Path; from tests.training.test_checkpoint import *; "
         "checkpoint.write_checkpoint(Path(sys.argv[1]), SPEC, initial_parameters(SPEC), ORIGIN)"

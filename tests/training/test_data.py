@@ -53,7 +53,7 @@ class Blobs:
         self.held[hashlib.sha256(blob).digest()] = blob
 
 
-# From people's files to bytes
+# From users' files to bytes
 
 
 def refused(why: str, path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_text_comes_back_whole_whatever_the_pieces_it_arrived_in(
 ) -> None:
     whole = b"".join(pieces)
     shards = [whole[start : start + 16] for start in range(0, len(whole), 16)]
-    assume(len(set(shards)) == len(shards))  # no manifest may name one twice
+    assume(len(set(shards)) == len(shards))  # a manifest must not name a shard twice
     path = tmp_path_factory.mktemp("assembled") / "text"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "DATA_SHARD_BYTES", 16)
@@ -200,7 +200,7 @@ def test_a_manifest_whose_shards_do_not_fit_its_size_is_refused() -> None:
 
 
 def test_no_shard_may_be_named_twice() -> None:
-    """One shard that is fetched once would fill the disk of every trainer."""
+    """A shard named many times is fetched once, and would fill the disk of every trainer."""
     twice = DataManifest(2 * DATA_SHARD_BYTES, bytes(32), (bytes(32),) * 2)
     with pytest.raises(RemoteProtocolError, match="named twice"):
         DataManifest.decode(twice.encode())
@@ -255,7 +255,7 @@ def test_tokens_of_a_bpe_are_made_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_package_that_cuts_the_text_otherwise_is_told_and_another_one_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Honest work on other tokens would be a false step for every auditor."""
+    """For every auditor, honest work on other tokens would be a false step."""
     text = default_text()[:30_000]
     bpe, spec = bpe_of(text), replace(SPEC, model=ModelSpec(vocabulary=400))
     (tmp_path / "author").mkdir()
@@ -288,7 +288,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         open_tokens(spec, write(tmp_path / "a", b"x" * 5_000), tokenizer.ByteTokenizer())
 
 
-# Which sequences are trained on
+# Choice of training sequences
 
 
 def offsets(**changed: object) -> list[int]:

@@ -1,4 +1,4 @@
-"""Jobs in which somebody may lie start where they were measured to hold, and nowhere else."""
+"""Jobs that tolerate liars start only with settings that were measured to hold."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
 
 def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safe_settings, "SAFE_WITHOUT_AUDITS", (SafeNetwork(7, 2, 0.5),))
-    one = replace(OFF, **ESTIMATES, objective="scratch")  # of text nothing held
+    one = replace(OFF, **ESTIMATES, objective="scratch")  # no setting held for text
     two = replace(one, byzantine_max=2)
     assert unsafe_reason(one, 7) is unsafe_reason(two, 7) is unsafe_reason(two, 8) is None
     for spec, trainers in ((two, 6), (replace(one, byzantine_max=3), 10)):

@@ -1,7 +1,7 @@
-"""The same bits whatever the libraries find in the processor, and however many threads they use.
+"""Equal bits with all instruction sets of the processor and all numbers of threads.
 
-A hash that differs from `golden.json` everywhere: was it meant to change? Then `python -m tests.training.golden --write`, in the
-change that means it. One that differs in some environment only is never to be written anew: see `tests.training.golden`.
+If a hash was meant to change and differs from `golden.json` everywhere, run `python -m tests.training.golden --write` in the same
+change. Never write a hash that differs in some environments only: see `tests.training.golden`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_every_hash_is_the_golden_one() -> None:
 @pytest.mark.real("processes")
 @pytest.mark.long
 def test_no_hash_or_step_depends_on_instructions_threads_or_the_order_of_sets() -> None:
-    """One test for all environments: their processes would otherwise run once in each process of the tests."""
+    """One test has all environments, because their processes would otherwise run once in each test process."""
     outputs = {name: environment.run("tests.training.golden", "--torch", "cpu") for name, environment in HANDFUL.items()}
     printed, wanted = {name: dispatch.last_json(output) for name, output in outputs.items()}, golden.expected()
     for name, found in printed.items():
@@ -42,13 +42,13 @@ def _assert_each_library_used_something_else(seen: list[Any]) -> None:
     assert len({item["aten"] for item in seen}) > 1, "torch"
 
 
-# of auditors, with a wide gap; nothing that all must have alike
+# used by auditors, with a wide margin; peers need no equal bits here
 OPINIONS = {("error_feedback.py", "einsum"), ("quantization_cells.py", "einsum")}
 
 
 def test_replicated_arithmetic_calls_no_function_that_libraries_round_as_they_like() -> None:
     """IEEE 754 demands correct rounding of a square root, and not of a power; `math.ldexp` has nothing to round. Sums of floats
-    depend on the order of a machine's vector unit. What `sum` and `@` add here are integers, which no name can tell.
+    depend on the order of a machine's vector unit. `sum` and `@` add only integers here, which the names do not show.
     """
     free = {
         "pow",

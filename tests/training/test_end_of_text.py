@@ -1,4 +1,4 @@
-"""The token that ends a text: tokenizers with it, texts that never become it, and files for other programs."""
+"""The token that ends a text: tokenizers that have it, texts that never encode to it, and files for other programs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: s
     assert theirs.get_vocab_size() == end + 1 and theirs.token_to_id(config["eos_token"]) == end
     assert theirs.get_added_tokens_decoder()[end].special and theirs.decode([97, end]) == theirs.decode([97])
     assert config["split_special_tokens"], "transformers reads the name of the token in a text as text"
-    theirs.encode_special_tokens = True  # which is how it does that
+    theirs.encode_special_tokens = True  # the library's setting for this
     assert theirs.encode(LITERAL).ids == load_tokenizer(*KINDS[kind]).encode(LITERAL.encode()).tolist()
     assert f"| a text ends with | token {end}, `&lt;|endoftext" in (folder / "README.md").read_text().replace("\\|", "|")
     write_model_files(found, tmp_path / "gguf", "gguf")

@@ -46,7 +46,7 @@ def test_what_a_specification_says_to_the_ledger(host: JobModelStore) -> None:
     local = host.terms_of_spec(JobSpec(name="own", audit=AuditMode.OFF).encode())
     assert (local.needs_worker, local.audited) == (True, False)
     with pytest.raises(RemoteProtocolError):
-        # nobody could re-execute on text that is not shared
+        # auditors could not re-execute on text that is not shared
         host.terms_of_spec(JobSpec(name="own", audit=AuditMode.FULL).encode())
 
 
@@ -72,7 +72,7 @@ def test_pruning_keeps_what_a_late_re_execution_may_read(host: JobModelStore) ->
     for number in range(4):
         host.apply_round(closed(number), no_payload)
     host.prune_models(JOB, 4, JobSpec.decode(SPEC))
-    assert rounds_on_disk(host) == [0, *range(4 - ROUNDS_KEPT + 1, 5)]  # from the first the others can be computed anew
+    assert rounds_on_disk(host) == [0, *range(4 - ROUNDS_KEPT + 1, 5)]  # the others can be computed anew from the first
 
 
 def test_what_belongs_to_a_forgotten_job_is_deleted_once_no_snapshot_names_it(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def prune_as_a_peer_does(host: JobModelStore, rounds: range, spec: bytes = SPEC)
 
 
 def test_pruning_for_a_round_whose_own_model_is_gone_by_now_touches_nothing_newer(host: JobModelStore) -> None:
-    """It runs in a thread beside the round's work, and may be late."""
+    """Pruning runs in a thread beside the round's work, and may be late."""
     host.create_model(JOB, SPEC)
     prune_as_a_peer_does(host, range(6))
     before, model = rounds_on_disk(host), host.open_model(JOB, 6)
@@ -197,7 +197,7 @@ def test_a_damaged_model_is_a_storage_error(host: JobModelStore, tmp_path: Path,
 
 
 class Rounds:
-    """Rounds of two trainers on a scratch job, whose payloads are kept."""
+    """Rounds of two trainers in a scratch job, with all payloads kept."""
 
     def __init__(self, host: JobModelStore) -> None:
         self._payloads: dict[bytes, bytes] = {}
@@ -218,13 +218,13 @@ class Rounds:
         return self
 
     def back(self, anchor: int) -> Rounds:
-        """A rollback while a round is open."""
+        """Roll back while a round is open."""
         self.number += 1
         self.roots.append(self._host.roll_back(JOB, anchor, self.number))
         return self
 
     def recovered(self, folder: Path) -> int:
-        """How many rounds a new process had to compute anew, to the same root."""
+        """Return the number of rounds that a new process computed anew, to the same root."""
         host, number = JobModelStore(folder), self.number
         computed = host.recover_model(JOB, number, self.roots[-1], self._judged.__getitem__, self._payloads.__getitem__)
         model = host.open_model(JOB, number)
@@ -234,7 +234,7 @@ class Rounds:
 
 
 def power_cut(folder: Path, damage: str, only: str = "") -> None:
-    """What was written and not synced has not reached the disk, or only in part."""
+    """Simulate a power cut: unsynced data has not reached the disk, or only in part."""
     found = sorted((folder / JOB.hex()[:32]).glob("0*"), reverse=True)  # the last one first
     models = [path for path in found if not (path / model_files.DURABLE).exists()]
     for file in (file for model in models for file in model.iterdir() if only in file.name):
@@ -257,7 +257,7 @@ def test_a_model_that_did_not_reach_the_disk_is_computed_anew(tmp_path: Path, da
 
 
 def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path) -> None:
-    """Its state names the right root, and a step to the same root would leave it as it is."""
+    """Its state names the right root, and a step to the same root would not replace it."""
     rounds = Rounds(host := JobModelStore(tmp_path)).play(3)
     file = host.round_directory(JOB, 3) / "parameters.f32"
     file.write_bytes(bytes(file.stat().st_size))
@@ -313,7 +313,7 @@ def test_pruning_keeps_the_last_durable_model_and_no_older_one(host: JobModelSto
 
 
 def test_an_older_model_that_a_power_cut_left_damaged_judges_nobody(tmp_path: Path) -> None:
-    """What is newer may be whole, so that nothing was computed anew."""
+    """Newer models may be undamaged, so that nothing was computed again."""
     rounds = Rounds(host := JobModelStore(tmp_path)).play(3)
     file = host.round_directory(JOB, 2) / "parameters.f32"
     file.write_bytes(bytes(file.stat().st_size))

@@ -1,4 +1,4 @@
-"""Models of people's own come in as they are, or are refused by name."""
+"""Import of users' own models: they are read unchanged, or refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OURS = {"self_attn.q_proj": "query", "mlp.down_proj": "down", "input_layernorm":
 
 
 def read(folder: Path) -> tuple[dict[str, Float32Array], bytes]:
-    """By our names, and the digest of the blob."""
+    """Return the tensors by our names, and the digest of the blob."""
     own, stream = huggingface_model.open_huggingface_model(folder), io.BytesIO()
     spec = JobSpec(name="own", data=bytes(32), model=own.model)
     digest = own.write_parameters(spec, stream).digest()
@@ -62,7 +62,7 @@ def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
 
 
 def cut_in_two(folder: Path, values: dict[str, Float32Array]) -> dict[str, dict[str, str]]:
-    """The index of the files."""
+    """Split a model into two files, and return their index."""
     (folder / "model.safetensors").unlink()
     names = list(values)
     parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
@@ -97,7 +97,7 @@ def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
         (folder / file).unlink()
     count = f"{len(missing)} of 2 files"
     refused(rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json", folder)
-    (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # the cache of a download that was cleaned
+    (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # as in a download cache that was cleaned
     refused(f"{missing[0]} is missing", folder)
 
 
@@ -175,7 +175,7 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 
 def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: Path) -> None:
-    """In the header always; in a number if the folder brings digests, and else as another digest of the job."""
+    """A flip in the header is always found. In a number it is found by the folder's digests, or as another digest of the job."""
     folder = written(tmp_path / "a", sums=True)
     _, digest = read(folder)
     file = folder / "model.safetensors"
@@ -237,7 +237,7 @@ def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
 
 
 def test_the_tokens_of_bytes_need_no_tokenizer(folder: Path) -> None:
-    for cuts_words in (True, False):  # nothing is merged, in words or beyond them
+    for cuts_words in (True, False):  # without merges, inside words or across them
         before = {"type": "ByteLevel", "use_regex": cuts_words}
         found = {"model": {"type": "BPE", "vocab": byte_alphabet(), "merges": []}, "pre_tokenizer": before}
         (folder / "tokenizer.json").write_text(json.dumps(found))
@@ -311,7 +311,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def tokenizer_of_kind(kind: str) -> Any:
-    """As these projects make theirs: special tokens in the vocabulary of SmolLM, and behind that of the others."""
+    """Return a tokenizer like those projects' own: SmolLM has special tokens in its vocabulary, the others behind it."""
     made = tokenizers.Tokenizer(models.BPE(ignore_merges=kind == "llama-3"))
     made.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[kind])
     made.decoder = decoders.ByteLevel()

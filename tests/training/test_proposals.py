@@ -47,7 +47,7 @@ def audit_of(folder: Path, round: int, previous: int | None = None) -> worker_pr
 
 
 def committed(path: Path, spec: JobSpec = SPEC) -> np.ndarray:
-    """What the buffer in that file says."""
+    """Return the values of the buffer in that file."""
     return error_feedback.read_buffer(path, spec).dequantize()
 
 
@@ -57,7 +57,7 @@ def two_rounds(tmp_path: Path) -> Path:
 
 
 def _two_rounds(folder: Path, spec: JobSpec) -> Path:
-    """Models of rounds 0 and 1, with a proposal of round 0 accepted between them."""
+    """Return the models of rounds 0 and 1, between which a proposal of round 0 was accepted."""
     model = ReplicatedModel.initial(JOB, spec)
     model.save(folder / "model0")
     proposed = propose(folder, 0)
@@ -99,7 +99,7 @@ def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_r
 
 @pytest.mark.parametrize("off", [0.0, 5.0])
 def test_a_payload_that_says_something_else_is_far_off_however_near_its_buffer_is(two_rounds: Path, off: float) -> None:
-    """Errors between one and two tolerances are not reported, so nothing else may hide among them."""
+    """Errors between one and two tolerances are not reported, so a lie must not fit among them."""
     model = ReplicatedModel.open(two_rounds / "model0")
     buffer = error_feedback.make_buffer(
         committed(two_rounds / "m0") * np.float32(1 + off * TOLERANCE_MIN), model.header(TRAINER), SPEC
@@ -132,7 +132,7 @@ def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistak
 def test_an_update_of_a_diverged_model_is_proposed_and_refused_as_too_large(
     tmp_path: Path, value: float, said: dict[str, Any]
 ) -> None:
-    """Without proposals the round would never be closed."""
+    """A round without proposals would never be closed."""
     model = ReplicatedModel.initial(JOB, replace(SPEC, **said))
     model.save(tmp_path / "model0")
     delta = np.zeros(model.layout.size, dtype=np.float32)
@@ -148,7 +148,7 @@ def test_an_update_of_a_diverged_model_is_proposed_and_refused_as_too_large(
 
 
 def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_accepted(tmp_path: Path) -> None:
-    """Re-execution would call it false."""
+    """Re-execution would reject such a proposal."""
     model = ReplicatedModel.initial(JOB, replace(SPEC, initial_norm=NORM_START_MAX))
     model.save(tmp_path / "model0")
     delta = np.full(model.layout.size, np.nan, dtype=np.float32)
@@ -175,7 +175,7 @@ SIZES = st.one_of(st.sampled_from([0, 3, SIZE - 4, SIZE - 1, SIZE]), st.integers
 
 
 def continued(folder: Path, blob: bytes, stepped: bool = True, rejected: int = 0) -> worker_protocol.AuditRequest:
-    """The audit of a proposal of honest work that says it goes on from `blob`, which was committed to in round 0."""
+    """Return the audit of an honest proposal that continues from `blob`, the commitment of round 0."""
     spec = replace(SPEC, accepted_min=1 if stepped else 2)
     model = ReplicatedModel.initial(JOB, spec)
     first = ScratchObjective().deterministic_update(JOB, 0, TRAINER, model.layout.size)
@@ -244,7 +244,7 @@ def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_esti
     before, v = (committed(folder / name, OF_ESTIMATES) for name in ("m0", "m1"))
     deltas = [ScratchObjective().deterministic_update(JOB, round, TRAINER, len(v)) for round in (0, 1)]
     models = [ReplicatedModel.open(folder / f"model{round}") for round in (0, 1)]
-    # The trainer goes on from what its levels say.
+    # The trainer continues from the values of its levels.
     wanted = deltas[0] * np.float32(0.25), before * np.float32(0.75) + deltas[1] * np.float32(0.25)
     for model, said, m in zip(models, (before, v), wanted, strict=True):
         levels = error_feedback.make_buffer(m, model.header(TRAINER), OF_ESTIMATES)

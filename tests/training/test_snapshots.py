@@ -1,4 +1,4 @@
-"""Models as parts of snapshots: cut, checked part by part, and put together again."""
+"""Models as parts of snapshots: split, checked part by part, and reassembled."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_asked_for_and_does_not_exist_is_the_askers_fault(tmp_path: Path
 
 
 def test_a_damaged_model_is_neither_served_nor_taken_for_held(tmp_path: Path) -> None:
-    """Whoever fetches it would take this honest peer for a liar."""
+    """A peer that fetches a damaged model would take this honest peer for a liar."""
     host, root = made(tmp_path)
     file = host.round_directory(JOB, 0) / "parameters.f32"
     data = bytearray(file.read_bytes())
@@ -144,6 +144,6 @@ def test_pinned_models_outlive_their_rounds(tmp_path: Path) -> None:
     host.prune_models(JOB, 5, SPEC)
     assert sorted(path.name for path in host.round_directory(JOB, 0).parent.glob("0*")) == [f"{of:08d}" for of in (1, 4, 5)]
     host.set_pinned_models(frozenset())
-    host.round_directory(JOB, 0).with_name(".00000002.incoming").mkdir()  # the process was killed while it fetched this
+    host.round_directory(JOB, 0).with_name(".00000002.incoming").mkdir()  # the process was killed while it fetched this model
     host.prune_models(JOB, 5, SPEC)
     assert sorted(path.name for path in host.round_directory(JOB, 0).parent.glob("[0.][0-9]*")) == ["00000004", "00000005"]

@@ -234,7 +234,7 @@ def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with
 
 
 def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
-    """A model and a buffer of every round."""
+    """Audits keep a model and a buffer of every round."""
     from training.replicated.model_directory import vector_names
 
     model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
@@ -249,7 +249,7 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
     ("memory", "audit"), [(FeedbackMemory.RESIDUAL, audit) for audit in AuditMode] + [(FeedbackMemory.ESTIMATES, AuditMode.FULL)]
 )
 def test_payloads_of_eight_bits_carry_nothing_over(memory: FeedbackMemory, audit: AuditMode) -> None:
-    """A payload and a buffer of the same bytes would be one file, which is deleted when the buffer is."""
+    """A payload and a buffer with equal bytes would be one file, which is deleted with the buffer."""
     said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
     refused(r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits", replace(JOB, **said))
     for fields in ({"feedback_decay": 0.0}, {"bits": 4}):
@@ -288,7 +288,7 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
 
 
 def test_a_field_that_is_set_to_its_default_changes_no_other_field() -> None:
-    """AdamW is the name of an inner and of an outer optimizer, and what follows from the one does not from the other."""
+    """AdamW names both an inner and an outer optimizer, and each of them implies other defaults."""
     for name, default in {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}.items():
         usual = complete_fields({"inner": JOB.inner}) if name == "inner" else complete_fields({})
         assert complete_fields({name: default}) == usual | {name: default}

@@ -1,4 +1,4 @@
-"""What a job starts from if that is no job's model."""
+"""Starts of jobs from anything but another job's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files of the kinds that people bring are read as text, or refused by name."""
+"""Users' text files of common formats are read as text, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted bugs: each breaks one rule of the production code. An invariant must notice within some seeds, or else a test."""
+"""Planted bugs: each breaks one rule of the production code. An invariant or a test must notice each within some seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.sim.mutants` hunts every planted bug, then runs all seeds it took unharmed: there they must pass."""
+"""`python -m tests.sim.mutants` hunts every planted bug, then runs the used seeds on unchanged code, which must pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.mutants.hunts import work
 
 Bug = Mutant | ChangedLine
 ALL: tuple[Bug, ...] = (*MUTANTS, *LINES)
-SEEDS_MAX = 2_000  # a bug that stays unnoticed for so many histories counts as missed
+SEEDS_MAX = 2_000  # histories; a bug that none of them finds counts as missed
 QUICK_SEEDS = 6  # show most bugs; these need more, or take long:
 SLOW = (
     "parent-certificate-unchecked",
@@ -38,7 +38,7 @@ RARE = (
     "commitment-replaced",
     "annotation-unsigned",
 )
-HUNTS_OF_A_PROCESS = 10  # of the quick ones: a process takes as long to start as three of them
+HUNTS_OF_A_PROCESS = 10  # of quick bugs: the start of a process takes as long as three of them
 
 
 def main() -> int:

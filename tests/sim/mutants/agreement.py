@@ -1,4 +1,4 @@
-"""Bugs in how one height is decided: quorums, certificates, views, votes."""
+"""Bugs in the decision of one height: quorums, certificates, views, votes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sim.mutants.planting import Mutant, Plant, Planter, everywhere, repla
 from tests.sim.mutants.scenarios import Scenario, Splits
 
 LOST = Scenario(seconds=6.0, lost=0.6, blocks=10, jobs=False)
-DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of what ends views is lost, too
+DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of the timeouts are lost, too
 
 
 def with_liar(name: str, **settings: Any) -> Scenario:
@@ -102,11 +102,11 @@ def _quorum_of_the_connected(real: Any, self: Replica) -> None:
         self._book.voters = Fewer(self._book.voters.keys)
 
 
-# What is signed ------------------------------------------------------------------------------------------------------
+# Signatures ----------------------------------------------------------------------------------------------------------
 
 
 def _unsigned(position: int) -> Plant:
-    """Signatures leave out one field of a statement (0: its kind, 1: the voters, 2: the height, 3: the view)."""
+    """Plant: signatures omit one field of a statement (0: its kind, 1: the voters, 2: the height, 3: the view)."""
     tags = {kind.TAG for kind in AGREEMENT_STATEMENT_TYPES}
 
     def lenient(domain: str, chain_id: bytes, body: bytes) -> bytes:
@@ -134,7 +134,7 @@ def _far_timeouts_unverified(real: Any, self: ReplicaMessageHandlers, book: Heig
 
 @partial(replaced, CachingVerifier, "verify")
 def _cache_without_bytes(self: CachingVerifier, public: bytes, data: bytes, signature: bytes) -> bool:
-    """Once a signature was good, it is good under anything."""
+    """Plant: a signature that was valid once is valid under any statement."""
     if public + signature not in self._good and not self._verifier.verify(public, data, signature):
         return False
     self._good.add(public + signature)

@@ -56,7 +56,7 @@ def _every_verdict_is_guilty(real: Any, tables: AuditTables, author: bytes, verd
 
 @partial(wrapped, disputes, "end_dispute")
 def _every_challenge_is_false(real: Any, tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
-    """Whoever challenged is held for a liar, whatever was found."""
+    """Plant: every challenger counts as a liar, even after a guilty verdict."""
     if event is AuditEvent.GUILTY:
         for person in dispute.challenges:
             disputes.hold_against(tables, person)
@@ -64,7 +64,7 @@ def _every_challenge_is_false(real: Any, tables: AuditTables, event: AuditEvent,
 
 
 def _reports_count(planter: Planter) -> None:
-    """One trainer contradicts an auditor as often as it likes."""
+    """Plant: contradictions of one trainer against an auditor count more than once."""
 
     def compared(before: LossComparisons, trainer: bytes, wrong: bool, faults: int) -> LossComparisons:
         number = before.reports + 1
@@ -80,7 +80,7 @@ ALL_OPENED = replaced(workload, "OPENED_SHARE", 1.0)
 
 @partial(replaced, loss_openings, "lose_reward")
 def _shut_is_guilty(tables: AuditTables, number: int, trainer: bytes) -> None:
-    """A trainer that does not open its losses in time is suspended, as if it was not away."""
+    """Plant: a trainer that opens its losses too late is suspended, although it may be offline."""
     cause = AuditLogEntry(tables.height, tables.key, number, trainer, trainer, AuditResult.LAZY)
     suspend_trainer(tables, tables.current_key(trainer), cause)
 
@@ -136,7 +136,7 @@ def _cheats(simulation: Simulation) -> None:
 
 
 def _blind(lies: type[Auditor], count: int, simulation: Simulation) -> None:
-    """So many honest judges see nothing, beside f liars that say one thing of everybody."""
+    """Make some honest judges blind, beside f liars that report the same about all proposals."""
     liars = [peer for peer in simulation.peers if not peer.is_honest]
     for peer in liars:
         peer.author.auditor = lies(tuple(liar.key for liar in liars))
@@ -145,7 +145,7 @@ def _blind(lies: type[Auditor], count: int, simulation: Simulation) -> None:
 
 
 def _claims_and_slow(simulation: Simulation) -> None:
-    """Liars claim of several disputed proposals that they did not come."""
+    """Make liars claim that several disputed proposals never arrived, while all links are slow."""
     _blind(Claims, 0, simulation)
     _slow(simulation)
 

@@ -1,4 +1,4 @@
-"""Bugs in what peers decide about annotators: votes, places, lists, labels, points."""
+"""Bugs in decisions about annotators: votes, places, lists, labels, points."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _unsigned(kind: type) -> Plant:
 
 
 def _of_committed(act: Any) -> Plant:
-    """`act` where a commitment comes for an assignment that has one."""
+    """Plant: call `act` at a second commitment for an assignment."""
 
     def commit(real: Any, self: Any, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         row = work.assignments.get_record(said.assignment)
@@ -97,13 +97,13 @@ def _all_are_blind(
 def _seals_dropped(
     real: Any, self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext
 ) -> None:
-    """Only the peer that carried a vote can open it."""
+    """Plant: only the peer that carried a vote can open it."""
     real(self, work, replace(said, seals=()), peer, context)
 
 
 @partial(wrapped, CurationChanges, "release_place")
 def _seals_kept(real: Any, self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
-    """A vote that is forfeited can still be read by the peers that its answer is sealed for."""
+    """Plant: a forfeited vote can still be read by the peers for which its answer is sealed."""
     seals = self.assignments[assignment].seals
     real(self, assignment, state)
     self.assignments[assignment] = replace(self.assignments[assignment], seals=seals)
@@ -128,7 +128,7 @@ class _Whatever:
 
 
 def _remembered_too_long(planter: Planter) -> None:
-    """What a batch did to one state it does to every other."""
+    """Plant: the effect of a batch on one state is reused for every other state."""
     real, done = CurationModule.apply_transaction, dict[Any, Any]()
 
     def apply(self: CurationModule, state: Any, said: Any, view: Any, context: BlockContext) -> Any:
@@ -175,14 +175,14 @@ def _anybody_releases(work: CurationChanges, said: ReleaseAssignment, peer: byte
 
 @partial(wrapped, CurationChanges, "_is_released")
 def _expired_is_drawn(real: Any, self: CurationChanges, task: bytes, annotator: bytes) -> bool:
-    """The annotator gets a task again that it let expire, as if its lease had been released."""
+    """Plant: an annotator gets an expired task again, as if its lease had been released."""
     assignment = self.assignments.get_record(assignment_id(task, annotator))
     return real(self, task, annotator) or (assignment is not None and assignment.state is AssignmentState.EXPIRED)
 
 
 @partial(wrapped, CurationChanges, "_is_released")
 def _leased_twice(real: Any, self: CurationChanges, task: bytes, annotator: bytes) -> bool:
-    """The annotator gets a task again while it has it."""
+    """Plant: an annotator gets the same task twice at once."""
     assignment = assignment_id(task, annotator)
     if (row := self.assignments.get_record(assignment)) is not None and row.state is AssignmentState.LEASED:
         self.release_place(assignment, AssignmentState.RELEASED)
@@ -204,7 +204,7 @@ def _drawn_again(self: CurationChanges, project: bytes, annotator: bytes) -> byt
 
 @partial(wrapped, CurationChanges, "_draw_fresh")
 def _fresh_twice(real: Any, self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
-    """The first element of the list is not moved to the place of the one that is drawn."""
+    """Plant: the first element of the list is not moved to the place of the drawn one."""
     before = dict(self.places.changes)
     task = real(self, project, annotator)
     self.places.changes = before
@@ -228,7 +228,7 @@ def _forgotten_lease(real: Any, self: CurationChanges, name: str, assignment: by
 
 @partial(wrapped, curation.ledger.curation_module, "_settle")
 def _settled_follows_votes(real: Any, work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
-    """A task that is settled changes the labels of earlier ones that one of its annotators answered otherwise."""
+    """Plant: a settled task changes labels of earlier tasks that one of its annotators answered otherwise."""
     real(work, task, asked, label, context)
     row = work.tasks[task]
     for number in range(row.number):
@@ -240,7 +240,7 @@ def _settled_follows_votes(real: Any, work: CurationChanges, task: bytes, asked:
 
 @partial(wrapped, curation.ledger.curation_module, "_settle")
 def _label_of_nobody(real: Any, work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
-    """The label counts as accepted for everybody who opened a vote."""
+    """Plant: the label counts as accepted for every annotator that opened a vote."""
     real(work, task, asked, label, context)
     for annotator in work.tasks[task].annotators:
         vote = work.assignments[assignment_id(task, annotator)]
@@ -257,19 +257,19 @@ def _points_from_nothing(points: int, shares: Mapping[bytes, int]) -> dict[bytes
 
 @partial(wrapped, ProjectEstimate, "divide_points")
 def _paid_beside(real: Any, self: ProjectEstimate, of: int) -> dict[bytes, int]:
-    """A point more is divided than the project promised."""
+    """Plant: one point more is divided than the project promised."""
     return real(self, of + 1)
 
 
 @partial(wrapped, ProjectVotes, "read_votes")
 def _votes_by_looks(real: Any, self: ProjectVotes, work: CurationChanges, project: bytes, upto: int) -> None:
-    """What is read of a project is read again with each body that is judged, decided or not."""
+    """Plant: votes of a project are read again with each body that is judged, decided or not."""
     self._read = 0
     real(self, work, project, upto)
 
 
 def _diligent(simulation: Simulation) -> None:
-    """Three annotators do all tasks of long projects, so that their weights are not 0."""
+    """Let three annotators do all tasks of long projects, so that their weights are not 0."""
     for peer in simulation.peers:
         desk = peer.author.desk
         assert desk is not None

@@ -1,4 +1,4 @@
-"""What one process does: one planted bug, or one history of the unharmed code."""
+"""The work of one process: one planted bug, or one history of the unchanged code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Task = tuple[str, Scenario | None, int]  # (mutant, "": none; scenario, None: te
 
 
 def work(task: Task) -> dict[str, Any]:
-    """In a process of its own: one planted bug, or one history of the unharmed code."""
+    """Run one planted bug, or one history of the unchanged code, in a process of its own."""
     name, scenario, number = task
     start = time.perf_counter()
     if scenario is None:

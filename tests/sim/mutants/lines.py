@@ -1,4 +1,4 @@
-"""Planted bugs where no simulated history goes: links, records, relays, budgets. Each is a changed line; its test must fail."""
+"""Planted bugs that simulated histories do not reach (links, records, relays, budgets): changed lines with a failing test."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ class ChangedLine:
     name: str
     what: str  # the rule it breaks, for people
     function: Any = field(repr=False)
-    line: str  # a part of its source, which is there once
+    line: str  # a part of its source that occurs once
     instead: str
-    test: str  # as pytest names it; one that fails at once, and waits for no deadline
+    test: str  # pytest id of a test that fails at once, without waiting for a deadline
     expects: ClassVar = ("test",)
     scenario: ClassVar = None
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """In all modules that hold the function: it stays the same object."""
+        """Change the function in place: it stays the same object for all modules that hold it."""
         function = inspect.unwrap(self.function)
         right, function.__code__ = function.__code__, self._changed(function)
         try:
@@ -857,7 +857,7 @@ LINES: tuple[ChangedLine, ...] = (
 
 
 def look(name: str) -> dict[str, Any]:
-    """Whether the test of this changed line fails; without a name nothing is changed, and the tests of all must pass."""
+    """Run the test of one changed line, which must fail. Without a name run all tests on unchanged code, which must pass."""
     if name:
         line = next(line for line in LINES if line.name == name)
         with line.planted():
@@ -868,9 +868,9 @@ def look(name: str) -> dict[str, Any]:
 
 
 def failing(*tests: str) -> list[str]:
-    """Those that fail, run in this process. A test that is not there, or cannot begin, is a mistake of ours.
+    """Run tests in this process, and return those that fail. A missing test, or one that cannot begin, is an error.
 
-    Its folders are its own: processes that run tests side by side would look through those of one another while they go.
+    Each process has its own folders: parallel processes would otherwise scan each other's while they change.
     """
     heard = _Heard()
     with contextlib.redirect_stdout(io.StringIO()) as said, tempfile.TemporaryDirectory(prefix="folkmoot-mutants-") as folder:

@@ -1,4 +1,4 @@
-"""How a bug gets into the production code for the length of one history, and what counts as noticing it."""
+"""Planting of a bug in the production code for one history, and the conditions under which it counts as noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim.simulation import Simulation
 
 
 class Planter:
-    """Replaces names in the production code until the history is over."""
+    """Replacements of names in the production code until the history is over."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
@@ -25,7 +25,7 @@ class Planter:
         self._stack.enter_context(mock.patch.object(owner, name, value))
 
     def everywhere(self, function: Any, value: Any) -> None:
-        """In each module of the production code that has imported it; the checker keeps the right one."""
+        """Replace a name in each production module that has imported it. The checker keeps the right one."""
         for module in [module for key, module in sys.modules.items() if key.split(".")[0] in PACKAGES]:
             for name in [name for name, held in vars(module).items() if held is function]:
                 self.replace(module, name, value)
@@ -35,12 +35,12 @@ Plant = Callable[[Planter], None]
 
 
 def replaced(owner: Any, name: str, value: Any) -> Plant:
-    """The bug of one other value. As a decorator: `@partial(replaced, owner, name)`, above the function that is put there."""
+    """Return the bug that replaces one value. As a decorator above the replacement: `@partial(replaced, owner, name)`."""
     return lambda planter: planter.replace(owner, name, value)
 
 
 def wrapped(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
-    """As `replaced`, by a function whose first argument is the right one."""
+    """Return the bug that wraps a function: the wrapper's first argument is the right function."""
 
     def plant(planter: Planter) -> None:
         real = getattr(owner, name)
@@ -65,7 +65,7 @@ def together(*plants: Plant) -> Plant:
 class Mutant:
     name: str
     what: str  # the rule it breaks, for people
-    expects: tuple[str, ...]  # invariants, any of which says so
+    expects: tuple[str, ...]  # invariants, any of which may notice it
     plant: Plant = field(default=lambda planter: None, repr=False)
     scenario: Scenario = CALM
     change: Callable[[Simulation], None] = field(default=lambda simulation: None, repr=False)  # of the daemons around the nodes
@@ -93,7 +93,7 @@ class Caught:
 
 
 def hunt(mutant: Mutant, seeds: int) -> Caught | None:
-    """The first seed at which an expected invariant fires. One that just crashes, or breaks something else, is not."""
+    """Return the first seed at which an expected invariant fires. A crash or another violation does not count."""
     for seed in range(seeds):
         result = mutant.run(seed)
         if result.rule in mutant.expects:

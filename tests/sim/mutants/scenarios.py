@@ -1,4 +1,4 @@
-"""Small histories in which a certain bug can show: few blocks, and just the trouble that it takes."""
+"""Small histories that can reveal a certain bug: few blocks, and only the necessary faults."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.sim.simulation import SECOND_AUTHOR, Peer, Simulation
 from tests.sim.strategies.base import opened
 
 RESTORED_SECONDS = 0.1  # after the leader proposed
-JOIN_SECONDS = 0.2  # from what arrives until it is acted on
+JOIN_SECONDS = 0.2  # from an arrival to the reaction
 SPARED = 0.5  # prepares and timeouts are lost this much more rarely than commits: many blocks are prepared, few decided
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that a seed does not decide."""
+    """Settings of a history that its seed does not determine."""
 
     n: int = 4
     liars: tuple[str, ...] = ()
@@ -47,18 +47,18 @@ class Scenario:
     blackouts: int = 0  # everybody crashes at once
     breaks: int = 0  # links that break
     rollbacks: int = 0
-    rolled_back_after: str = Propose.TAG  # what it signs, of whose signature the old disk knows nothing
+    rolled_back_after: str = Propose.TAG  # tag of the signature that the old disk lacks
     rolled_back_far: bool = False  # to a disk of some heights before, not of the turn before
     wrong_states: int = 0  # of a model
     work: float | None = None  # transactions a block; None: the seed decides
     in_a_row: bool = False  # the liars lead one after the other
     leaves: int = 0  # at the same time
     joiners: int = 0
-    stranger: str = ""  # how somebody lies who comes after the joiners and never votes
+    stranger: str = ""  # strategy of a liar that comes after the joiners and never votes
     joins_at: float = 0.3
     rotates: bool = False
-    retires: float | None = None  # 1: and everybody says that f may fall
-    goes_back: float | None = None  # 1: a quorum of voters asks that the job goes back; 0: one voter too few
+    retires: float | None = None  # 1: all voters allow f to fall
+    goes_back: float | None = None  # 1: a quorum of voters requests a rollback of the job; 0: one voter too few
     jobs: bool = True
     minute_ms: int = 0  # of curation
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
@@ -68,7 +68,7 @@ class Scenario:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What differs from a calm network; so another field changes nothing for scenarios that do not set it."""
+        """Return the fields that differ from a calm network. A new field leaves the scenarios that do not set it unchanged."""
         settings = {of.name: (of.default, getattr(self, of.name)) for of in fields(self)}
         return {name: value for name, (default, value) in settings.items() if value != default}
 
@@ -136,7 +136,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Splits(Scenario):
-    """The ones of `tests.sim.partitions`; of the fields only n counts."""
+    """The histories of `tests.sim.partitions`. Only the field n has an effect."""
 
     def simulation(self, seed: int) -> Simulation:
         return partitions.simulation(partitions.expand(seed, self.n))
@@ -180,14 +180,14 @@ class Trouble(Simulation):
                 self.after(JOIN_SECONDS, self._check_joined, (receiver, receiver.life, timeout.height, views[enough - 1]))
 
     def _check_joined(self, peer: Peer, life: int, height: int, view: int) -> None:
-        """More voters than there can be liars had given up a view: so must have whoever heard of it."""
+        """Check that a peer gave up a view after it heard of more than f timeouts for it."""
         if peer.life != life or peer.node is None or peer.node.replica.height != height or not peer.node.may_sign_round_messages:
             return
         if peer.node.replica.view <= view and self.invariants.gave_up(peer.key, height) < view:
             raise Violation("join", f"peer {peer.number} is at {height}.{peer.node.replica.view}, others gave up view {view}")
 
     def _fault_rollback(self, fault: Fault) -> None:
-        """At the worst moment: a leader comes back with the disk of before it proposed, and may still lead; or likewise."""
+        """Roll back at the worst moment: a leader, for example, returns with its disk from before its proposal."""
         self._doomed, self._image = self.peers[fault.nodes[0]], None
         self.after(fault.at, self._keep_image, ())
 
@@ -217,7 +217,7 @@ class Trouble(Simulation):
 
 
 def _tag(record: Any) -> str:
-    """Of what was signed."""
+    """Return the tag of the signed statement in a record, or an empty string."""
     return record.slot[0] if isinstance(record, OwnStatement) else record.tag if isinstance(record, OwnRoundStatement) else ""
 
 

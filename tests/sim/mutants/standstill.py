@@ -1,4 +1,4 @@
-"""Bugs that break no rule of safety: something that must come about never does."""
+"""Bugs that break liveness and no rule of safety."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_RESTARTS = Scenario(crashes=1, calm_seconds=2.0, seconds=4.0, blocks=24, job
 
 @partial(wrapped, OpenRounds, "_is_mute")
 def _one_casts_no_ballots(real: Any, self: OpenRounds, book: OpenRoundState) -> bool:
-    """As after a start at which a peer takes its rounds for muted."""
+    """Plant: one voter casts no ballots, because all its rounds count as muted."""
     return self._signer.public == min(book.terms.voters) or real(self, book)
 
 
@@ -44,7 +44,7 @@ def _without_result(real: Any, self: OpenRoundState, *arguments: Any) -> None:
 
 
 def _evidence_not_kept(planter: Planter) -> None:
-    """It is written down, and told once."""
+    """Plant: evidence is written to the disk, and sent only once."""
     told = set[tuple[int, bytes]]()
 
     def accuse(self: LedgerApplication, evidence: Evidence) -> bool:

@@ -86,7 +86,7 @@ def _forgets(**nothing: Any) -> Plant:
 
 @partial(wrapped, RollbackCheck, "record_forgotten_statement")
 def _silence_shortened(real: Any, self: RollbackCheck, height: int) -> bool:
-    """The last forgotten height counts, not the highest."""
+    """Plant: a peer stays silent below the last forgotten height, not below the highest."""
     before = self.no_votes_below
     self.no_votes_below = 0
     real(self, height)
@@ -94,22 +94,21 @@ def _silence_shortened(real: Any, self: RollbackCheck, height: int) -> bool:
 
 
 def _rounds_unchecked(planter: Planter) -> None:
-    """In rounds everybody speaks at once, and does not hear what others remember of it."""
+    """Plant: peers sign round messages at once, and do not restore those that others remember."""
     planter.replace(Node, "may_sign_round_messages", property(lambda self: True))
     planter.replace(OpenRounds, "_restore_own_message", lambda *_: None)
 
 
 def _spoken_forgotten(planter: Planter) -> None:
-    """Nor of the proposals that its ballot accepted: from those alone it would sign the same ballot again."""
+    """Plant: peers forget their own round messages, and the proposals from which they would sign the same ballot again."""
     planter.replace(Disk, "spoken", lambda *_: {})
     planter.replace(Disk, "accepted_in", lambda *_: ())
 
 
-# That `OpenRounds.muted` stays empty shows nowhere here. After a rollback it is a second lock on the same door: what others
-# name is
-# put into the book as said, and nothing is said twice that is there; what nobody names is not known to be forgotten. It is
-# needed for what the book refuses, a ballot on a model that was wrong here and was restored while the round is still open: a
-# snapshot comes with every eighth height, and the round is over by then. `tests/peer/test_rounds.py` shows that one.
+# No bug here empties `OpenRounds.muted`: histories would not find it. After a rollback it is a second safeguard. Statements that
+# other peers name are restored to the book, which prevents a second signature; no peer knows of the others. It is needed for a
+# ballot that the book refuses: on a model that was wrong here and was restored while the round is still open. A snapshot comes
+# with every eighth height, and the round is over by then. `tests/peer/test_rounds.py` tests this case.
 
 # Wrong states --------------------------------------------------------------------------------------------------------
 
@@ -144,7 +143,7 @@ def _acts_at_once(real: Any, state: Any, height: int, time_ms: int) -> Any:
 
 
 def _evidence_of_signatures(planter: Planter) -> None:
-    """The same words under two signatures count as a contradiction."""
+    """Plant: one statement under two signatures counts as a contradiction."""
     add = HeightVoteSet.add_statement
 
     def by_signature(self: HeightVoteSet, signed: Any, statement: Any) -> Any:
@@ -160,7 +159,7 @@ def _evidence_of_signatures(planter: Planter) -> None:
 
 @partial(everywhere, are_conflicting)
 def _timeout_after_commit(first: Any, second: Any) -> bool:
-    """Whoever gives up a view in which it committed is accused, whatever its timeout names."""
+    """Plant: a peer that gives up a view in which it committed is accused, even if its timeout names the block."""
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Commit) and isinstance(other, Timeout) and one.height == other.height:
             return other.view >= one.view
@@ -201,7 +200,7 @@ def _nonce_unchecked(real: Any, state: Any, transaction: Any, author: bytes) -> 
 
 
 def _applies_differently(simulation: Simulation) -> None:
-    """What a block does depends on who applies it, as with a clock, a random number, or the order of a set."""
+    """Plant: a block's effect depends on the peer that applies it, as with a clock, a random number, or the order of a set."""
     real = simulation.apply
 
     def apply(of: Any, state: Any, decided: Any) -> Any:
@@ -215,7 +214,7 @@ def _applies_differently(simulation: Simulation) -> None:
 
 
 def _tosses_a_coin(planter: Planter) -> None:
-    """What a block does depends on chance, which whoever computes it once for all does not see."""
+    """Plant: a block's effect is random. One shared computation for all peers cannot show this."""
     apply, coins = LedgerRules.apply_block, random.Random(0)
 
     def toss(self: LedgerRules, state: LedgerState, block: Any) -> StateTransition:
@@ -229,17 +228,17 @@ def _tosses_a_coin(planter: Planter) -> None:
 
 @partial(wrapped, AuditsModule, "end_block")
 def _in_given_order(real: Any, self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
-    """What a block does depends on the order in which jobs began, which no state that was read from its bytes knows."""
+    """Plant: a block's effect depends on the order in which jobs began. A state decoded from bytes has lost this order."""
     with mock.patch.object(ledger.audits.state_machine, "sorted", list, create=True):
         return real(self, state, *parts)
 
 
 def _two_jobs_that_nobody_audits(simulation: Simulation) -> None:
-    """They end in one block."""
+    """Prepare two unaudited jobs that end in one block."""
     authors = simulation.honest[:2]
     for machine, alone in zip(authors, (False, True), strict=True):
         machine.author.wishes.append(start_job("sampled", 1_000 + simulation.plan.seed, alone))
-        machine.author.work = 0.0  # nothing else of theirs is under way when they stop
+        machine.author.work = 0.0  # they have no other open transaction when they stop
     for machine in simulation.peers:
         machine.author.auditor = Withholds()
 
@@ -290,20 +289,20 @@ def _snapshot_rows_unchecked(planter: Planter) -> None:
 
 @partial(wrapped, Table, "with_rows")
 def _body_leaves_rows(real: Any, self: Table[Any], changes: Any) -> Table[Any]:
-    """Whoever judges a body has changed the tables of the state before it."""
+    """Plant: judging a body changes the tables of the state before it."""
     after = real(self, changes)
     self._now = after._now
     return after
 
 
 def _snapshot_overtaken(planter: Planter) -> None:
-    """Blocks that were applied one by one are applied again, from the snapshot on."""
+    """Plant: blocks that were applied one by one are applied again, starting at the snapshot."""
     planter.replace(RestoredSnapshot, "is_overtaken", lambda self, applied, repairs: False)
-    planter.replace(SnapshotDownload, "progress", property(lambda self: (0, 0)))  # nor does anybody look on the way
+    planter.replace(SnapshotDownload, "progress", property(lambda self: (0, 0)))  # and no peer checks its progress meanwhile
 
 
 def _decision_skipped(planter: Planter) -> None:
-    """Now and then a turn does not say that it has decided a block."""
+    """Plant: now and then a turn does not report the block that it has decided."""
     coins = random.Random(0)
 
     class Silent(StepEffects):
@@ -527,7 +526,7 @@ UPKEEP = (
         together(
             replaced(ledger.ledger_state, "with_sorted_dictionaries", lambda new, old: new),
             _in_given_order,
-            # or the history would have to be a thousand heights longer
+            # otherwise the history would need a thousand more heights
             replaced(ledger.audits.state_machine, "POST_JOB_AUDIT_HEIGHTS", -1),
         ),
         Scenario(jobs=False, seconds=4.0, work=4.0, blocks=20),

@@ -72,9 +72,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "garbage": hostile.Garbage,
     "epoch-edge": hostile.EpochEdge,
 }
-TOO_DEAR = ("deluge",)  # for the mass of seeds: megabytes
+TOO_DEAR = ("deluge",)  # megabytes: too expensive for ordinary seeds
 HONEST_MAJORITY = tuple(
     name for name in STRATEGIES if name not in TOO_DEAR
-)  # what at most f liars of an ordinary history draw from
+)  # strategies that the at most f liars of an ordinary history draw
 
 __all__ = ["HONEST_MAJORITY", "STRATEGIES", "Liar", "Outgoing", "Strategy"]

@@ -1,4 +1,4 @@
-"""What a liar has and may do: it runs the real node with its real keys, and changes what it hears, remembers and says."""
+"""The means of a liar: it runs the real node with its real keys, and changes its input, memory and output."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tests.sim.keys import FastSigner, another
 if TYPE_CHECKING:
     from peer.node.node import Node
 
-Outgoing = Any  # a message, or bytes that are none
+Outgoing = Any  # a message, or bytes that are not a message
 
 
 @dataclasses.dataclass
 class Liar:
-    """What a strategy may use."""
+    """The parts of a liar that a strategy may use."""
 
     signer: Signer
     chain_id: bytes
     random: random.Random
     founders: tuple[bytes, ...]
     colluders: tuple[bytes, ...]  # the keys of all liars of this network, this one among them
-    shared: dict[str, Any]  # what the liars of one network know together
+    shared: dict[str, Any]  # shared knowledge of the liars of one network
     now: Callable[[], float]
     node: Callable[[], Node | None]  # None while it is crashed
-    send: Callable[[bytes, Outgoing, float], None]  # to a key, after so many seconds, past the strategy's own `sends`
+    send: Callable[[bytes, Outgoing, float], None]  # (key, message, delay in seconds); bypasses the strategy's own `sends`
 
     @property
     def key(self) -> bytes:
@@ -43,12 +43,12 @@ class Liar:
         return sign_message(self.signer, self.chain_id, message)
 
     def sign_again(self, message: Any) -> Signed:
-        """The same message with other signature bytes, where the scheme allows that."""
+        """Return the same message with other signature bytes, if the scheme allows that."""
         signer = self.signer
         return sign_message(signer.again(), self.chain_id, message) if isinstance(signer, FastSigner) else self.sign(message)
 
     def stranger(self, name: object) -> Signer:
-        """A key that nobody admitted."""
+        """Return a key that was never admitted."""
         return another(self.signer, f"stranger {name}")
 
     @property
@@ -57,60 +57,60 @@ class Liar:
 
     @property
     def replica(self) -> Any:
-        """Its own; None while it is crashed."""
+        """The liar's own replica, or None while it is crashed."""
         node = self.node()
         return node.replica if node is not None else None
 
     def tell(self, message: Outgoing, seconds: float = 0.0) -> None:
-        """To every founder that is no liar."""
+        """Send a message to every honest founder."""
         for key in self.others:
             self.send(key, message, seconds)
 
     def made_up(self) -> bytes:
-        """A digest of nothing."""
+        """Return a digest without a preimage."""
         return self.random.randbytes(32)
 
 
 class Strategy:
-    """Honest as it stands. A subclass overrides what it lies about; its name in the table is how plans and people call it."""
+    """An honest strategy. A subclass overrides the parts about which it lies. Plans name it by its key in the table."""
 
-    leaves_proof = False  # whoever does this long enough is expelled
+    leaves_proof = False  # True: a peer that does this long enough is expelled
 
     def __init__(self, liar: Liar) -> None:
         self.liar = liar
 
     def started(self) -> None:
-        """Its node has started, or started again."""
+        """React to a start or restart of its node."""
 
     def restart(self, restart: RestartState) -> RestartState:
-        """What it remembers after a crash."""
+        """Return the memory that it keeps after a crash."""
         return restart
 
     def hears(self, peer: bytes, data: bytes) -> bool:
-        """Whether this message reaches its node."""
+        """Return True if this message reaches its node."""
         return True
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        """What goes out to one peer instead of `message`."""
+        """Return the messages sent to one peer instead of `message`."""
         return (message,)
 
     def turned(self, turn: StepEffects) -> None:
-        """Its node has finished a turn, which is durable."""
+        """React to a finished, durable turn of its node."""
 
     def payload_seconds(self, to: bytes) -> float | None:
-        """How long the payload of its proposal takes to reach this peer; None: it never does."""
+        """Return the seconds until its proposal's payload reaches this peer, or None if it never does."""
         return 0.0
 
     def reveal_seconds(self, to: bytes) -> float | None:
-        """How long all else that re-executing its proposal needs takes to reach this peer; None: it never does."""
+        """Return the seconds until the other data for re-execution reach this peer, or None if they never do."""
         return 0.0
 
     def finding(self, honest: Verdict) -> Verdict:
-        """What it says of a proposal that it was called to re-execute."""
+        """Return its reported verdict on a proposal that it was called to re-execute."""
         return honest
 
     def payload(self, honest: bytes) -> bytes:
-        """The digest of the update it proposes; any but the honest one is found out by who re-executes it."""
+        """Return the digest of the proposed update. Re-execution detects any but the honest one."""
         return honest
 
     def in_first_half(self, to: bytes) -> bool:
@@ -119,7 +119,7 @@ class Strategy:
 
 
 def opened(data: bytes) -> Any:
-    """A wire message; None if the bytes are none."""
+    """Return the decoded wire message, or None if the bytes are not a message."""
     try:
         return codec.decode_message(data, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES))
     except Exception:

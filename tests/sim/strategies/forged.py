@@ -1,4 +1,4 @@
-"""Liars with forged papers: certificates, timeouts, blocks, bodies, evidence and answers that prove nothing."""
+"""Liars with forged proofs: certificates, timeouts, blocks, bodies, evidence and answers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from protocol.messages import (
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest, opened
 
 CHOICES = 16  # that a liar tries before each block
-FAR_VIEWS = 10**12  # beyond all that is kept of views
-FORGED_SHARE = 0.2  # of what a liar hears
+FAR_VIEWS = 10**12  # beyond all views for which peers keep messages
+FORGED_SHARE = 0.2  # of the messages that a liar hears
 
 
 class AtEveryHeight(Strategy):
@@ -65,7 +65,7 @@ class AtEveryHeight(Strategy):
         raise NotImplementedError
 
     def certificate(self, vote: Prepare | Commit, how: str) -> Certificate:
-        """That a quorum signed `vote`, which it did not."""
+        """Return a false certificate that a quorum signed `vote`."""
         body = codec.encode(vote)
         data = signing_preimage(vote.TAG, self.liar.chain_id, body)
         signers = [self.liar.signer]
@@ -117,7 +117,7 @@ class ForgedTimeouts(AtEveryHeight):
                 self._lead(replica, view, self.liar.random.choice(self.modes))
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        """Nothing that would contradict what it makes up."""
+        """Drop the messages that would contradict its inventions."""
         is_real = isinstance(message, (Vote, TimeoutEnvelope)) or (
             isinstance(message, ProposeEnvelope) and message.justification is not None
         )
@@ -154,7 +154,7 @@ class DoubledTimeouts(ForgedTimeouts):
 
 
 class StaleTimeouts(Strategy):
-    """Leads with the timeouts of an earlier view, or of an earlier height, which were real once."""
+    """Leads with real timeouts of an earlier view or height."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -226,7 +226,7 @@ class LyingHigh(Strategy):
 
 
 class WrongBytes(Strategy):
-    """The signatures are right, the bytes beside them are of something else."""
+    """Sends valid signatures beside the bytes of other statements."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         match message:
@@ -261,13 +261,13 @@ class FutureClock(Strategy):
 
 
 class LateDates(FutureClock):
-    """Leads with blocks that are dated as late as voters let them be."""
+    """Leads with blocks that have the latest date that voters accept."""
 
     ahead_ms = int(CLOCK_AHEAD_SECONDS * 1_000) - 10
 
 
 class BadBlocks(Strategy):
-    """Leads with blocks of which one field of the envelope is wrong."""
+    """Leads with blocks that have one wrong field in the envelope."""
 
     modes: tuple[str, ...] = ("parent", "root", "next voters", "few commits", "failed", "proposer", "old")
 
@@ -299,7 +299,7 @@ class BadBlocks(Strategy):
 
 
 class ShownToOne(Strategy):
-    """Leads, when there is nothing to decide, with a block that nobody accepts, shows it to one voter and gives up the view."""
+    """Leads an idle height with a block that no voter accepts, shows it to one voter and gives up the view."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -314,7 +314,7 @@ class ShownToOne(Strategy):
             self._lie(replica)
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        """At that height it says nothing else: nothing that contradicts it."""
+        """Send nothing else at that height, so that nothing contradicts the block."""
         replica = self.liar.replica
         speaks = (
             replica is None
@@ -401,7 +401,7 @@ class FewBallots(BadBodies):
 
 
 class TurnThief(Strategy):
-    """Leads with blocks that show just those commits after which a liar leads again, if there are such."""
+    """Leads with blocks that include exactly the commits after which a liar leads again, if this is possible."""
 
     def started(self) -> None:
         chain = self.liar.replica._chain
@@ -430,7 +430,7 @@ class RepeatedTransactions(BadBodies):
 
 
 class ForgedRelays(AtEveryHeight):
-    """Passes on transactions of others that they never signed."""
+    """Relays transactions of others that they never signed."""
 
     def lie(self, replica: Any) -> None:
         node = self.liar.node()
@@ -442,7 +442,7 @@ class ForgedRelays(AtEveryHeight):
 
 
 class ForgedEvidence(AtEveryHeight):
-    """Accuses others: with what they did sign, twice; with two views of theirs; with copied and made-up signatures."""
+    """Accuses others with one real statement twice, with statements of two views, and with copied and made-up signatures."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -473,7 +473,7 @@ class ForgedEvidence(AtEveryHeight):
 
 
 class AlteredVotes(Strategy):
-    """Passes on what others signed with another height, view, block, phase or voter set written into it."""
+    """Relays signed statements of others with a changed height, view, block, phase or voter set."""
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message = opened(data)
@@ -492,7 +492,7 @@ class AlteredVotes(Strategy):
 
 
 class FarTimeouts(AtEveryHeight):
-    """Says that all others gave up a view far ahead, under their names and with signatures that are not theirs."""
+    """Sends timeouts of a view far ahead in the names of all others, with forged signatures."""
 
     def lie(self, replica: Any) -> None:
         forged = self.liar.sign(Timeout(replica._book.voters.hash, replica.height, replica.view + FAR_VIEWS, NO_VIEW, None))
@@ -503,7 +503,7 @@ class FarTimeouts(AtEveryHeight):
 
 
 class ForgedNames(Strategy):
-    """Passes on what others signed with a part of it changed, under another's name, or signed by itself in their name."""
+    """Relays statements of others with a changed part, under another name, or with its own signature in their name."""
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message = opened(data)
@@ -525,7 +525,7 @@ class ForgedNames(Strategy):
         return Signed(altered, signed.signer, self.liar.signer.sign(signing_preimage(_tag(signed), self.liar.chain_id, altered)))
 
     def _altered(self, body: bytes) -> bytes:
-        """Another number, or another digest, than was signed."""
+        """Return a number or digest that differs from the signed one."""
         fields = codec.unpack(body, len(body))
         at = self.liar.random.choice([i for i, value in enumerate(fields) if i and isinstance(value, int | bytes)])
         value = fields[at]
@@ -538,7 +538,7 @@ def _tag(signed: Signed) -> str:
 
 
 class LyingStatus(AtEveryHeight):
-    """Claims heights that nobody has reached, and that others signed what they did not."""
+    """Claims heights that no peer has reached, and signatures that others never made."""
 
     def lie(self, replica: Any) -> None:
         for key in self.liar.others:
@@ -557,7 +557,7 @@ class LyingStatus(AtEveryHeight):
 
 
 class FalseNotices(AtEveryHeight):
-    """Complains at every height that transactions are left out which do not exist."""
+    """Gives notice at every height of omitted transactions that do not exist."""
 
     def lie(self, replica: Any) -> None:
         node = self.liar.node()
@@ -568,7 +568,7 @@ class FalseNotices(AtEveryHeight):
 
 
 class BadParts(Strategy):
-    """Serves snapshots in which one module says something else than the certified one."""
+    """Serves snapshots in which one module differs from the certified one."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, SnapshotPart) and message.content is SnapshotContent.MODULE and message.name == b"counter":
@@ -577,7 +577,7 @@ class BadParts(Strategy):
 
 
 class BadRows(Strategy):
-    """Serves snapshots in which rows of tables are missing, or say something else."""
+    """Serves snapshots in which rows of tables are missing or changed."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, SnapshotPart) and message.content is SnapshotContent.ROWS:
@@ -589,7 +589,7 @@ class BadRows(Strategy):
 
 
 class BadOffers(BadParts):
-    """Offers snapshots whose modules are not those under the certified root, and serves them."""
+    """Offers and serves snapshots whose modules do not match the certified root."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         node = self.liar.node()
@@ -598,7 +598,7 @@ class BadOffers(BadParts):
         return super().sends(to, message)
 
     def _leaf(self, offer: SnapshotOffer) -> bytes:
-        """Of the altered module, which is made of the state that the shelf serves."""
+        """Return the digest of the altered module, which is derived from the state that the shelf serves."""
         state = self._states.get(offer.height)
         return module_digest(_counted(state)) if state is not None else self.liar.made_up()
 
@@ -613,7 +613,7 @@ class BadOffers(BadParts):
 
 
 class RenamedModules(Strategy):
-    """Offers snapshots whose modules have other names, or are fewer: two are hashed to one as in the tree over them."""
+    """Offers snapshots with renamed modules, or with fewer: two are hashed to one as in the tree over them."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, SnapshotOffer) or not message.modules:

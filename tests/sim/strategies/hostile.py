@@ -1,4 +1,4 @@
-"""Liars that send what no honest peer sends: floods, replays, and bytes that are no messages."""
+"""Liars with traffic that no honest peer sends: floods, replays, and bytes that are not messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REMEMBERED = 400
 
 
 class Flood(AtEveryHeight):
-    """Sends much of heights, views and rounds far ahead, and asks for everything again and again."""
+    """Sends many messages for heights, views and rounds far ahead, and repeats all requests."""
 
     amount = 12
 
@@ -85,7 +85,7 @@ def _distinct(fat: Certificate, i: int, height: int) -> Certificate:
 
 
 class OldEpoch(Strategy):
-    """Says again what was said at earlier heights, by itself and by others, and votes as the voters of then."""
+    """Repeats its own and others' messages of earlier heights, and votes with the voter set of that time."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -107,7 +107,7 @@ class OldEpoch(Strategy):
 
 
 class CrossChain(Strategy):
-    """Signs for another network, and says it to half of the others here."""
+    """Signs statements for another network, and sends them to half of the peers here."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if self.in_first_half(to) or self.liar.random.random() < 0.5:
@@ -127,7 +127,7 @@ class CrossChain(Strategy):
 
 
 class Garbage(Strategy):
-    """Sends bytes that are no message, or a message that is written in another way than the one there is."""
+    """Sends bytes that are not a message, or a non-canonical encoding of one."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if self.liar.random.random() > 0.05:
@@ -149,7 +149,7 @@ class Garbage(Strategy):
 
 
 class EpochEdge(Strategy):
-    """Votes as a voter of the sets before, now and after, and goes on when it votes no more."""
+    """Votes with the previous, current and next voter set, and continues after it has lost its vote."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         node = self.liar.node()

@@ -1,4 +1,4 @@
-"""Liars that say nothing, too little, too late, or not to everybody."""
+"""Liars that send nothing, too little, too late, or not to all peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened
 
 
 class Silent(Strategy):
-    """Says nothing."""
+    """Sends nothing."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         return ()
@@ -39,7 +39,7 @@ class SilentLeader(Strategy):
 
 
 class CrashAtStep(Strategy):
-    """Stops for good in the middle of a broadcast: after so many messages of one kind, some have it and others do not."""
+    """Stops for good in the middle of a broadcast: some peers have received its message, and others have not."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -57,7 +57,7 @@ class CrashAtStep(Strategy):
 
 
 class Selective(Strategy):
-    """Speaks with exactly q − 1 others: with it they are a quorum, and the rest has to learn everything from them."""
+    """Sends only to q − 1 others. With it they are a quorum, and the rest must learn everything from them."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -69,7 +69,7 @@ class Selective(Strategy):
 
 
 class JustInTime(Strategy):
-    """Says everything shortly before the others lose patience."""
+    """Sends everything shortly before the timeouts of the others."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         replica = self.liar.replica
@@ -79,7 +79,7 @@ class JustInTime(Strategy):
 
 
 class WithheldParts(Strategy):
-    """Proposes blocks whose parts nobody has, and does not answer who asks for them."""
+    """Proposes blocks whose parts no peer has, and ignores requests for them."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, BlockBytes):
@@ -98,21 +98,21 @@ class WithheldPayload(Strategy):
 
 
 class LatePayload(Strategy):
-    """Proposes updates whose payload takes a while, and not the same while to everybody."""
+    """Proposes updates whose payload arrives late, after a different delay at each peer."""
 
     def payload_seconds(self, to: bytes) -> float | None:
         return self.liar.random.uniform(0.0, 6.0)
 
 
 class WithheldBuffer(Strategy):
-    """Proposes updates that everybody can fetch, and nobody can re-execute."""
+    """Proposes updates that all peers can fetch, and none can re-execute."""
 
     def reveal_seconds(self, to: bytes) -> float | None:
         return None
 
 
 class SilentVoucher(Strategy):
-    """Re-executes nothing that it is called for."""
+    """Ignores all calls to re-execute."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         return () if _own_tag(self.liar.key, message) == Vouch.TAG else (message,)
@@ -135,7 +135,7 @@ def _own_tag(key: bytes, message: Any) -> str:
 
 
 class Censor(Strategy):
-    """Hears nothing that one victim says, from whomever: no transaction, ballot or commit of it is in this leader's blocks."""
+    """Ignores one victim's messages, also relayed ones: its blocks have no transaction, ballot or commit of the victim."""
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message, victim = opened(data), self.liar.others[-1]
@@ -144,14 +144,14 @@ class Censor(Strategy):
 
 
 class CensoredHeight(Strategy):
-    """Remembers nothing that others said when it is asked what it heard."""
+    """Returns an empty list when it is asked for remembered statements."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         return (RememberedStatements(message.height, ()),) if isinstance(message, RememberedStatements) else (message,)
 
 
 class Veto(Strategy):
-    """Casts no ballot, and calls for the end of every round as soon as it opens."""
+    """Casts no ballot, and votes to cut off every round as soon as it opens."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)

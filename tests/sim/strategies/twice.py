@@ -1,4 +1,4 @@
-"""Liars that sign two things where an honest peer signs one. Sooner or later somebody holds both, and that is proof."""
+"""Liars that sign two statements where an honest peer signs one. A peer that receives both has proof of the lie."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from protocol.messages import (
 from protocol.verdicts import Verdict
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest
 
-LATER_SECONDS = 0.05  # then the first half hears what the second half heard, before it has forgotten the height
+LATER_SECONDS = 0.05  # delay of the second message to the first half, which still remembers the height
 
 
 class WithheldLock(Strategy):
-    """Gives up views as if nothing had been prepared."""
+    """Gives up views without naming the prepared block."""
 
-    leaves_proof = True  # where it has committed in a view that it gives up
+    leaves_proof = True  # if it has committed in a view that it gives up
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, TimeoutEnvelope):
@@ -43,7 +43,7 @@ class WithheldLock(Strategy):
 
 
 class TwoBlocks(WithheldLock):
-    """Proposes two blocks, each to one half, and votes in both phases for what each half has."""
+    """Proposes a different block to each half, and votes for both in both phases."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, ProposeEnvelope):
@@ -65,7 +65,7 @@ class TwoBlocks(WithheldLock):
 
 
 class Fork(TwoBlocks):
-    """Tells each half of the honest that everybody who lies is with them: 2q − n such peers decide two blocks at once."""
+    """Votes with each half of the honest peers, as all liars do: 2q − n such peers decide two blocks at once."""
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -85,14 +85,14 @@ class Fork(TwoBlocks):
 
 
 class Amnesia(Strategy):
-    """After a restart it has forgotten all it signed."""
+    """Forgets all its signatures at a restart."""
 
     def restart(self, restart: RestartState) -> RestartState:
         return dataclasses.replace(restart, votes=(), blocks=(), prepared=None)
 
 
 class Equivocator(Strategy):
-    """Tells one half what it means and the other half something else; the first half hears that later, too."""
+    """Sends its real message to one half and another one to the rest. The first half receives that one later, too."""
 
     leaves_proof = True
 
@@ -106,11 +106,11 @@ class Equivocator(Strategy):
         return (message,)
 
     def other(self, message: Any) -> Any:
-        """The lie; None: this message is not of the kind it lies about."""
+        """Return the false message, or None if it does not lie in messages of this kind."""
         raise NotImplementedError
 
     def digest(self, *of: Any) -> bytes:
-        """One made-up digest for each thing, so that the same lie is told twice."""
+        """Return one made-up digest for each subject, so that the lie is consistent."""
         return header_digest(codec.encode([self.liar.key, *of]))
 
 
@@ -139,7 +139,7 @@ class TwoCommits(TwoVotes):
 
 
 class TwoTimeouts(Equivocator):
-    """Gives up one view twice, with and without a name for what it had prepared."""
+    """Gives up one view twice, with and without the block that it had prepared."""
 
     def other(self, message: Any) -> Any:
         if not isinstance(message, TimeoutEnvelope):
@@ -180,7 +180,7 @@ class TwoOfARound(Equivocator):
 
 
 class TwoProposals(TwoOfARound):
-    """Puts two updates forward in one round."""
+    """Proposes two updates in one round."""
 
     kind = Proposal
 
@@ -189,7 +189,7 @@ class TwoProposals(TwoOfARound):
 
 
 class TwoBallots(TwoOfARound):
-    """Casts two ballots: for one half everything is fine, for the other half nothing is."""
+    """Casts two ballots: one accepts everything, and one accepts nothing. Each half receives one of them."""
 
     kind = Ballot
 
@@ -215,7 +215,7 @@ class TwoVouches(TwoOfARound):
 
 
 class TwoCutOffs(TwoOfARound):
-    """Ends a round twice, with other ballots each time; it calls for the end of rounds that are fine, too."""
+    """Cuts off a round twice, with different ballots. It also votes to cut off rounds without need."""
 
     kind = CutOff
 
@@ -240,7 +240,7 @@ class VouchesForAll(Strategy):
 
 
 class RejectsInBallots(Strategy):
-    """Accepts nothing in its ballots, whatever it vouches for."""
+    """Accepts nothing in its ballots, not even updates that it vouches for."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, GossipEnvelope) or message.signed.signer != self.liar.key:
@@ -253,14 +253,14 @@ class RejectsInBallots(Strategy):
 
 
 class RejectsAll(RejectsInBallots):
-    """Accepts nothing of anybody, ever."""
+    """Rejects all updates of all trainers."""
 
     def finding(self, honest: Verdict) -> Verdict:
         return Verdict.REPLAY
 
 
 class SignsAgain(Strategy):
-    """Says everything twice, with two different signatures under the same words: that is no contradiction."""
+    """Sends everything twice, with two different signatures under equal statements. This is no contradiction."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, Vote) and message.vote.signer == self.liar.key:
@@ -274,7 +274,7 @@ class SignsAgain(Strategy):
 
 
 class BadPayload(Strategy):
-    """Proposes updates that nobody who re-executes them finds."""
+    """Proposes updates that re-execution cannot reproduce."""
 
     def payload(self, honest: bytes) -> bytes:
         return header_digest(honest)

@@ -10,7 +10,7 @@ from training.data.default_text import default_text
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> None:
-    """As in a worker by default; also faster for tensors this small."""
+    """Use one thread, the default of a worker, which is also faster for small tensors."""
     torch.set_num_threads(1)
 
 

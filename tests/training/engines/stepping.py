@@ -1,4 +1,4 @@
-"""One inner step at a time, as liars and tests of several steps take them."""
+"""Single inner steps, for liars and for tests of several steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.replicated.tensor_layout import Float32Array
 def inner_step(
     engine: TorchEngine, parameters: Float32Array, inner: InnerState, step: InnerStep, on_step: Callable[[], None] = lambda: None
 ) -> tuple[Float32Array, InnerState]:
-    """Copies of the parameters and the inner state after this step."""
+    """Return copies of the parameters and the inner state after this step."""
     engine.load_parameters(parameters)
     optimizer = engine.make_optimizer(inner)
     with no_subnormal_numbers():

@@ -37,9 +37,9 @@ OF: dict[str, dict[str, Any]] = {
     "estimates, audits": ESTIMATES | {"rounds": 60, "warmup_rounds": 3, "audit": AuditMode.FULL},
     "estimates, several steps": {**SEVERAL, "memory": FeedbackMemory.ESTIMATES, "initial_norm": 1.0},
 }
-NORMS_BEFORE = {2: 1, 4: 2}  # how many times a norm was rejected before these rounds
+NORMS_BEFORE = {2: 1, 4: 2}  # round -> number of rejections for the norm before it
 LAST = 4
-OTHER_MACHINE = 2e-6  # of the norm: by how much another machine's updates differ
+OTHER_MACHINE = 2e-6  # of the norm: difference of another machine's updates
 
 
 class World:
@@ -78,7 +78,7 @@ class World:
         return delta + noise * np.float32(OTHER_MACHINE * np.linalg.norm(delta) / np.linalg.norm(noise)), losses
 
     def before(self) -> tuple[str | None, str | None]:
-        """The buffer and the payload of the round before; of estimates the buffer alone."""
+        """Return the buffer and the payload of the previous round. Jobs of estimates have only the buffer."""
         if not self.number:
             return None, None
         return self.path("m", 1), None if self.spec.has_estimates else self.path("payload", 1)
@@ -109,12 +109,12 @@ class World:
         return self.model.feedback_of(TRAINER, error_feedback.read_buffer(Path(self.path("m", 1)), self.spec), payload)
 
     def m(self, e: Float32Array) -> Float32Array:
-        """The true update, added to any `e`."""
+        """Return the true update plus the residual `e`."""
         delta, _ = self.update(np.array(self.model.parameters), JOB, self.model.round, TRAINER, None, None)
         return error_feedback.accumulate_feedback(e, delta, self.spec.feedback_decay, self.spec.update_weight)
 
     def commit(self, blob: bytes) -> None:
-        """A buffer, with the payload that follows from it."""
+        """Commit to a buffer, with the payload derived from it."""
         Path(self.path("m")).write_bytes(blob)
         said = error_feedback.read_buffer(Path(self.path("m")), self.spec).dequantize()
         Path(self.path("payload")).write_bytes(self.model.encode_payload(TRAINER, said))
@@ -175,7 +175,7 @@ def test_one_forged_byte_of_a_buffer_is_found(world: World, how: str) -> None:
         place = int(np.argmax(np.abs(levels[largest])))
         blob[HEADER_BYTES + chunks + place] = -int(levels[place]) % 256
     else:
-        blob[HEADER_BYTES] -= 1  # the next smaller scale: another one is the largest of the payload
+        blob[HEADER_BYTES] -= 1  # the next smaller scale, so that another one is the largest of the payload
     world.commit(bytes(blob))
     assert world.is_refused()
 

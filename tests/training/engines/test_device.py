@@ -1,4 +1,4 @@
-"""Where tensors are. No accelerator is here: `meta` stands for one, on which a tensor has a shape and no numbers."""
+"""Devices of tensors. `meta` stands for an accelerator: its tensors have a shape and no numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_loss_gradient_and_cache_are_where_the_model_is() -> None:
 def test_a_vector_goes_to_a_device_and_what_it_moved_comes_back_piece_by_piece(length: int) -> None:
     drawn = np.random.default_rng(length)
     given, other = (drawn.standard_normal(length).astype(np.float32) for _ in range(2))
-    given.flags.writeable = False  # as one that is mapped into memory
+    given.flags.writeable = False  # as in a memory-mapped array
     there = torch.full((length,), torch.nan)
     device.upload_vector(given, there, elements=7)
     assert there.numpy().tobytes() == given.tobytes()

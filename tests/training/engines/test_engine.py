@@ -70,7 +70,7 @@ def test_local_steps_lower_the_held_out_loss(text: Path) -> None:
     delta, losses = engine.local_steps(start, JOB, 3, TRAINER)
     before, after = engine.compute_main_metric(start), engine.compute_main_metric(start - delta)
     assert before is not None and after is not None
-    assert after < 6.0 < 8.0 < before  # at the start it knows nothing: 256 bytes are 8 bits
+    assert after < 6.0 < 8.0 < before  # an untrained model has a loss of 8 bits: 256 equally likely bytes
     assert 2.0 < np.mean(losses) < math.log(256) and np.linalg.norm(delta) > 0
 
 
@@ -285,7 +285,7 @@ def test_where_a_compiler_fails_the_loss_is_computed_as_it_is_and_that_is_said_o
 
 
 def test_what_runs_out_of_memory_is_no_failure_of_the_compiler(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The micro-batch is halved as without it, and the compiled loss goes on."""
+    """The micro-batch is halved as without a compiler, and the compiled loss stays in use."""
     sizes = list[int]()
 
     def scarce(loss: Any) -> Any:
@@ -316,7 +316,7 @@ DEEP = ModelSpec(context=32, width=32, layers=6, heads=4, kv_heads=2, hidden=48)
 
 
 def kept_bytes(model: ModelSpec, recompute: bool) -> int:
-    """What a forward pass of one sequence keeps for the backward pass."""
+    """Return the bytes that a forward pass of one sequence keeps for the backward pass."""
     net, kept = GPT(replace(SPEC, model=model)), dict[int, int]()
     net.recompute = recompute
     own = net.parameters.untyped_storage().data_ptr()

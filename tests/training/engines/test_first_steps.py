@@ -1,4 +1,4 @@
-"""The first step of fresh moments is where honest replays on other processors differ most: each parameter moves by its sign."""
+"""First steps of fresh moments, where honest replays on other processors differ most: parameters move by signs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ JOB = bytes(range(32))
 BATCHES = 10
 MODEL = ModelSpec(context=64, width=32, layers=2, heads=2, kv_heads=1, hidden=96)
 SPEC = JobSpec(name="first", data=bytes(32), model=MODEL, batch=4, micro_batch=4, audit=AuditMode.SAMPLED)
-ROUNDS = {"text": 8, "runs": 8, "one byte": 16}  # trained before: at first no gradient is small, at last the loss is 3e-5
-MARGIN = 10  # of the tolerance to the largest honest error; with an epsilon of 1e-8 it is .8 here
+ROUNDS = {"text": 8, "runs": 8, "one byte": 16}  # training before: first gradients are large, the last loss is 3e-5
+MARGIN = 10  # of the tolerance to the largest honest error; with an epsilon of 1e-8 it is 0.8 here
 
 
-# Where a window has no variety, the gradients of queries and keys are nothing but rounding; where a text is known by heart, the
-# whole gradient was (decision 46).
+# In a window of equal tokens, the gradients of queries and keys consist of rounding errors. In a memorized text, the whole
+# gradient did (decision 46).
 TEXTS = {
     "text": default_text()[:200_000],
     "runs": b"".join(bytes([32 + number % 90]) * 600 for number in range(80)),
@@ -47,7 +47,7 @@ def engine_of(spec: JobSpec, kind: str = "text") -> TorchEngine:
 
 
 def first_steps(engine: TorchEngine, parameters: Float32Array, round: int) -> list[tuple[Float32Array, InnerState]]:
-    """Where the first steps of as many trainers lead to, from one model."""
+    """Return the results of the trainers' first steps from one model."""
     places = (InnerStep(JOB, round, number.to_bytes(32, "big"), 0) for number in range(BATCHES))
     return [inner_step(engine, parameters, InnerState.fresh(engine.spec), place) for place in places]
 

@@ -31,7 +31,7 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 
 
 def reference_logits(model: GPT, x_T: torch.Tensor) -> torch.Tensor:
-    """The same network written the slow way: one sequence, one head and one position at a time."""
+    """Compute logits with a slow reference network: one sequence, one head and one position at a time."""
     spec, layout = model.spec, layout_of(model.job)
     weights = {name: torch.from_numpy(view) for name, view in layout.tensor_views(model.parameters.numpy()).items()}
     head = spec.width // spec.heads
@@ -97,7 +97,7 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
     model.gradients.zero_()
     model.loss(x_BT[:, :-1], x_BT[:, 1:]).backward()
     direction = torch.randn(len(model.parameters), generator=torch.Generator().manual_seed(1))
-    step = 3e-5  # larger steps bend, smaller ones drown in float32
+    step = 3e-5  # larger steps are not linear, smaller ones are lost in float32
     losses = []
     with torch.no_grad():
         for sign in (1, -2):
@@ -118,7 +118,7 @@ def test_the_gradient_of_the_loss_is_exact_however_sure_the_model_is(lead: float
     assert loss.item() == pytest.approx(F.cross_entropy(exact, torch.arange(6), reduction="sum").item(), rel=1e-5, abs=1e-5)
     others = ~torch.eye(6, 9, dtype=torch.bool)
     torch.testing.assert_close(found.grad.double()[others], exact.grad[others], rtol=1e-5, atol=0)
-    right = -(exact.grad * others).sum(dim=1)  # in float64, too, p − 1 is rounding at a lead of 40
+    right = -(exact.grad * others).sum(dim=1)  # at a lead of 40, p − 1 is a rounding error even in float64
     torch.testing.assert_close(found.grad.diagonal().double(), right, rtol=1e-5, atol=0)
 
 

@@ -59,7 +59,7 @@ def test_an_output_layer_of_its_own_is_left_to_adamw() -> None:
 
 
 def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
-    """The reference: momentum, Nesterov, orthogonalisation, scale and decay of each matrix; an AdamW for each of the others."""
+    """The reference: momentum, Nesterov, orthogonalization, scale and decay of each matrix, and AdamW for other tensors."""
     parameters = noise(LAYOUT.size) * 0.1
     expected, gradients = parameters.clone(), torch.zeros(LAYOUT.size)
     optimizer = Muon(parameters, gradients, SETTINGS)

@@ -1,4 +1,4 @@
-"""Two processes that train as one trainer, on processors with gloo: what a peer of several GPUs does with NCCL."""
+"""Two processes that train as one trainer, on CPUs with gloo. A peer with several GPUs does the same with NCCL."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_th
 
 
 def local_numbers(part: RankModel) -> int:
-    """Numbers of parameters and moments in this process, between two orders."""
+    """Return the numbers of parameters and moments in this process, between two requests."""
     if isinstance(part, DdpRankModel):
         return len(part._gpt.parameters) + len(part._optimizer.moments)
     assert isinstance(part, FsdpRankModel)
@@ -202,7 +202,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
 
             async with trio.open_nursery() as busy:
                 busy.start_soon(killed)
-                await trio.sleep(1)  # whenever it comes, the worker ends: nothing depends on how far the round is
+                await trio.sleep(1)  # the worker ends at any point of the round
                 os.kill(rank, signal.SIGKILL)
             await worker.ask(worker_protocol.OpenJobRequest(JOB, TEN.encode(), str(text), None))
             done = await worker.ask(asked)

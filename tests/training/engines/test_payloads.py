@@ -1,4 +1,4 @@
-"""Audits of jobs that carry nothing from round to round: the payload is all that a trainer shows, and all that is compared."""
+"""Audits of jobs without state between rounds: a trainer shows only the payload, and auditors compare only that."""
 
 from __future__ import annotations
 

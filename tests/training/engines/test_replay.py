@@ -1,4 +1,4 @@
-"""Re-execution of rounds that keep their inner state, and of rounds that begin with a fresh one."""
+"""Re-execution of rounds with a kept inner state, and of rounds with a fresh one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SPECS = {
 
 @dataclass
 class World:
-    """Rounds 0 and 1 of one trainer, whose proposal of round 0 was accepted; what is tested is its proposal of round 1."""
+    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, and tests re-execute that of round 1."""
 
     folder: Path
     engine: TorchEngine
@@ -127,7 +127,7 @@ def begun(folder: Path, spec: JobSpec, text: Path, proposes: bool = False) -> Wo
 
 @pytest.fixture(params=SPECS, scope="module")
 def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
-    """Nobody changes it."""
+    """The honest world, which no test changes."""
     return begun(tmp_path_factory.mktemp("honest"), SPECS[request.param], text, proposes=True)
 
 
@@ -145,7 +145,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_replay_computes_with_no_subnormal_numbers_and_what_is_exact_does(text: Path, name: str) -> None:
-    """A liar may choose a state with which a processor takes twenty times as long."""
+    """With subnormal numbers in its state a liar could make an auditor's processor twenty times slower."""
     spec = SPECS[name]
     engine, tiny = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()), np.float32(1e-40)
     seen: list[float] = []
@@ -236,7 +236,7 @@ def test_an_honest_round_passes_with_another_number_of_threads(honest: World, tw
 
 
 def smallest(state: InnerState, spec: JobSpec) -> npt.NDArray[np.int64]:
-    """Where the least second moments lie, a twentieth of them."""
+    """Return the indices of the least twentieth of the second moments."""
     part = moment_slots(spec)["second"]
     return np.argsort(state.moments[part])[: (part.stop - part.start) // 20] + part.start
 
@@ -249,8 +249,8 @@ def test_a_full_audit_goes_on_from_the_committed_inner_state(kept: World) -> Non
 def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: World) -> None:
     state = InnerState.load(kept.folder / "inner1", kept.spec)
     small, turned = state.moments.copy(), state.moments.copy()
-    small[smallest(state, kept.spec)] = 0  # a twentieth of the parameters, which a norm of second moments does not see
-    first = turned[moment_slots(kept.spec)["first"]]  # within the tolerance of the first moments, where they move parameters most
+    small[smallest(state, kept.spec)] = 0  # a twentieth of the parameters, without effect on a norm of second moments
+    first = turned[moment_slots(kept.spec)["first"]]  # within the tolerance, where they move parameters most
     chosen = smallest(state, kept.spec) - len(first)
     first[chosen] += np.float32(0.9 * SPEC.replay_tolerance) * np.linalg.norm(first) / np.float32(len(chosen) ** 0.5)
     lies = [InnerState(state.steps, moments) for moments in (state.moments * np.float32(1.01), small, turned)]
@@ -262,7 +262,7 @@ def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: Worl
 
 
 def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(text: Path) -> None:
-    """What is small in momentum is as large as all else once it is orthogonal."""
+    """Orthogonalization makes a small part of the momentum as large as all others."""
     spec = SPECS["muon kept"]
     engine = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
     _, replayed = inner_step(engine, initial_parameters(spec), InnerState.fresh(spec), InnerStep(JOB, 1, TRAINER, 0))
@@ -308,7 +308,7 @@ def test_an_inner_state_of_more_steps_than_the_job_has_is_malformed(kept: World)
 
 @pytest.fixture(scope="module", params=["adamw kept", "muon kept"])
 def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
-    """Kept inner state and one step a round, which is replayed whole."""
+    """Return a specification with kept inner state and one step a round, which is replayed completely."""
     return begun(tmp_path_factory.mktemp("single"), replace(SPECS[request.param], local_steps=1), text, proposes=True)
 
 

@@ -1,4 +1,4 @@
-"""Sampled audits of real rounds: nothing is shown but two buffers, honest work passes anywhere, lies do not."""
+"""Sampled audits of real rounds: trainers show only two buffers, honest work passes on any machine, and lies fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = JobSpec(**SIZES, **complete_fields({"audit": AuditMode.SAMPLED, "local_st
 
 
 class World:
-    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, its proposal of round 1 goes on from there."""
+    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, its proposal of round 1 continues from it."""
 
     def __init__(self, folder: Path, text: Path) -> None:
         self.folder, self.engine = folder, TorchEngine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer())
@@ -74,7 +74,7 @@ class World:
         return proposal_replay.audit_proposal(worker_protocol.AuditRequest(JOB, round, TRAINER, *paths, *before), self.update)
 
     def commit(self, m: Float32Array, round: int = 1) -> None:
-        """As if the trainer had come to this m; everything that follows from it is right."""
+        """Commit as if this m was the trainer's result; everything derived from it is right."""
         model = self.model(round)
         buffer = error_feedback.make_buffer(m, model.header(TRAINER), SPEC)
         Path(self.path("m", round)).write_bytes(buffer.encode())
@@ -102,7 +102,7 @@ def test_honest_rounds_pass_also_with_another_number_of_threads_and_show_two_byt
 
 
 def test_the_loss_that_binds_an_auditor_is_of_the_last_step(world: World) -> None:
-    """Whoever replays the first step alone does not know it."""
+    """An auditor that replays only the first step does not know this loss."""
     assert world.done.last_loss == round(1e6 * world.losses[-1]) == world.audit().last_loss
 
 
@@ -129,7 +129,7 @@ def test_a_lie_in_one_step_is_found_whichever_it_is(world: World, how: str, step
 
 @pytest.mark.parametrize("factor", [0.98, 1.5])
 def test_a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it(world: World, factor: float) -> None:
-    """Of one bit, and most levels: its payload says nearly what the honest one says, and later ones would say the rest."""
+    """With one bit most levels agree: the payload nearly equals the honest one, and later payloads would add the lie."""
     before, layout = Path(world.path("payload", 0)).read_bytes(), world.model(0).layout
     world.commit(world.m(0) * np.float32(factor), 0)
     after = Path(world.path("payload", 0)).read_bytes()

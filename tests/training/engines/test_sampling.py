@@ -35,7 +35,7 @@ def found(model: GPT, prompt: list[int], how: SamplingOptions, stop: int | None 
 
 
 def lively() -> GPT:
-    """One that does not say the same token for ever, as a fresh one with a tied head does."""
+    """Return a model that does not repeat one token for ever, as a fresh model with a tied head does."""
     model = model_of()
     with torch.no_grad():
         model.final_norm_C.copy_(4 * torch.randn(SPEC.model.width, generator=torch.Generator().manual_seed(3)))
@@ -43,7 +43,7 @@ def lively() -> GPT:
 
 
 def whole_logits(model: GPT, sequence: list[int]) -> torch.Tensor:
-    """Of the token behind each position, without a cache."""
+    """Return the logits of the token after each position, computed without a cache."""
     with torch.no_grad():
         return F.linear(model.features(torch.tensor([sequence])), model.embedding_VC)[0]
 
@@ -63,7 +63,7 @@ def test_what_a_cache_gives_is_what_the_whole_sequence_gives(kv_heads: int) -> N
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other libraries may add in other orders")
 def test_logits_do_not_depend_on_how_the_tokens_before_were_read() -> None:
-    """Planted: without rows beyond, or with as many keys as tokens, some places differ."""
+    """Planted bugs: without extra rows, or with only as many keys as tokens, some places differ."""
     model, sequence = model_of(replace(SPEC, model=replace(SPEC.model, context=160))), tokens(1, 160)[0].tolist()
     course = DecodingState(model, sequence[:1])
     for place in range(1, len(sequence)):
@@ -118,7 +118,7 @@ def test_a_long_prompt_and_a_context_that_slides_are_read_in_passes_of_a_few_tok
 
 
 def reference(logits: npt.NDArray[np.float64], how: SamplingOptions) -> npt.NDArray[np.float64]:
-    """Written from the definitions: one token after another, the likeliest first, until there are enough."""
+    """Return probabilities by their definitions: tokens in order of likelihood, until there are enough."""
     p = np.exp(logits / how.temperature - (logits / how.temperature).max())
     order = sorted(range(len(p)), key=lambda token: (-p[token], token))[: how.top_k or len(p)]
     total, kept = sum(p[token] for token in order), np.zeros(len(p))
@@ -207,7 +207,7 @@ def test_one_beam_always_takes_the_likeliest_and_ends_where_that_does(stop: int 
 
 
 def test_beams_that_hold_everything_find_the_best_continuation_that_there_is() -> None:
-    """Of two tokens, of which the first is any: 16 beams hold all first tokens that the best can begin with."""
+    """The continuation has two tokens: 16 beams hold each first token with which the best one can begin."""
     model, prompt = lively(), tokens(1, 5)[0].tolist()
     first = torch.log_softmax(whole_logits(model, prompt)[-1].double(), dim=-1)
     best = max(

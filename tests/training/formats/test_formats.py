@@ -60,7 +60,7 @@ def test_every_text_has_the_ids_that_it_has_here_and_comes_back(blob: bytes | No
 
 
 class Reader:
-    """As docs/gguf.md says, and nothing that the file does not need."""
+    """A reader of the parts of docs/gguf.md that the file needs."""
 
     def __init__(self, data: bytes) -> None:
         self.stream = io.BytesIO(data)
@@ -131,7 +131,7 @@ def test_a_gguf_file_brings_its_tokenizer() -> None:
     tokens = fields["tokenizer.ggml.tokens"]
     assert {token: number for number, token in enumerate(tokens)} == vocabulary.ids
     assert [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]] == list(vocabulary.merges)
-    assert tokens[fields["tokenizer.ggml.eos_token_id"]] == "Ā"  # the byte 0, which no text has
+    assert tokens[fields["tokenizer.ggml.eos_token_id"]] == "Ā"  # the byte 0, which occurs in no text
     assert written(is_half=True, stop=7).fields["tokenizer.ggml.eos_token_id"] == 7
     assert (fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"]) == (4, 2)
 

@@ -16,7 +16,7 @@ from training.replicated.tensor_layout import Float32Array, TensorLayout, layout
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
-RATE = 0.7  # of the outer step, whatever presets take: golden hashes depend on it
+RATE = 0.7  # of the outer step, independent of presets: golden hashes depend on it
 SMALL = JobSpec(
     name="small", data=bytes(32), model=ModelSpec(vocabulary=70, width=64, layers=1, hidden=96), initial_norm=2.0, outer_rate=RATE
 )
@@ -35,7 +35,7 @@ def header(number: int = 0, bits: int = 1) -> codec.PayloadHeader:
 
 
 def buffer(layout: TensorLayout, *seed: object, deviation: float = 0.01) -> Float32Array:
-    """A nearly normal buffer from integers: the same on every machine."""
+    """Return a nearly normal buffer made from integers, the same on every machine."""
     return random_stream.irwin_hall_integers(layout.size, *seed).astype(np.float32) * np.float32(
         deviation / random_stream.IRWIN_HALL_DEVIATION
     )
@@ -47,12 +47,12 @@ def update(m: Float32Array, layout: TensorLayout, number: int = 0, bits: int = 1
 
 
 def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.QuantizedUpdate:
-    """The buffer of `m`."""
+    """Return the buffer of `m`."""
     return codec.quantize_vector(header(bits=error_feedback.ESTIMATE_BITS), m, layout)
 
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:
-    """An honest proposal that continues the trainer's record."""
+    """Return an honest proposal that continues the trainer's record."""
     buffer = error_feedback.make_buffer(m, model.header(key), model.spec)
     payload = model.encode_payload(key, m if buffer is None else buffer.dequantize())
     record, committed = model.records.get(key), None if buffer is None else error_feedback.buffer_digest(buffer)
@@ -68,5 +68,5 @@ def round_of(model: ReplicatedModel, trainers: int) -> list[AcceptedProposal]:
 def aggregate_updates(
     updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, rule: AggregationRule, liars: int
 ) -> Float32Array:
-    """The whole aggregate as one vector."""
+    """Return the whole aggregate as one vector."""
     return np.concatenate([*aggregate.plan_aggregation(updates, rule, liars).iter_aggregate(layout.blocks)])

@@ -27,13 +27,13 @@ every_width = pytest.mark.parametrize("bits", BITS)
 
 
 def updates(count: int, *seed: object, common: float = 0.0, bits: int = 1) -> list[codec.QuantizedUpdate]:
-    """`common` is the part that all have in common, as honest trainers on the same text do."""
+    """Return updates with a common part, scaled by `common`, as honest trainers on the same text have."""
     shared = buffer(RAGGED, "common", *seed) * np.float32(common)
     return [update(buffer(RAGGED, i, *seed) + shared, RAGGED, i, bits) for i in range(count)]
 
 
 def ordered(items: list[codec.QuantizedUpdate]) -> Matrix:
-    """(updates, elements), as the rules order them."""
+    """Return (updates, elements) in the order of the rules."""
     return dense(sorted(items, key=lambda item: item.origin))
 
 
@@ -143,7 +143,7 @@ def test_no_rule_depends_on_the_order_whatever_payloads_say(rule: AggregationRul
 
 
 def test_who_alone_says_something_of_a_coordinate_does_not_own_it() -> None:
-    """A mean over those that do not say zero would let one liar write whatever it likes there."""
+    """A mean over the nonzero values would let one liar choose such a coordinate."""
     layout = layout_from_shapes([("tensor", (CHUNK,))])
     rows = np.zeros((4, CHUNK), dtype=np.float32)
     for number, row in enumerate(rows):
@@ -300,7 +300,7 @@ def diameter(honest: Matrix) -> float:
 
 
 def bound(honest: Matrix) -> float:
-    """What one liar among four can move the aggregate by: (4/√3 + 1/3) of the honest diameter D.
+    """Bound the distance by which one liar among four can move the aggregate: (4/√3 + 1/3) of the honest diameter D.
 
     Clipping to a ball brings nobody farther apart and moves the honest mean by at most D/3, as the threshold is at least the
     second largest honest norm. An honest update is mixed with two that are no farther from it than the honest ones, so it moves
@@ -316,7 +316,7 @@ def test_one_liar_of_four_moves_the_aggregate_no_farther_than_the_honest_are_apa
     honest = honest_updates(common)
     moved = np.linalg.norm(attacked(honest, lies(dense(honest))[name]) - dense(honest).mean(axis=0))
     assert moved <= bound(dense(honest))
-    assert moved <= diameter(dense(honest))  # no proof, but what these attacks reach
+    assert moved <= diameter(dense(honest))  # no proof; the reach of these attacks
 
 
 @given(rows=st.lists(st.lists(small, min_size=TOY.size, max_size=TOY.size), min_size=4, max_size=4), scale=st.floats(-1e6, 1e6))
@@ -358,6 +358,6 @@ def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block() -> None:
         finally:
             tracemalloc.stop()
 
-    peak(4)  # what is made once
+    peak(4)  # allocates all that is made once
     least, most = peak(16), peak(48)
     assert (most - least) / 32 < 5 * BLOCK

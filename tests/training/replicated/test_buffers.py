@@ -1,4 +1,4 @@
-"""Buffers of levels: what is said of m, and how far another vector is from what they say."""
+"""Buffers of levels: the levels of a vector m, and the distance of another vector from them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_scale_has_room_for_what_it_was_rounded_down_from() -> None:
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-23, 1e-21, 1e-19])
 def test_where_all_is_too_small_for_any_scale_nothing_deviates(scale: float) -> None:
-    """What fades while updates are zero comes to this, and of an update of zero the tolerance is zero."""
+    """A buffer that decays while updates are zero reaches such values, and the tolerance of a zero update is zero."""
     m = drawn(1, scale, "normal")
     update = said(m)
     assert not update.codes.any() and apart(update, m) == 0
@@ -77,7 +77,7 @@ def test_where_all_is_too_small_for_any_scale_nothing_deviates(scale: float) -> 
 def test_another_machines_replay_is_no_farther_from_levels_than_from_the_vector_itself(
     seed: int, scale: float, shape: str, off: float
 ) -> None:
-    """So whoever is within the tolerance with float32 values is so with levels: no honest trainer is convicted for rounding."""
+    """A trainer within the tolerance with float32 values is within it with levels, so rounding convicts no honest trainer."""
     m = drawn(seed, scale, shape)
     other = m + drawn(seed + 1, off * scale, "normal")
     distance = float(np.linalg.norm(other.astype(np.float64) - m.astype(np.float64)))

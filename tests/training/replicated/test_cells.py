@@ -1,4 +1,4 @@
-"""How far a vector is from what a payload may be said of, with any bits: nothing of honest work, and all of a lie."""
+"""Distance of a vector from those that a payload may stand for, with any bits: zero for honest work, all of a lie."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_signs_and_levels_of_another_vector_are_far_away(m: np.ndarray, bits: in
 
 @pytest.mark.parametrize("bits", BITS[:3])
 def test_levels_of_another_vector_are_far_away_under_the_right_scales(m: np.ndarray, bits: int) -> None:
-    """A few elements change their sides; the scales stay what they are."""
+    """A few elements change their sign, and the scales stay unchanged."""
     lie = m.copy()
     lie[::50] *= -1
     assert norm(m[::50]) / 2 < apart(said(bits, lie), m) < 2.1 * norm(m[::50])

@@ -20,7 +20,7 @@ def test_an_estimate_is_the_canonical_payload_of_the_sum() -> None:
 
 @pytest.mark.parametrize(("bits", "least"), [(1, 0.15), (error_feedback.ESTIMATE_BITS, 0.01)])
 def test_an_estimate_comes_near_what_is_meant_though_each_payload_says_little(bits: int, least: float) -> None:
-    """At one bit it stands still once the mean of what is missing is less than half of an estimate's level."""
+    """At one bit the estimate stops once the mean error is less than half of its level."""
     meant, estimate = buffer(RAGGED, "meant"), None
     for _ in range(60):
         estimate = error_feedback.update_estimate(

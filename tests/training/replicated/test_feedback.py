@@ -77,7 +77,7 @@ def test_accumulation_rounds_after_each_operation() -> None:
 
 
 def test_nothing_is_lost_over_rounds() -> None:
-    """What was sent plus what remains is what was computed, up to rounding, without decay."""
+    """Without decay, sent updates plus the residual equal the computed updates, up to rounding."""
     e, sent, computed = (np.zeros(RAGGED.size, dtype=np.float32) for _ in range(3))
     for number in range(10):
         delta = buffer(RAGGED, "nothing lost", number)

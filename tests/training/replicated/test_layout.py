@@ -46,7 +46,7 @@ def test_the_default_job_has_about_160_thousand_parameters() -> None:
 
 
 def test_the_layout_of_the_largest_model_makes_no_list_of_its_chunks() -> None:
-    """A stranger's request to start such a job asks every voter for this layout, whatever becomes of it."""
+    """A stranger's request to start such a job makes every voter compute this layout, even if it is refused."""
     large = ModelSpec(width=8192, heads=64, kv_heads=64, hidden=22_016, layers=10)
     assert large.problem() is None and large.parameters > 2**32
     layout = layout_of(JobSpec(name="large", data=bytes(32), model=large))

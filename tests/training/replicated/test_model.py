@@ -43,7 +43,7 @@ def with_payload(item: AcceptedProposal, payload: bytes) -> AcceptedProposal:
 
 
 def scaled(model: ReplicatedModel, number: int, norm: float) -> AcceptedProposal:
-    """A proposal whose payload has this norm within the 3 % of a scale: its elements are all of one size."""
+    """Return a proposal whose payload has this norm within the 3 % of a scale: all its elements have one size."""
     signs = np.sign(buffer(model.layout, "scaled", number) + np.float32(1e-9))
     return proposed(model, trainer(number), signs * np.float32(norm / model.layout.size**0.5))
 
@@ -135,7 +135,7 @@ def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(mod
 
 @pytest.mark.parametrize("bits", BITS)
 def test_the_limit_is_exact_with_any_bits(bits: int) -> None:
-    """Sixteen times an update, which a greater exponent says, is at the limit, and anything more beyond it."""
+    """Sixteen times an update, encoded by a greater exponent, is at the limit, and anything more is beyond it."""
     model = ReplicatedModel.initial(JOB, replace(SMALL, bits=bits))
     m = buffer(model.layout, "limit")
     model = model.apply_round([proposed(model, trainer(0), m)], {})
@@ -165,7 +165,7 @@ def test_a_newcomer_has_no_feedback_to_continue(second: ReplicatedModel) -> None
 
 
 def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_from() -> None:
-    """A lie that was found lies in its author's buffer, and perhaps in its inner state: audits would take it for a beginning."""
+    """A detected lie is still in its author's buffer, and perhaps in its inner state. Audits would start from it."""
     model = ReplicatedModel.initial(JOB, replace(SMALL, suspension_rounds=3, inner_state=InnerStatePolicy.KEEP))
     liar, inner = trainer(0), b"moments" + bytes(25)
     poison = proposed(model, liar, buffer(model.layout, "poison"))
@@ -198,7 +198,7 @@ def test_what_was_checked_before_makes_no_difference_to_a_step(monkeypatch: pyte
     items, others = round_of(fresh, 4), [proposed(fresh, trainer(n), buffer(fresh.layout, "other", n)) for n in range(2)]
     for item in (*others, *items):
         assert verdict(checked, item) is Verdict.ACCEPT
-    for accepted in (items, [*others, *items[2:]]):  # the second time two other payloads than those checked last
+    for accepted in (items, [*others, *items[2:]]):  # the second time with two payloads that were not checked last
         assert checked.apply_round(accepted, {}).root == fresh.apply_round(accepted, {}).root
     with pytest.raises(LocalProtocolError):
         checked.apply_round([replace(items[0], payload=items[1].payload)], {})
@@ -415,7 +415,7 @@ def test_a_crash_at_any_step_of_saving_leaves_the_old_model_or_the_new(
 
 
 def _crashes_at(step: int, old: ReplicatedModel, new: ReplicatedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether saving did not get past `step` calls to the file system."""
+    """Save, and crash at call number `step` to the file system. Return False if saving needs fewer calls."""
     old.save(home / "model")
     left = step
 

@@ -34,7 +34,7 @@ def first() -> ReplicatedModel:
 
 @pytest.fixture
 def third(first: ReplicatedModel) -> ReplicatedModel:
-    """After two rounds of five trainers, the last of which said nothing in the second."""
+    """Return the model after two rounds of five trainers. The last trainer proposed nothing in the second."""
     second = first.apply_round(round_of(first, 5), {})
     return second.apply_round(round_of(second, 4), {})
 
@@ -44,13 +44,13 @@ def verdict(model: ReplicatedModel, item: AcceptedProposal) -> Verdict:
 
 
 def of_norm(model: ReplicatedModel, number: int, norm: float) -> AcceptedProposal:
-    """A proposal that moves the trainer's estimate to this norm, all of its elements of one size."""
+    """Return a proposal that moves the trainer's estimate to this norm, with all elements of one size."""
     signs = np.sign(buffer(model.layout, "signs", number) + np.float32(1e-9))
     return proposed(model, trainer(number), signs * np.float32(norm / model.layout.size**0.5))
 
 
 def stepped(model: ReplicatedModel, gradient: Float32Array) -> Float32Array:
-    """The parameters after an outer step by `gradient`."""
+    """Return the parameters after an outer step by `gradient`."""
     parameters, momentum = np.array(model.parameters), np.array(model.vectors["momentum"])
     for block in model.layout.blocks:
         parts = parameters[block.elements], [momentum[block.elements]]
@@ -103,7 +103,7 @@ def test_who_says_nothing_for_as_many_rounds_as_a_suspension_takes_leaves_the_ru
 
 
 def test_a_key_that_trains_no_more_leaves_the_rule_at_once_and_who_is_away_stays(third: ReplicatedModel, tmp_path: Path) -> None:
-    """A liar that takes a new key each round would otherwise have a place in the rule for each key that it ever had."""
+    """Otherwise a liar with a new key each round would have a place in the rule for each of its keys."""
     host, items = JobModelStore(tmp_path), round_of(third, 3)
     third.save(host.round_directory(JOB, third.round))
     payloads = {item.proposal.payload: item.payload for item in items}
@@ -150,7 +150,7 @@ def test_the_root_covers_every_byte_of_an_estimate(third: ReplicatedModel, tmp_p
 
 
 def test_a_payload_says_nothing_of_another_trainers_estimate(third: ReplicatedModel) -> None:
-    """It is bound to the model root, and so to the estimate that it moves."""
+    """The payload is bound to the model root, and so to the estimate that it moves."""
     item = round_of(third, 1)[0]
     changed = {**third.estimates, trainer(0): third.estimates[trainer(1)]}
     other = ReplicatedModel.from_vectors(third.state, third.vectors, changed)
@@ -166,12 +166,12 @@ def test_a_round_with_too_few_proposals_takes_no_step_but_what_was_said_is_known
 
 
 def test_the_norm_of_the_moved_estimate_is_judged(first: ReplicatedModel) -> None:
-    """Not that of the payload: small steps in one direction must not lead beyond the limit, and a large one may lead back."""
+    """The payload's own norm is not judged: small steps must not add up beyond the limit, and a large one may lead back."""
     limit = 16 * SPEC.initial_norm
     assert verdict(first, of_norm(first, 0, 0.95 * limit)) is Verdict.ACCEPT
     assert verdict(first, of_norm(first, 0, 1.05 * limit)) is Verdict.NORM
     model = first.apply_round([of_norm(first, 0, 0.9 * limit)], {})
-    model = replace(model, state=replace(model.state, median_norms_squared=()))  # the limit of the beginning
+    model = replace(model, state=replace(model.state, median_norms_squared=()))  # the initial limit
     assert verdict(model, of_norm(model, 0, 1.05 * limit)) is Verdict.NORM
     back = of_norm(model, 0, -0.9 * limit)
     assert codec.read_payload(back.payload, model.layout).norm_squared() > limit**2

@@ -1,4 +1,4 @@
-"""The first rounds of a job say more bits than the others: what a payload looks like is a rule of job and round."""
+"""The first rounds of a job send more bits than the others: job and round fix the format of a payload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def after(spec: JobSpec, rounds: int) -> ReplicatedModel:
 
 
 def with_bits_of(model: ReplicatedModel, spec: JobSpec) -> AcceptedProposal:
-    """A sound proposal for this round of the job, but for a payload with the bits that `spec` says."""
+    """Return a valid proposal for this round of the job, except that `spec` sets the bits of its payload."""
     return proposed(replace(model, state=replace(model.state, spec=spec)), trainer(0), buffer(model.layout, "any"))
 
 

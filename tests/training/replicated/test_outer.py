@@ -23,7 +23,7 @@ def spec_of(kind: OuterOptimizerKind) -> JobSpec:
 
 
 def stepped(optimizer: outer_optimizer.OuterOptimizer, *vectors: Float32Array, decayed: bool = True) -> list[Float32Array]:
-    """The parameters and slots after a step from these parameters, slots and gradient, which are left as they are."""
+    """Return the parameters and slots after a step. The arguments stay unchanged."""
     parameters, *slots, gradient = (vector.copy() for vector in vectors)
     optimizer.step(parameters, slots, gradient, decayed)
     return [parameters, *slots]
@@ -98,7 +98,7 @@ def test_what_a_job_names_is_what_moves_it(kind: OuterOptimizerKind) -> None:
     assert type(optimizer).__name__ == named[kind.value] and OUTER_SLOTS[spec.outer] == slots[kind.value]
 
 
-# Exact multiples of 2^-123, large and tiny, as gradients and as what has decayed for many rounds.
+# Exact multiples of 2^-123, large and tiny, as gradients and as values that have decayed for many rounds.
 TINY = np.array([2.0**-e * f for e in range(1, 140, 3) for f in (1, -1.75, 0)], dtype=np.float32)
 
 
@@ -107,7 +107,7 @@ TINY = np.array([2.0**-e * f for e in range(1, 140, 3) for f in (1, -1.75, 0)], 
 def test_nothing_ever_becomes_subnormal_or_depends_on_what_a_flush_to_zero_would_change(
     kind: OuterOptimizerKind, factor: float
 ) -> None:
-    """Every step is made twice: as it is, and with every subnormal intermediate result replaced by zero."""
+    """Every step is made twice: unchanged, and with every subnormal intermediate result replaced by zero."""
     spec = replace(spec_of(kind), outer_momentum=factor, beta1=factor * 0.999, beta2=factor * 0.99, weight_decay=3.0)
     gradients = [
         np.where(np.abs(g) < outer_optimizer.FLUSH_BELOW, one(0), g) for g in (TINY, np.zeros_like(TINY), -np.roll(TINY, 7))
@@ -127,7 +127,7 @@ def test_nothing_ever_becomes_subnormal_or_depends_on_what_a_flush_to_zero_would
 
 
 class Flushing(np.ndarray):
-    """What numpy computes where a library has set flush-to-zero and denormals-are-zero."""
+    """Arrays with numpy's results after a library has set flush-to-zero and denormals-are-zero."""
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):  # type: ignore[no-untyped-def]
         flat = [flushed(x) if isinstance(x, np.ndarray) else x for x in inputs]

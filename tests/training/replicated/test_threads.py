@@ -1,4 +1,4 @@
-"""A model whose stretches are shared out among threads is the model of one thread, bit for bit."""
+"""A model computed by several threads equals that of one thread, bit for bit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_fails_in_a_thread_fails_for_all_and_leaves_nothing(tmp_path: Path,
 
 
 def test_the_largest_products_of_the_largest_model_are_summed_exactly() -> None:
-    """One stretch of nothing but the largest level and scale, counted as often as the largest model has stretches."""
+    """One stretch with only the largest level and scale is counted as often as the largest model has stretches."""
     layout = layout_from_shapes([("largest", (THREAD_BLOCKS * BLOCK,))])
     levels, codes = np.full(layout.size, TOP[8], dtype=np.uint8), np.full(THREAD_BLOCKS * BLOCK // CHUNK, 255, dtype=np.uint8)
     update = codec.QuantizedUpdate(8, bytes(32), layout, 0, codes, levels)
@@ -107,7 +107,7 @@ def test_the_largest_products_of_the_largest_model_are_summed_exactly() -> None:
     lower = layout.size * TOP[8] ** 2 * (int(update.scales[0]) ** 2 & (1 << HALF) - 1)
     part = np.array([[[lower]], [[square - lower >> HALF]]])
     times = PARAMETERS_MAX // layout.size
-    assert times * layout.size == PARAMETERS_MAX and times * square >> HALF >= 1 << 63  # not even the upper half has room
+    assert times * layout.size == PARAMETERS_MAX and times * square >> HALF >= 1 << 63  # even its upper half overflows
     assert sum_halves(itertools.repeat(part, times)) == [[times * square]]
 
 

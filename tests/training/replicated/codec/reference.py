@@ -1,7 +1,7 @@
-"""docs/protocol/codec.md a second time: plain Python, strings of bits and exact fractions, shared with the codec: the layout.
+"""A second implementation of docs/protocol/codec.md, in plain Python with strings of bits and exact fractions.
 
-Slow, and read against the page rather than against the code. `decode` reads what it can and then asks whether writing it again
-gives the same bytes.
+It is slow, is checked against the page rather than the code, and shares only the layout with the codec. `decode` reads a
+payload and then requires that encoding it again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Malformed(Exception):
 
 @dataclass
 class Said:
-    """All that a payload says."""
+    """The content of a payload."""
 
-    lengths: Sequence[int]  # of the chunks, which the layout knows
+    lengths: Sequence[int]  # of the chunks, from the layout
     fields: tuple[int, bytes]  # bits, origin
     exponent: int
     codes: list[int]
@@ -76,7 +76,7 @@ def _bytes(bits: str) -> bytes:
 
 
 def read(payload: bytes, lengths: Sequence[int]) -> Said:
-    """What `payload` says, or `Malformed`."""
+    """Return the content of `payload`. Raises Malformed."""
     try:
         said = _read(payload, lengths)
     except (struct.error, IndexError, ValueError) as error:
@@ -124,7 +124,7 @@ def _require_canonical(said: Said) -> None:
 
 
 def said_of(fields: tuple[int, bytes], m: Sequence[float], lengths: Sequence[int]) -> Said:
-    """What a payload is to say of the elements `m`."""
+    """Return the content that a payload of the elements `m` must have."""
     bits, _ = fields
     chunks, start = [], 0
     for length in lengths:
@@ -140,7 +140,7 @@ def said_of(fields: tuple[int, bytes], m: Sequence[float], lengths: Sequence[int
 
 
 def _unit(largest: Fraction) -> int:
-    """The exponent of the unit in which the largest has 40 bits before the point."""
+    """Return the exponent of the unit in which the largest value has 40 bits before the point."""
     unit = -40
     while largest and largest / Fraction(2) ** unit >= 2**40:
         unit += 1
@@ -150,7 +150,7 @@ def _unit(largest: Fraction) -> int:
 
 
 def _scale(elements: list[Fraction], unit: int, bits: int) -> int:
-    grid = [round(abs(x) / Fraction(2) ** unit) for x in elements]  # of two equally near the even one
+    grid = [round(abs(x) / Fraction(2) ** unit) for x in elements]  # ties go to the even one
     mean = sum(grid) // len(grid)
     if bits == 1:
         return mean
@@ -158,7 +158,7 @@ def _scale(elements: list[Fraction], unit: int, bits: int) -> int:
 
 
 def _codes(scales: list[int], unit: int, bits: int) -> tuple[int, list[int]]:
-    """The least exponent under which no code is above 255."""
+    """Return the codes under the least exponent that keeps all of them at most 255."""
     half = Fraction(1, 2) if bits == 1 else Fraction(0)
     for exponent in range(unit, unit + 60):
         codes = [_code(Fraction(scale, 2 ** (exponent - unit)), half) for scale in scales]
@@ -176,7 +176,7 @@ def _code(scale: Fraction, half: Fraction) -> int:
 
 
 def _nearest(element: Fraction, scale: Fraction, bits: int) -> int:
-    """The level next to |element| / scale, of two the larger one, but of two-complement ones the even one."""
+    """Return the level nearest to element / scale. Ties go to the even level at 8 bits, otherwise to the larger one."""
     ratio = abs(element) / scale
     level = round(ratio) if bits == 8 else 2 * int(ratio / 2) + 1
     level = min(level, TOP[bits])

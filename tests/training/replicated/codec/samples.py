@@ -1,4 +1,4 @@
-"""Layouts and buffers that the codec's tests share."""
+"""Shared layouts and buffers of the codec's tests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LAYOUTS = {"toy": TOY, "ragged": RAGGED}
 elements = st.one_of(
     st.floats(width=32, min_value=-(2.0**30), max_value=2.0**30, allow_nan=False),
     st.floats(width=32, min_value=-1.0, max_value=1.0, allow_nan=False),
-    st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5]),  # equals, and edges between levels
+    st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5]),  # equal values, and boundaries between levels
 )
 toy_buffers = st.lists(elements, min_size=TOY.size, max_size=TOY.size).map(lambda values: np.array(values, dtype=np.float32))
 
 
 def fields_of(header: codec.PayloadHeader) -> tuple[int, bytes]:
-    """As tests/training/replicated/codec/reference.py has them."""
+    """Return the fields in the form of tests/training/replicated/codec/reference.py."""
     about = header.job, header.round, header.trainer, header.base, header.local_steps, header.batch
     return header.bits, origin_of(*about)
 

@@ -1,4 +1,4 @@
-"""Buffers to payloads and back, against a second implementation made from docs/protocol/codec.md."""
+"""Encoding and decoding of payloads, against a second implementation made from docs/protocol/codec.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ each_width = pytest.mark.parametrize("bits", BITS)
 
 
 def read_both(payload: bytes, layout: TensorLayout) -> codec.QuantizedUpdate | None:
-    """The update, if both implementations read it alike; None if both refuse."""
+    """Return the update if both implementations read it alike, or None if both refuse."""
     try:
         said = reference.read(payload, layout.chunk_lengths.tolist())
     except reference.Malformed:
@@ -149,7 +149,7 @@ def test_scales_and_levels_keep_to_the_bounds_that_others_rely_on(bits: int) -> 
 
 
 def mutated(payload: bytes, data: st.DataObject) -> bytes:
-    """A few bytes or bits changed, where that is most telling; or another length."""
+    """Return the payload with a few changed bytes or bits in sensitive places, or with another length."""
     result = bytearray(payload)
     body = HEADER_BYTES - 1
     for _ in range(data.draw(st.integers(0, 3))):
@@ -175,7 +175,7 @@ def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, bits: int, data
 @settings(max_examples=150)
 @given(widths, st.data())
 def test_two_payloads_never_say_the_same(bits: int, data: st.DataObject) -> None:
-    """Whatever is accepted: levels with a common divisor or another scale are refused."""
+    """Accepted payloads are unique: levels with a common divisor or another scale are refused."""
     codes = data.draw(st.lists(st.sampled_from([0, 1, 16, 224, 239, 240, 241, 255]), min_size=4, max_size=4))
     levels = st.sampled_from([level for level in range(-128, 128) if bits == 8 or level % 2])
     lengths = TOY.chunk_lengths.tolist()
@@ -188,7 +188,7 @@ def test_two_payloads_never_say_the_same(bits: int, data: st.DataObject) -> None
     )
     try:
         payload = reference.write(said)
-    except ValueError:  # a level that so few bits have no form for
+    except ValueError:  # so few bits cannot encode this level
         return
     update = read_both(payload, TOY)
     if update is not None:
@@ -276,12 +276,12 @@ def forged(bits: int) -> reference.Said:
     return reference.read(payload, RAGGED.chunk_lengths.tolist())
 
 
-# What is encoded -----------------------------------------------------------------------------------------------------
+# Encoding ------------------------------------------------------------------------------------------------------------
 
 
 @each_width
 def test_levels_are_within_half_a_step_of_what_they_stand_for(bits: int) -> None:
-    """But for what lies beyond the scale's range, which is cut off."""
+    """Values beyond the scale's range are an exception: they are clipped."""
     m = buffer(RAGGED, "steps")
     update = codec.read_payload(codec.encode_payload(header(0, bits), m, RAGGED), RAGGED)
     dense, top = update.dequantize(), {1: 1, 2: 3, 4: 15, 8: 127}[bits]
@@ -296,7 +296,7 @@ def test_levels_are_within_half_a_step_of_what_they_stand_for(bits: int) -> None
 
 @given(toy_buffers, widths)
 def test_what_a_payload_does_not_say_is_left_over_exactly(m: Float32Array, bits: int) -> None:
-    """Error feedback: e = m − decoded, in float32, loses nothing but that subtraction's rounding."""
+    """Error feedback: e = m − decoded in float32 loses only the rounding of that subtraction."""
     dense = codec.read_payload(codec.encode_payload(header(0, bits), m, TOY), TOY).dequantize()
     exact = [Fraction(float(a)) - Fraction(float(b)) for a, b in zip(m, dense, strict=True)]
     assert [np.float32(float(x)) for x in exact] == list(m - dense)
@@ -328,7 +328,7 @@ GOLDEN = {
 
 @each_width
 def test_payloads_have_their_golden_hashes(bits: int) -> None:
-    """Of buffers made from integers, so that a change of any bit on any machine is seen."""
+    """The buffers are made from integers, so that a change of any bit on any machine is noticed."""
     digest = hashlib.sha256()
     for number, deviation in enumerate((1e-2, 3e4, 1e-20)):
         m = buffer(RAGGED, "payload", number, deviation=deviation)
