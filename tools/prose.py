@@ -24,7 +24,16 @@ ROOT: Final = Path(__file__).parents[1]
 PLAIN: Final = (
     *("benchmarks", "consensus", "curation", "demo", "features", "ledger", "peer", "protocol", "rlhf", "rounds", "scenarios"),
     *("storage", "training", "transport", "web", "tools", "README.md", "docs/tutorials", "docs/how-to", "docs/reference"),
-    *("docs/explanation", "docs/experiments.md", "docs/protocol", "docs/model"),
+    *(
+        "docs/explanation",
+        "docs/experiments.md",
+        "docs/protocol",
+        "docs/model",
+        "docs/index.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ),
+    "tests",
 )
 PER_HUNDRED_MAX: Final = 1.5  # trio, hypothesis and h11 have 0.5 to 1.5
 WORDS_MIN, WORDS_MAX = 4, 32  # fewer are a label, not a sentence
