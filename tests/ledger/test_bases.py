@@ -34,7 +34,7 @@ class FromOthers(PlainJobs):
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.begin(made.genesis, core_modules(FromOthers()))
+    made.start_chain(made.genesis, core_modules(FromOthers()))
     return made
 
 

@@ -26,7 +26,7 @@ class FromParameters(PlainJobs):
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.begin(made.genesis, core_modules(FromParameters()))
+    made.start_chain(made.genesis, core_modules(FromParameters()))
     return made
 
 
