@@ -151,7 +151,7 @@ class VouchRecord:
     suspended_until: Count = 0  # it is not called in rounds before this one
 
     def after_round(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
-        """Return the record after a closed round in which it was called for an accepted proposal, or vouched."""
+        """Return the record after a closed round in which the voter was asked to re-execute an accepted proposal, or vouched."""
         silences = self.missed_vouches + 1 if is_silent else 0
         recent = tuple(of for of in self.wrong_vouch_rounds if of + WRONG_VOUCH_ROUNDS > round) + (round,) * is_false
         record = replace(self, missed_vouches=silences, wrong_vouch_rounds=recent)

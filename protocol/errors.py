@@ -38,7 +38,7 @@ class StorageError(UserError):
 
 
 class MissingBlobError(StorageError):
-    """A blob is not on this disk. A temporary blob may be fetched again, but a permanent one must not be missing."""
+    """A blob is not on this disk, or is larger than the caller allows. The caller decides whether that is a failure."""
 
 
 class LostVotesError(StorageError):

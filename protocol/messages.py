@@ -103,7 +103,10 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutCertificate:
-    """Signed Timeouts of `q` or more voters for one (height, view), and a prepare certificate that covers all of them."""
+    """Signed Timeouts of `q` or more voters for one (height, view), and a prepare certificate that covers all of them.
+
+    `high` is None if no timeout names a certificate.
+    """
 
     timeouts: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     high: Certificate | None
@@ -322,7 +325,7 @@ class GetRound(_RoundMessage):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceMessage:
-    """Two signed messages that exclude each other. Peers pass them on until a block has them."""
+    """Two signed messages that exclude each other. Peers pass on one for each culprit, until a block expels it."""
 
     TAG: ClassVar[str] = "evidence"
     first: Signed

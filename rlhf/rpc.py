@@ -157,7 +157,7 @@ class RlhfRpc(Protocol):
         """
 
     async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
-        """Return the figures of the newest job if it is a policy, or nothing before a proposal of it is accepted."""
+        """Return the figures of the newest job of RLHF if it is a policy, or nothing before a proposal of it is accepted."""
 
     async def trace_pair(self, pair: str) -> PairTraceView:
         """Trace the draws of a pair in all jobs that the network still knows. `pair` is a task's id or a line of a file."""

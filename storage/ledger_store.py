@@ -212,7 +212,10 @@ class LedgerStore:
             raise self._damaged("its schema has other bytes")
 
     def _check_content(self) -> None:
-        """Check that no required row is missing or changed. This also works before a migration."""
+        """Check the rows of `_SEALS_CHECKED_AT_START`, and that the heights of blocks have no gap. Works before a migration, too.
+
+        A gap is a height between the lowest and the highest stored one. Raises `LostVotesError`.
+        """
         for table in _SEALS_CHECKED_AT_START:
             self._checked_rows(table)
         count, first, last = self._rows("SELECT count(*), min(height), max(height) FROM blocks")[0]

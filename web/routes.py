@@ -23,7 +23,7 @@ TIME_TYPE: Final = integer_type(0, 2**53 - 1)
 
 @dataclass(frozen=True, slots=True)
 class ClientClass:
-    """Class of clients with tokens, such as operators. One feature checks their tokens (`RouteHandlers.authorizers`)."""
+    """Class of clients with tokens, such as operators. Exactly one feature checks a class (`RouteHandlers.authorizers`)."""
 
     name: str  # of the security scheme in the OpenAPI document
     cookie_name: str  # of a browser's session; a browser may have sessions of several classes

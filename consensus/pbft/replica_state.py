@@ -167,7 +167,7 @@ class ReplicaState:
 
     @property
     def duplicate_identity_reason(self) -> str | None:
-        """The action of another machine with our key, which stops this replica for good; None: no such machine is known."""
+        """The action of another machine with our key, which stops this replica until its process ends; None: none is known."""
         return self._check.duplicate_identity_reason
 
     @property

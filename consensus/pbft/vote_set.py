@@ -69,7 +69,10 @@ class HeightVoteSet:
         return evidence
 
     def add_uncounted_statement(self, signed: Signed, statement: AgreementStatement) -> Evidence | None:
-        """Compare a statement with earlier and later ones of its voter, without counting it."""
+        """Return evidence if a statement contradicts an earlier one of its voter. The statement is not counted.
+
+        The first uncounted statement of a voter is kept, and compared with later ones.
+        """
         evidence = self._contradiction(signed, statement)
         self._uncounted.setdefault(signed.signer, (signed, statement))
         return evidence

@@ -187,7 +187,7 @@ class AuditsModule(Module[AuditsState]):
         return [due for due in mine if loss_openings.may_open_loss(tables[due.job], due.round, due.trainer)]
 
     def proposals_to_volunteer_for(self, me: bytes, state: AppliedState) -> list[AuditDuty]:
-        """Return the proposals, by round, for which I would be drawn if I volunteered for their round now."""
+        """Return the proposals, in the order of rounds, for which I would be drawn if I volunteered for their round now."""
         others, trainers = auditable_proposals_of_others(me, state), dict[tuple[bytes, int], list[bytes]]()
         for job, number in {(due.job, due.round) for due in others}:
             tables = self._job_tables(state.module_state(AuditsState), job, state, state.height + 1)

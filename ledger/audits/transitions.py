@@ -1,6 +1,7 @@
 """The state machine of sampled audits: stages and transitions of drawn proposals, disputes, sealed losses and trainers.
 
-The rules look up every transition here. An event that its stage does not have is a bug of ours. `docs/protocol/audits.md` has the
+The rules look up or assert the transitions here, except VOID, which `suspend_trainer` does itself. An event that its stage does
+not have is a bug of ours. `docs/protocol/audits.md` has the
 same table, which `python -m tests.test_docs --write` writes.
 """
 

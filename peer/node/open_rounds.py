@@ -133,8 +133,9 @@ class OpenRounds:
     ) -> RoundEffects:
         """Open the round and add its known messages.
 
-        These are our own from before a restart (`spoken`, by tag), the proposals that our ballot accepts (`accepted`), and the
-        messages that came too early. `proposal_seconds` bounds T1. `heard` has the time of the last message on each link.
+        These are our own from before a restart (`spoken`, by tag), the proposals that our ballot accepts (`accepted`), the
+        messages that came too early, and for a renewed round those of its replaced book. `proposal_seconds` bounds T1. `heard`
+        has the time of the last message on each link, or of its opening if none has come.
         """
         terms = job.round_terms(key)
         usual, trainers = self._usual_pace(key, job, terms)

@@ -188,8 +188,9 @@ class WithheldDeadlines:
     async def _wait_requested_seconds(self, key: AuditKey, seconds: float) -> None:
         """Wait for `seconds` in which the trainer could have served this audit.
 
-        A second counts only if this audit could fetch, this peer heard most voters, and its machine had processor time. Otherwise
-        this peer's own link or machine causes the delay.
+        Time counts only if this audit may fetch, this peer is linked to a quorum of the round's voters and has applied all
+        decided blocks, and it woke up in time. Otherwise this peer's own link or machine causes the delay. The time is divided among the
+        audits that fetch from this trainer.
         """
         while seconds > 0:
             step = min(1.0, seconds)
@@ -207,12 +208,12 @@ class WithheldDeadlines:
 
 
 def withheld_deadline_round(due: AuditDuty, window: int, now: int) -> int:
-    """Return the round at whose opening the auditor reports WITHHELD. It has been fetching since the opening of round `now`.
+    """Return the round at whose opening the auditor reports WITHHELD. At the opening of round `now` it is fetching already.
 
     | window       | the round                                                                                    |
     | one round    | the next one                                                                                 |
     | more rounds  | the last but one of the window, because the report needs a round to be decided in            |
-    | begun late   | a whole round after `now`; if the window is over by then, the report lapses                  |
+    | begun late   | with more rounds, a whole round after `now`; if the window is over by then, the report lapses |
 
     An auditor begins late after a restart, or if it was drawn for a round that its ballot had missed.
     """

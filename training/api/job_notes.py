@@ -17,7 +17,7 @@ FAILURE_ALERT_HEIGHTS = 1_000  # age up to which a failure is an alert; the stat
 
 
 def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
-    """Yield the failed jobs of the last heights, with reasons."""
+    """Yield a text on each job of the last heights that ended without an accepted update, but not for lack of progress."""
     for job in view.module_state(JobsState).jobs.values():
         if job.failed_rounds and not job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
             labels = JobSpec.decode(job.spec).resolved_objective.reason_labels

@@ -84,7 +84,7 @@ class Mdns(OptionalService):
         return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
 
     async def _serve(self, hosts: tuple[str, ...], port: int | None) -> None:
-        """Register the service and query others, until the addresses of this machine change."""
+        """Register the service if this peer listens, and query others, until the hosts or the port change."""
         if not hosts:
             self.set_status(False, "this machine has no address in a local network")
             await trio.sleep(LOOK_SECONDS)

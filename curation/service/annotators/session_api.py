@@ -256,7 +256,7 @@ class SessionApi:
 
     @property
     def now_ms(self) -> int:
-        """Time of the last block and the time since then. The network compares the end of a session with block times."""
+        """Time of the last block plus the time since then. The network compares the end of a session with block times."""
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
 
     def is_annotator(self, token: str) -> bool:

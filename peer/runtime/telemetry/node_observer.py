@@ -43,7 +43,8 @@ REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
 FAILURES_REPORTED_MAX = 64  # remembered, so that each is reported once
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
-# Functions that return the event lines of features. They are imported at start, because a later import may lack a descriptor.
+# Functions that return the event lines of features. They are imported at start, because a later import fails without a free
+# file descriptor.
 FEATURE_EVENT_SOURCES = tuple(import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
 
 

@@ -25,7 +25,10 @@ TEXT_BYTES_MAX: Final = 64 << 20  # in memory, and again as tokens
 
 
 def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
-    """Return the metrics of a model on at most `tokens_max` tokens, in windows spread evenly over a text. Raises `UserError`."""
+    """Return the metrics of a model on windows that are spread evenly over a text. Raises `UserError`.
+
+    The windows have at most `tokens_max` tokens together, but there is at least one window of the model's context.
+    """
     own = open_huggingface_model(folder)
     spec = JobSpec(name="own", data=bytes(32), model=own.model)
     tokenizer, context = load_tokenizer(own.tokenizer, own.model.vocabulary), own.model.context
