@@ -189,8 +189,8 @@ class WithheldDeadlines:
         """Wait for `seconds` in which the trainer could have served this audit.
 
         Time counts only if this audit may fetch, this peer is linked to a quorum of the round's voters and has applied all
-        decided blocks, and it woke up in time. Otherwise this peer's own link or machine causes the delay. The time is divided among the
-        audits that fetch from this trainer.
+        decided blocks, and it woke up in time. Otherwise this peer's own link or machine causes the delay. The time is divided
+        among the audits that fetch from this trainer.
         """
         while seconds > 0:
             step = min(1.0, seconds)
