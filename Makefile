@@ -16,7 +16,7 @@ help:
 	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
-	@echo "make lint    style, types and import layers"
+	@echo "make lint    style, types, import layers and prose"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make fuzz MINUTES=60  other examples for each property, then random and changed bytes for all that reads what others sent"
 	@echo "make bench   the benchmarks behind the figures in the documents"
