@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ PAGES: Final = ("docs/tutorials", "docs/how-to")
 BLOCK_SECONDS_MAX: Final = 180  # a job of a few rounds on a busy machine
 STOP_SECONDS_MAX: Final = 20
 FEW_ROUNDS: Final = 3
+PORTS: Final = iter(range(20_000 + os.getpid() % 10_000, 32_000))  # below the range of outgoing connections
 BLOCK: Final = re.compile(
     r"(?P<comments>(?:<!--[^>]*-->\s*)*)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)```", re.DOTALL
 )
@@ -69,10 +70,12 @@ def read_blocks(text: str) -> Iterator[Block]:
 
 
 def find_free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+    """Return a port that nobody has. Ports of PORTS are never given to outgoing connections, and each is returned once."""
+    for port in PORTS:
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise PageError("no free port is left")
 
 
 def matches(expected: str, printed: str) -> bool:
