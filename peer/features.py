@@ -38,7 +38,7 @@ FEATURES: list[Feature] = [
         name="core",
         about="members, jobs, their audits, and what the network runs",
         modules=_core_modules,
-        roles=(Role("voter", "checks, votes and applies with numpy alone; it never loads torch"),),
+        roles=(Role("voter", "checks, votes on and applies updates with numpy; never loads torch"),),
     ),
     Feature(
         name="training",
@@ -49,9 +49,7 @@ FEATURES: list[Feature] = [
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
-        roles=(
-            Role("trainer", "trains, and re-executes what others have trained", registered_roles=("trainer",), needs_worker=True),
-        ),
+        roles=(Role("trainer", "trains, and re-executes updates of others", registered_roles=("trainer",), needs_worker=True),),
     ),
     WEB,
     CURATION,
@@ -68,7 +66,10 @@ def roles() -> dict[str, Role]:
     of_roles = tuple(dict.fromkeys(name for role in together for name in role.services))
     assert set(of_roles) <= services().keys(), "a role names a service that no feature brings"
     assert FULL_ROLE not in found, "a feature calls a role as all of them together are called"
-    return {**found, FULL_ROLE: Role(FULL_ROLE, "all of these", registers, of_roles, any(role.needs_worker for role in together))}
+    return {
+        **found,
+        FULL_ROLE: Role(FULL_ROLE, "all of these roles", registers, of_roles, any(role.needs_worker for role in together)),
+    }
 
 
 def services() -> dict[str, str]:

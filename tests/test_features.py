@@ -113,7 +113,7 @@ def seen() -> dict[str, bool]:
         "objectives": registry.find_objective("ones") is not None,
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
-        "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
+        "engines": "slate" in features.engines() and "pytorch or slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
         **seen_on_the_web(load_site(FEATURES)),

@@ -197,8 +197,8 @@ class DataDirectory:
         """
         present, former = self._load_key(self.identity_key), self.load_former_identity()
         if former is not None and former.seed != present.seed:
-            text = "is of a change that is not decided yet: run the peer until it is (the guide says what to do if it cannot run)"
-            raise UserError(f"{self.former_key} {text}")
+            way = "run the peer until the network has decided it"
+            raise UserError(f"{self.former_key} belongs to a change of the key that is not decided yet: {way}")
         return present
 
     def _load_key(self, path: Path) -> Identity:

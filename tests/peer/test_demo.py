@@ -104,8 +104,11 @@ def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_pat
     [
         (("--set", "foo=1"), "'foo' is not a field of a job; known: "),
         (("--set", "decay_rounds=9", "--rounds", "4"), "do not fit into 4 rounds"),
-        (("--set", "rounds=5", "--rounds", "4"), "both --rounds 4 and --set rounds=5: say one"),
-        (("--audit", "sampled", "--set", "audit=full"), "both --audit sampled and --set audit=full: say one"),
+        (("--set", "rounds=5", "--rounds", "4"), "--rounds 4 and --set rounds=5 contradict each other: leave one out"),
+        (
+            ("--audit", "sampled", "--set", "audit=full"),
+            "--audit sampled and --set audit=full contradict each other: leave one out",
+        ),
     ],
 )
 def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: Path, wrong: tuple[str, ...], words: str) -> None:

@@ -158,7 +158,7 @@ async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_o
 @pytest.mark.real("sockets")
 async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor_says_so(directory: DataDirectory) -> None:
     found = fault_of("port", await looked(directory, listen="none"))
-    assert found.level == FindingLevel.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
+    assert found.level == FindingLevel.FAULT and "knows no address to dial" in found.text and "--bootstrap" in found.advice
     status, _, error = command("run", "--listen", "none", "--role", "voter", "--data-dir", str(directory.path))
     assert status == 2 and f"{found.text}; {found.advice}" in error
 

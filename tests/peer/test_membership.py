@@ -57,7 +57,7 @@ def init(daemon: Daemon, *voters: str) -> str:
 
 def ask(daemon: Daemon, *line: str) -> str:
     status, out, error = command("console", "--data-dir", str(daemon.directory), *line)
-    said = "whoever joins with it dials 127.0.0.1:" if line[0] == "invite" else ""
+    said = "the new peer dials 127.0.0.1:" if line[0] == "invite" else ""
     assert (status, error[: len(said) or None]) == (0, said), (out, error, daemon.log)
     return out
 
@@ -110,7 +110,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     status, out, _ = peer("sample", "The ", "--tokens", "8", "--data-dir", str(ben.directory))
     assert status == 0
     export = ben.directory.parent / "export"
-    assert "check it anywhere" in ask(ben, "export", str(export))
+    assert "verify it anywhere" in ask(ben, "export", str(export))
     status, out, error = command("audit", str(export))
     assert (status, error) == (0, "")
     assert f"model root {job.model_root} reproduced" in out

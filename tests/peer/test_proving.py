@@ -175,5 +175,5 @@ def test_a_key_is_text_or_hex(told: Told) -> None:
     words.add_arguments(parser)
     assert parser.parse_args([TABLE, "cafe"]).key == b"cafe"
     assert parser.parse_args([TABLE, "0xcafe"]).key == b"\xca\xfe"
-    with pytest.raises(UserError, match="'0xcaf' is no hex: two digits a byte follow 0x"):
+    with pytest.raises(UserError, match="'0xcaf' is not hexadecimal: write 0x and two digits for each byte"):
         parser.parse_args([TABLE, "0xcaf"])

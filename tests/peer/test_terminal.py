@@ -88,7 +88,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         shown.until("peer>$")
         assert re.match(r"network lab, anna \([a-z2-7]{8}\) listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
         shown.type("invite\r")
-        printed = r"(folkmoot1:[\w\n-]+?)\nwhoever joins with it dials .*\npeer>$"
+        printed = r"(folkmoot1:[\w\n-]+?)\nthe new peer dials .*\npeer>$"
         invitation = re.search(printed, shown.until(printed))
         assert invitation is not None
         shown.type("status")  # without Enter
