@@ -58,6 +58,11 @@ def format_ordinal(number: int) -> str:
     return f"{number}{suffix}"
 
 
+def format_quorum(voters: int, tolerated: int, quorum: int) -> str:
+    """Return a text such as `4 (tolerates 1 faulty, quorum 3)`."""
+    return f"{voters} (tolerates {tolerated} faulty, quorum {quorum})"
+
+
 def pluralize(count: int, what: str) -> str:
     """Return `1 proposal` or `2 proposals`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

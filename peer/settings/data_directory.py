@@ -74,14 +74,14 @@ def _require_private(path: Path) -> None:
     found = path.stat()
     if found.st_uid != os.geteuid():
         way = "run as that user, or choose another --data-dir"
-        raise UserError(f"data directory {path} belongs to user {found.st_uid}, this is user {os.geteuid()}: {way}")
+        raise UserError(
+            f"data directory {path} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}: {way}"
+        )
     mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS_ACCESS_BITS:
         path.chmod(mode & ~OTHERS_ACCESS_BITS)
-        told = (
-            f"data directory {path} had mode {mode:04o}, so others of this machine could open it; now "
-            f"{mode & ~OTHERS_ACCESS_BITS:04o}"
-        )
+        private = f"{mode & ~OTHERS_ACCESS_BITS:04o}"
+        told = f"data directory {path} had mode {mode:04o}, which let other users open it: changed to {private}"
         with contextlib.suppress(OSError):
             print(f"peer: {told}", file=sys.stderr)
 
@@ -120,11 +120,13 @@ class DataDirectory:
     def open(cls, path: Path) -> DataDirectory:
         """Open the directory of an existing peer. Raises `UserError` if there is none or it cannot be written."""
         if not path.is_dir():
-            raise UserError(f"no data directory at {path}: make one with `peer init` or `peer join`, or name it with --data-dir")
+            raise UserError(
+                f"no data directory at {path}: create one with `peer init` or `peer join`, or name another with --data-dir"
+            )
         if not os.access(path, os.W_OK | os.X_OK):
             raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")
         if not cls(path).identity_key.exists():
-            raise UserError(f"{path} holds no identity.key: make one with `peer init` or `peer join`")
+            raise UserError(f"{path} has no identity.key: create one with `peer init` or `peer join`")
         return cls.create(path)
 
     def create_identity(self) -> Identity:
@@ -137,7 +139,7 @@ class DataDirectory:
         try:
             self._create(self.identity_key, identity.seed.hex().encode() + b"\n", 0o600)
         except FileExistsError:
-            raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
+            raise UserError(f"{self.identity_key} exists: this peer already has an identity") from None
 
     def begin_key_replacement(self) -> None:
         """Make a new key, and keep the old one under a second name.
@@ -187,7 +189,9 @@ class DataDirectory:
     def load_identity(self) -> Identity:
         """Return the peer's key. Raises `UserError` if it is missing, damaged, readable by others, or being replaced."""
         if self.next_key.exists():
-            raise UserError(f"{self.next_key}: a change of this peer's key was cut off; give `peer rekey` again, which goes on")
+            raise UserError(
+                f"{self.next_key}: a change of this peer's key was interrupted; run `peer rekey` again to complete it"
+            )
         return self._load_key(self.identity_key)
 
     def load_identity_to_replace(self) -> Identity:
@@ -208,10 +212,10 @@ class DataDirectory:
                 text = file.read(SEED_CHARACTERS + 2)
         except StorageError as error:
             if not path.exists():
-                raise UserError(f"{self.path} holds no {path.name}: make one with `peer init` or `peer join`") from None
+                raise UserError(f"{self.path} has no {path.name}: create one with `peer init` or `peer join`") from None
             raise error
         if mode & OTHERS_ACCESS_BITS:
-            raise UserError(f"{path} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {path}")
+            raise UserError(f"{path} has mode {mode:04o}, which lets other users read the key: run chmod 600 {path}")
         try:
             seed = bytes.fromhex(text.decode("ascii"))
         except ValueError:
@@ -225,11 +229,11 @@ class DataDirectory:
         try:
             self._create(self.genesis, data, 0o644)
         except FileExistsError:
-            raise UserError(f"{self.genesis} exists: this peer belongs to a network already; use another --data-dir") from None
+            raise UserError(f"{self.genesis} exists: this peer already belongs to a network; use another --data-dir") from None
 
     def read_genesis(self) -> bytes:
         if not self.genesis.exists():
-            raise UserError(f"{self.path} belongs to no network yet: run `peer init` or `peer join` first")
+            raise UserError(f"{self.path} does not belong to a network yet: run `peer init` or `peer join` first")
         with storage_errors(self.genesis):
             return self.genesis.read_bytes()
 
@@ -281,8 +285,8 @@ class DataDirectory:
             except BlockingIOError:
                 holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
                 raise UserError(
-                    f"a peer runs on {self.path} already (process {holder}); "
-                    f"attach with `peer console --data-dir {shlex.quote(str(self.path))}`"
+                    f"a peer already runs on {self.path} (process {holder}); "
+                    f"attach to it with `peer console --data-dir {shlex.quote(str(self.path))}`"
                 ) from None
             with storage_errors(self.lock_file):
                 os.ftruncate(descriptor, 0)
@@ -298,7 +302,7 @@ def load_addresses(file: Path, tell: Callable[[str], None] = lambda text: None) 
         lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     readable = tuple(line for line in lines if _is_readable(line))
     if len(readable) < len(lines):
-        tell(f"{file}: {len(lines) - len(readable)} lines are no PEER@HOST:PORT and are passed over")
+        tell(f"{file}: {len(lines) - len(readable)} lines are not PEER@HOST:PORT and are ignored")
     return readable
 
 

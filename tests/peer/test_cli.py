@@ -95,7 +95,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("run --threads many", "threads = 'many' (command line) is not a whole number"),
         ("run --config /nowhere.toml", "/nowhere.toml cannot be read"),
         ("init", "--network"),
-        (f"init --network lab --voter {ME} --voter {ME.upper()}", "is there twice"),
+        (f"init --network lab --voter {ME} --voter {ME.upper()}", "is repeated"),
         ("join", "INVITATION"),
         ("status --data-dir /nowhere", "no peer runs on /nowhere: it is not there; make a peer with `peer init`"),
         ("status --data-dir /", "no peer runs on /: start it with `peer run --data-dir /`"),

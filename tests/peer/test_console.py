@@ -194,7 +194,7 @@ async def said(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("status", [ME, "lab", "3 decide, 1 may lie", "1 min 1 s"]),
+        ("status", [ME, "lab", "(tolerates 1 faulty, quorum 3)", "1 min 1 s"]),
         (
             "stats",
             ["p50 41 ms, p99 – ms", "bad-signature 2", "vote 1.00 MB", "3 rewards, 0 lost", "1 challenges upheld, 0 refuted"],
@@ -202,7 +202,7 @@ async def said(
         ("peers", ["anna (me)", "abcdaaaa", "[bold]ben", "1 approval ", "2.5 ms", "1 s"]),
         ("jobs", ["4 of 80", "accepted: anna 3", "rejected: [bold]ben (replay 2)", "suspended: [bold]ben until 24"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
-        ("audits 1", ["until round", "found by", "because of round", "mismatch"]),
+        ("audits 1", ["suspended until", "false in round", "mismatch"]),
         ("rounds", ["accept: anna; replay: [bold]ben (plain mean)", "anna [bold]ben", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
         ("challenge abce", ["no false step of abce"]),
@@ -301,11 +301,11 @@ async def test_a_dispute_among_histories_is_shown_beside_whatever_the_peer_does(
 async def test_jobs_that_nobody_re_executes_are_named_as_such(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    assert "none of the running jobs" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
+    assert "unaudited jobs" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
     status = replace(fake_api.STATUS, unaudited=("[own]", "diary"))
     monkeypatch.setattr(fake_api, "STATUS", status)
     monkeypatch.setattr(fake_api, "STATS", replace(fake_api.STATS, status=status))
-    assert "[own], diary: nobody re-executes" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
+    assert "[own], diary: no peer re-executes" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
 
 
 async def test_without_any_sampled_audit_the_console_says_how_to_get_some(
@@ -584,7 +584,7 @@ async def test_a_line_at_which_the_peer_itself_fails_does_not_stop_it(
     monkeypatch.setattr(FakeApi, "stats", fail)
     printed, status, _ = await said(monkeypatch, capsys, "stats\ninvite\n")
     assert status == 1
-    assert "error: the peer failed at 'stats'; its log says why" in printed
+    assert "error: 'stats' failed because of a bug; the peer's log has the traceback" in printed
     assert "invitation-string" in printed
 
 
@@ -674,7 +674,7 @@ def test_only_a_second_control_c_in_a_row_with_nothing_typed_ends_the_prompt() -
     shown: list[object] = []
     interrupts = console._Interrupts(shown.append, "stops the peer")
     assert [interrupts.dropped(typed) for typed in ("", "sta", "", "")] == [False, False, False, True]
-    assert shown == ["`quit`, Ctrl-D, or Ctrl-C once more stops the peer"] * 2
+    assert shown == ["`quit`, Ctrl-D or a second Ctrl-C stops the peer"] * 2
 
 
 async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -> None:
@@ -694,9 +694,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
         nursery.start_soon(_interrupt, api)
         with trio.fail_after(90):
             assert await interrupts.run("sample wait", wait) == ""
-        assert api.cancelled.is_set() and shown == [
-            "interrupted: 'sample wait'; what it asked the others for may still be decided"
-        ]
+        assert api.cancelled.is_set() and shown == ["interrupted: 'sample wait'; its request may still be decided"]
         assert await interrupts.run("stats", nothing) == "stats"
         nursery.cancel_scope.cancel()
 

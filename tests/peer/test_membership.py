@@ -81,7 +81,7 @@ async def is_trained(*daemons: Daemon) -> bool:
 @pytest.mark.real("processes")
 async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_from_disk(three: list[Daemon]) -> None:
     anna, ben, _ = three
-    assert "voters      1, of which 0 may lie; 1 decide" in init(anna)
+    assert "voters      1 (tolerates 0 faulty, quorum 1)" in init(anna)
     await anna.start("run", *LOOPBACK, "--threads", "1").answers()
 
     ben.start("join", ask(anna, "invite").strip(), *LOOPBACK, "--name", "ben", "--threads", "1")
@@ -230,7 +230,7 @@ async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> No
 def test_a_broken_invitation_is_one_line(tmp_path: Path) -> None:
     status, out, error = peer("join", "folkmoot1:abc", "--data-dir", str(tmp_path / "x"))
     assert (status, out) == (2, "")
-    assert error.startswith("peer: error: 'folkmoot1:abc' is not a whole invitation")
+    assert error.startswith("peer: error: 'folkmoot1:abc' is not a complete invitation")
     assert error.count("\n") == 1
 
 
@@ -260,7 +260,7 @@ def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Pat
 def test_an_invitation_with_more_behind_it_is_refused(more: str) -> None:
     invitation = invitation_of(GENESIS)
     assert parse_invitation(f" {invitation[:40]}\n{invitation[40:]}\n").genesis == GENESIS
-    with pytest.raises(UserError, match="is not a whole invitation"):
+    with pytest.raises(UserError, match="is not a complete invitation"):
         parse_invitation(invitation + more)
 
 
@@ -268,7 +268,7 @@ def test_an_invitation_with_more_behind_it_is_refused(more: str) -> None:
 def test_a_join_beside_the_running_peer_says_and_writes_nothing(tmp_path: Path) -> None:
     with DataDirectory(tmp_path).lock():
         status, out, error = peer("join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path))
-    assert (status, out) == (2, "") and "a peer runs on" in error
+    assert (status, out) == (2, "") and "a peer already runs on" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blobs", "models", "peer.lock", "texts"]
 
 
@@ -291,7 +291,7 @@ def test_an_invitation_whose_genesis_no_peer_would_start_with_is_refused(tmp_pat
     """Otherwise `peer join` would write a genesis that `peer run` then reports as damaged."""
     founders = {Identity(bytes(32)).public: Founder("anna", ("trainer", "trainer"))}
     status, _, error = peer("join", invitation_of(replace(GENESIS, founders=founders)), "--data-dir", str(tmp_path / "x"))
-    assert status == 2 and "is not a whole invitation" in error and not (tmp_path / "x").exists()
+    assert status == 2 and "is not a complete invitation" in error and not (tmp_path / "x").exists()
 
 
 PROGRAM = Path(sys.executable).with_name("peer")
@@ -366,7 +366,7 @@ def test_init_prints_commands_that_work(tmp_path: Path) -> None:
         tried = f"until {invite.partition('#')[0]} 2> /dev/null; do sleep 0.2; done"
         made = run_process(["bash", "-c", tried], env=bare, capture_output=True, text=True, idle=DEMO_SECONDS_MAX)
         assert made.stdout.startswith("folkmoot1:")
-        assert said["they"].strip().endswith("peer join STRING")
+        assert said["others"].strip().endswith("peer join INVITATION")
     finally:
         daemon.send_signal(signal.SIGTERM)
         assert wait(daemon) == 0
