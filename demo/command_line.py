@@ -56,9 +56,9 @@ DETAILS: Final = """
     With `--rlhf text`, `--set base.FIELD=VALUE` sets a field of the base, `--set reward.FIELD=VALUE` one of the reward model, and
     `--set FIELD=VALUE` one of the policy.
 
-    With `--annotate` all peers have the role `annotator`, and everybody may enrol. Simulated people answer 40 tasks correctly
-    in 85 to 95 percent of the cases, and one of five in half of them. The demo ends when each task is settled or waits for its
-    author, or after five minutes. With `--crowd 0` the peers run until Ctrl-C.
+    With `--annotate` all peers have the role `annotator`, and everybody may enrol. Simulated people answer 85 to 95 percent of
+    40 tasks correctly. Among five or more people, one answers only half of them correctly. The demo ends when each task is
+    settled or waits for its author, or after five minutes. With `--crowd 0` the peers run until Ctrl-C.
     """
 EXIT_STATUSES: Final = {
     exit_statuses.SUCCESS: "All honest peers hold the same bytes, each dishonest peer was found, none of its work remained in "

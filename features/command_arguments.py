@@ -67,7 +67,7 @@ TRUNCATE = Argument(
     "--truncate",
     choices=("left", "right"),
     default="",
-    help="Shorten long texts to the context: `left` cuts the begin of prompts, `right` the end of responses",
+    help="Shorten long texts to the context: `left` cuts the beginning of prompts, `right` the end of responses",
 )
 JSON = Argument("--json", action="store_true", help="Print JSON for programs")
 LAST_COUNT = Argument(

@@ -39,7 +39,7 @@ from training.engine_resources import EngineResources
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errors of a write to a stream
 
-# Setting -> the placeholder of its value in the help, in the order of the help. None: a flag with `--no-` form and no value.
+# Setting -> placeholder of its value, in the order of the help. None: a flag without a value, with a `--no-` form.
 SETTING_METAVARS: dict[str, str | None] = {
     "role": "ROLE",
     "listen": "ADDRESS",
@@ -149,7 +149,7 @@ def _interrupted() -> int:
 
 
 def build_parser(command: str = "") -> CommandLineParser:
-    """Return the grammar of all commands, or of those that found or run a peer if `command` is one: a daemon needs no others."""
+    """Return the grammar of all commands. For a command that creates or runs a peer, return the grammar of only such commands."""
     parser = CommandLineParser(
         prog="peer",
         description="Train one model with people whom you do not trust. There is no server, and voters decide every step.",
@@ -237,9 +237,9 @@ def _add_network_commands(command: Callable[..., CommandLineParser]) -> None:
         "Run the peer of a data directory",
         _lazy_command("run_peer"),
         details="""
-            In a terminal it shows the prompt `peer>`. Without a terminal, or with `--no-console`, it logs. `quit`, Ctrl-D,
-            Ctrl-C of a log, and SIGTERM stop the peer. A peer that shows its prompt or its log in a terminal also stops when
-            the terminal closes. A peer that was killed continues after the next `peer run`.
+            In a terminal it shows the prompt `peer>`. Without a terminal, or with `--no-console`, it logs. `quit`, Ctrl-D and
+            SIGTERM stop the peer, and so does Ctrl-C where it logs. A peer that shows its prompt or its log in a terminal also
+            stops when the terminal closes. A peer that was killed continues after the next `peer run`.
 
             Each option except `--no-console` is a setting. `peer help SETTING` explains one of them.
             """,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CommandHelpFormatter(argparse.HelpFormatter):
-    """A formatter that keeps paragraphs, list items (`- …`) and examples (indented by four blanks) apart."""
+    """A formatter that wraps each paragraph and list item on its own, and keeps examples as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         import textwrap

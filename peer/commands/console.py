@@ -46,9 +46,9 @@ T = TypeVar("T")
 
 
 EVENT_KINDS = ("member", "job", "warning", "evidence")
-FIGURES_SECONDS = 60.0  # between two notices of loss, or of a round's responses
+FIGURES_SECONDS = 60.0  # time between two notices of the loss, or of a round's responses
 LINES_A_MINUTE_MAX = 10  # a misbehaving peer must not flood the screen of the prompt
-WAIT_SECONDS = 30.0  # for the next event, in one call
+WAIT_SECONDS = 30.0  # longest wait for an event in one call
 
 
 async def execute_command(api: PeerApi, options: argparse.Namespace, show: Print, at_prompt: UserInput | None = None) -> int:

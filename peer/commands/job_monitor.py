@@ -23,12 +23,12 @@ from protocol.errors import UserError
 from protocol.units import display_round_number, format_round_progress
 from protocol.verdicts import ABSENT
 
-ROUNDS_KEPT = 2_000  # of the job, for its loss curve
-ROUNDS_ASKED = 20  # at each refresh: the held-out loss of a round arrives after its close
+ROUNDS_KEPT = 2_000  # rounds of the job in its loss curve
+ROUNDS_ASKED = 20  # rounds in each refresh, because the held-out loss of a round arrives after its close
 ROUNDS_SHOWN = 8
 PACE_ROUNDS = 10  # last rounds, from whose duration the remaining time is estimated
 PAUSE_SECONDS = 0.5  # between two refreshes
-WAIT_SECONDS = 2.0  # for the next event, in one call
+WAIT_SECONDS = 2.0  # longest wait for an event in one call
 MEASURED_SECONDS = 5.0  # a closed round's line waits at most this long for the held-out loss
 CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # lines, columns
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border and padding of a panel
@@ -92,7 +92,7 @@ class JobProgress:
     job: JobView | None = None
     rounds: dict[int, RoundView] = field(default_factory=dict)
     open: RoundVotesView | None = None
-    last_event_text: str = ""  # of the last event about the job's progress
+    last_event_text: str = ""  # text of the last event about the job
 
     @property
     def is_over(self) -> bool:

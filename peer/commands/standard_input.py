@@ -19,7 +19,7 @@ from protocol.errors import UserError
 from storage.regular_files import open_regular
 
 STANDARD_INPUT = "-"
-SECONDS_MAX = 60.0  # without a byte: a writer that hangs must not block the command forever
+SECONDS_MAX = 60.0  # longest time without a byte: a writer that hangs must not block the command
 READ_BYTES = 1 << 16
 BYTES_MAX = 16 << 30  # size of the copy on disk; the text of a job may have 8 GiB
 
@@ -32,7 +32,7 @@ FILE_ARGUMENTS = {
 
 # All users of a machine can read the arguments of a process, but only its own user can read the environment.
 INVITATION_VARIABLE = "PEER_INVITATION"
-FILE_PREFIX = "@"  # before a file name, as in curl and argparse
+FILE_PREFIX = "@"  # precedes a file name, as in curl
 
 
 def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
@@ -102,7 +102,7 @@ def read_invitation(said: str) -> str:
     from peer.settings.invitation import INVITATION_BYTES_MAX  # a slow import: it loads the ledger
 
     from_environment = os.environ.pop(INVITATION_VARIABLE, "")
-    size_max = 2 * INVITATION_BYTES_MAX  # for base64 and the line breaks of a mail program
+    size_max = 2 * INVITATION_BYTES_MAX  # base64 and line breaks of a mail program add to the size
     if said == STANDARD_INPUT:
         found, origin = b"", "standard input"
         for piece in read_chunks():

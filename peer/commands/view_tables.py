@@ -38,7 +38,7 @@ from protocol.verdicts import DIVERGING, Verdict
 if TYPE_CHECKING:
     from peer.export.row_proof_file import RowVerdict
 
-REACH_SIGNS = "+: the row's voter hears the column's voter; seconds: time of silence; ?: unknown"
+REACH_SIGNS = "+: the observer hears the voter; seconds: time of silence; ?: unknown"
 NOT_CHECKED = " (unverified: this program does not know the module, so only the file says that the field is a table)"
 REACHABILITY_TEXTS = {  # by `StatusView.reachability`
     "direct": "other peers have dialed this peer",
@@ -409,7 +409,7 @@ def reachability(found: LivenessMatrix, names: PeerNames, me: str) -> TextTable:
     numbers = {peer: str(number) for number, peer in enumerate(found, 1)}
     heard = sorted({peer for row in found.values() for peer in row}, key=list(found).index)
     columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
-    table = TextTable(Column("no.", is_number=True), Column("voter", truncates=True), *columns)
+    table = TextTable(Column("no.", is_number=True), Column("observer", truncates=True), *columns)
     for observer, row in found.items():
         shown = {peer: "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+" for peer, seconds in row.items()}
         cells = ("·" if peer == observer else shown[peer] for peer in heard)

@@ -3,8 +3,8 @@
 | file | content |
 |---|---|
 | identity.key | secret Ed25519 seed, mode 0600 |
-| identity.old | the seed before it, until the network knows the new one |
-| identity.next | the next seed during `peer rekey`; while it exists, the peer signs with no key |
+| identity.old | the previous seed, until the network has decided the new key |
+| identity.next | the next seed during `peer rekey`; while it exists, the peer does not sign |
 | genesis | the network's genesis |
 | ledger.sqlite | blocks, certificates, own votes |
 | blobs/ | payloads and data, by digest |
@@ -45,8 +45,8 @@ SEED_CHARACTERS = 64  # 32 bytes in hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
 OTHERS_ACCESS_BITS = 0o077  # access of other users: the directory holds keys, accounts and answers
 ADDRESSES_KEPT = 64  # the next start dials all of them; they include a quorum of a large network
-SAVE_SECONDS = 10.0  # between two checks for changes
-PID_CHARACTERS_MAX = 32  # in the lock file; the largest process id on Linux has seven digits
+SAVE_SECONDS = 10.0  # time between two checks for changes
+PID_CHARACTERS_MAX = 32  # length of a process id in the lock file; the largest process id on Linux has seven digits
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space and start again",

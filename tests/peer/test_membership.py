@@ -320,7 +320,7 @@ def test_what_is_asked_for_is_in_the_commands(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("other", ["--rlhf=toy", "--annotate", "--mixed", "--attack=lazy"])
 def test_what_commands_cannot_do_is_named(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--commands", other]) == 2
-    assert f"{other.partition('=')[0]}: leave it out with --commands" in capsys.readouterr().err
+    assert f"{other.partition('=')[0]} cannot be combined with --commands" in capsys.readouterr().err
 
 
 @pytest.mark.real("four daemons that a shell starts")

@@ -44,8 +44,9 @@ PEER is the name of a member, or the first characters of its peer id. JOB is the
 id. JOB@ROUND is its model after ROUND rounds. Rounds count from 1 in tables, logs and pages, and from 0 in JSON. The fields
 of `--json` are those of the views in `protocol/api.py`.
 
-`train --data -`, `tasks import -`, `rlhf start --preferences -` and `--blocklist -` read standard input. They end with an error
-after 60 seconds without input. Files must be regular: pipes, sockets and devices are refused.
+`-` in place of a file is standard input, once in a command: for `train FILE` and `--data`, `tasks import FILE` and
+`--guidelines`, `rlhf start --preferences` and `--blocklist`. After 60 seconds without input the command fails. Files must be
+regular: pipes, sockets and devices are refused.
 """
 PROMPT = """\
 ## The prompt

@@ -13,7 +13,7 @@ from peer.commands.definitions import (
 )
 from peer.features import FEATURES
 
-# in the order of the help
+# The help lists commands in this order.
 COMMAND_MODULES = (status_commands, job_commands, member_commands, model_commands, network_commands)
 
 

@@ -31,7 +31,7 @@ from protocol.api import AuditsView, EventView, JobView, PeerApi, RoundView, Rou
 from protocol.errors import UserError
 from protocol.units import display_round_number, format_bytes
 
-TEST_SECONDS_MAX = 180.0  # bound of a scratch round: the slowest timers of a round
+TEST_SECONDS_MAX = 180.0  # bound of a test round, from the slowest timers of a round
 
 ROUNDS = Argument(
     "--rounds",
@@ -82,8 +82,8 @@ ROUND = Argument(
 
 # Presets of `training.job_spec`, which is imported only at their use: name -> purpose.
 PRESETS = {
-    "local": "ten local steps per round, for most links",
-    "per-step": "every gradient, for fast links and 300 rounds or more",
+    "local": "one update per ten local steps, for most links",
+    "per-step": "one update per gradient step, for fast links and 300 rounds or more",
 }
 PRESET = Argument(
     "--preset",
@@ -110,7 +110,7 @@ USED_ONLY_WITH = (
 
 TRAIN_DESCRIPTION = """
     One job trains at a time. Other jobs wait in the order of their decision and start by themselves; `jobs` shows them. A
-    member may have four waiting or running jobs, and all members together 32.
+    member may have four queued jobs, and all members together 32.
 
         peer train --name base --rounds 60 --data corpus
         peer train --preset per-step --set seed=4 licence=CC-BY-4.0
@@ -131,9 +131,9 @@ TRAIN_DESCRIPTION = """
     - `.parquet`: the text is the column `text`. It needs the extra `data`.
 
     Each file may be compressed with gzip, as `.txt.gz`. A table or an array has at most 64 MB, and a line at most 16 MB.
-    Records without text are left out and counted. A row with a wrong number of cells is an error. HTML, XML, RTF, YAML,
-    notebooks, and text in UTF-16 or Windows-1252 are refused. A `.txt` or `.md` file that begins like markup is read with a
-    note.
+    Records without text are left out and counted. A row with a wrong number of cells is an error. HTML, XML, RTF, YAML and
+    notebooks are refused, and so are text files in UTF-16 or Windows-1252. A `.txt` or `.md` file that begins like markup is
+    read with a note.
 
     Files of a folder that are left out are listed with the reason: hidden files, other endings, links to folders, damaged
     files, and README and LICENSE beside other files. `jobs --json` has the list in `notes`.

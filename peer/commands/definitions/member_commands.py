@@ -129,9 +129,9 @@ async def connect(asked: CommandContext[PeerApi]) -> None:
     DAYS,
     REACHED_AT,
     description="""
-        The invitation admits one new member, or all founders of a network. It contains at most 8 addresses, which are printed
-        on standard error. A peer that listens on a wildcard address and knows only loopback addresses needs `--address`. The
-        validity is measured by the time of the network's last block.
+        The invitation admits one new member, or all founders of a network. It contains at most 8 addresses. In a pipe they are
+        printed on standard error. A peer that listens on a wildcard address and knows only loopback addresses needs
+        `--address`. The validity is measured by the time of the network's last block.
         """,
 )
 async def invite(asked: CommandContext[PeerApi]) -> None:

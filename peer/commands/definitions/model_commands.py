@@ -38,7 +38,7 @@ TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
 TEMPLATE_SLOT: Final = "{}"  # replaced in a template by the user's text
 CHAT_PROMPT: Final = "you> "
-CHAT_CHARACTERS_MAX: Final = 64 << 10  # of earlier turns sent with the next one; few models have a longer context
+CHAT_CHARACTERS_MAX: Final = 64 << 10  # characters of earlier turns; few models have a longer context
 BLOCKLIST_NOTICE: Final = "this job has a blocklist, so a text is shown after the check of the whole text"
 
 HEX = "0x"
@@ -50,7 +50,7 @@ def _text(typed: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the text is empty")
     if len(text) > STOP_CHARACTERS_MAX:
-        raise argparse.ArgumentTypeError(f"{len(text)} characters are more than {STOP_CHARACTERS_MAX}")
+        raise argparse.ArgumentTypeError(f"the text has {len(text)} characters; at most {STOP_CHARACTERS_MAX} are allowed")
     return text
 
 

@@ -17,9 +17,9 @@ async def _show_reach(asked: CommandContext[PeerApi], reach: LivenessMatrix) -> 
     "Show which voters hear each other",
     _show_reach,
     description="""
-        Each row is a voter, and each column another voter: `+` if the row's voter hears it, the seconds of its silence, or `?`
-        if no peer here can know. In `--json`, 0 means that another voter reports to hear it, and null is unknown. A silent
-        column is a voter that stopped or is cut off. Two groups that do not hear each other are a partition.
+        Each row is an observer, and each column a voter: `+` if the observer hears the voter, the seconds of its silence, or
+        `?` if no peer here can know. In `--json`, 0 means that the observer reports to hear the voter, and null is unknown. A
+        silent column is a voter that stopped or is cut off. Two groups that do not hear each other are a partition.
         """,
 )
 async def reach(asked: CommandContext[PeerApi]) -> LivenessMatrix:
