@@ -15,6 +15,8 @@ from features.commands import Action, CommandContext, command, listing_command
 from features.text_tables import Column, TextTable, pluralize
 from protocol.errors import UserError
 
+TOPIC = "Annotation"
+
 SHORT = 8
 FORMATS = ("jsonl", "csv", "label-studio", "preferences")
 ENDINGS = {"csv": "csv", "label-studio": "json"}  # extensions of files in other formats than JSONL
@@ -106,7 +108,7 @@ IMPORT_OPTIONS = (
         "--columns",
         default="",
         metavar="PART=NAME,…",
-        help="Field names of the file, such as text=prompt,gold=label",
+        help=f"Names of the file's fields for {', '.join(COLUMNS)}, such as text=prompt,gold=label",
     ),
     Argument("--gold-from", default="", metavar="FIELD", help="Field of the file with the right answers"),
     Argument("--again", action="store_true", help="Add the tasks of a file that was imported before"),

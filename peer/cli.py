@@ -160,16 +160,17 @@ def build_parser(command: str = "") -> CommandLineParser:
     parser.set_defaults(action=lambda options: parser.print_help())  # `peer` without a command
     commands = parser.add_subparsers(dest="command", metavar="command")
 
-    def add(name: str, about: str, action: Callable[[argparse.Namespace], Any], **help: Any) -> CommandLineParser:
+    def add(topic: str, name: str, about: str, action: Callable[[argparse.Namespace], Any], **help: Any) -> CommandLineParser:
+        parser.topics.setdefault(topic, []).append(name)
         made = commands.add_parser(name, help=about, about=about, **help)
         made.set_defaults(action=action)
         return made
 
-    _add_network_commands(add)
+    _add_network_commands(partial(add, "Create and run a peer"))
     if command not in commands.choices:
         _add_control_commands(add)
-        _add_offline_commands(add)
-        _add_commands_about_commands(add)
+        _add_offline_commands(partial(add, "Without a running peer"))
+        _add_commands_about_commands(partial(add, "Help"))
     return parser
 
 
@@ -282,9 +283,10 @@ def _setting_help(name: str) -> str:
 
 def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
     """Add the commands that ask the running peer. The prompt has the same commands."""
-    from peer.commands.definitions import all_commands
+    from peer.commands.definitions import commands_by_topic
 
     console = command(
+        "Create and run a peer",
         "console",
         "Attach the prompt to a running peer, or run one of its commands",
         _console,
@@ -300,11 +302,12 @@ def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
     )
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="Command of the prompt and its arguments")
-    for word in all_commands().values():
-        if not word.only_at_prompt:
-            made = command(word.name, word.about, _ask, **help_parts(word))
-            _add_place(made)
-            word.add_arguments(made)
+    for topic, words in commands_by_topic().items():
+        for word in words:
+            if not word.only_at_prompt:
+                made = command(topic, word.name, word.about, _ask, **help_parts(word))
+                _add_place(made)
+                word.add_arguments(made)
 
 
 def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:

@@ -28,6 +28,8 @@ from rlhf.rpc import (
 )
 from storage.regular_files import open_regular, read_regular
 
+TOPIC = "Tuning"
+
 SHORT = 8
 NOTHING = "(empty: the model ended its response at once)"
 ALGORITHMS = ("ppo", "grpo", "dpo")

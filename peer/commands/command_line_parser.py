@@ -63,6 +63,7 @@ class CommandLineParser(argparse.ArgumentParser):
         """Make a parser. Its help begins with `about` and `details`, and ends with actions and exit statuses."""
         self.about, self.details, self.actions = about, cleandoc(details), tuple(actions)
         self.exit_statuses = dict(exit_statuses or {})
+        self.topics: dict[str, list[str]] = {}  # the subcommands of each section of the help
         options.setdefault("formatter_class", CommandHelpFormatter)
         has_help = options.pop("add_help", True)
         super().__init__(allow_abbrev=False, add_help=False, **options)
@@ -77,7 +78,11 @@ class CommandLineParser(argparse.ArgumentParser):
             formatter.start_section(action.usage)
             formatter.add_text("\n\n".join(filter(None, (f"{action.about}.", cleandoc(action.description)))))
             formatter.end_section()
-        for group in self._action_groups:
+        for topic, names in self.topics.items():
+            formatter.start_section(topic)
+            formatter.add_arguments([choice for choice in self._command_choices() if choice.dest in names])
+            formatter.end_section()
+        for group in self._action_groups[1:] if self.topics else self._action_groups:
             formatter.start_section(group.title)
             formatter.add_text(group.description)
             formatter.add_arguments(group._group_actions)
@@ -121,7 +126,11 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def command_help(self) -> dict[str, str]:
         """Return the one-line help of each subcommand."""
-        return {choice.dest: choice.help or "" for action in self._commands_actions() for choice in action._choices_actions}
+        return {choice.dest: choice.help or "" for choice in self._command_choices()}
+
+    def _command_choices(self) -> list[argparse.Action]:
+        """Return the entries of the subcommands in the help."""
+        return [choice for action in self._commands_actions() for choice in action._choices_actions]
 
     def _commands_actions(self) -> list[argparse._SubParsersAction[CommandLineParser]]:
         return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from inspect import cleandoc
-from types import ModuleType
 
-import curation.commands
-import rlhf.commands
-from features.commands import OPTIONS_OF, commands_in
+from features.commands import OPTIONS_OF
 from peer import cli
 from peer.commands.command_line_parser import CommandLineParser, make_command_parser
-from peer.commands.definitions import (
-    all_commands,
-    job_commands,
-    member_commands,
-    model_commands,
-    network_commands,
-    status_commands,
-)
+from peer.commands.definitions import all_commands
 from peer.settings.config import setting_descriptions
 
 INTRODUCTION = """\
@@ -67,42 +57,23 @@ shows at most ten events a minute; `log` has all of them.
 Peers have names in all output. A name of several members is followed by the first characters of the id. A narrow terminal drops
 columns, and names them below the table; long names end in `…`. Output to a pipe is complete, with one row per line.
 """
-TOPICS: Mapping[str, ModuleType | tuple[str, ...]] = {
-    "Create and run a peer": ("init", "identity", "join", "run", "rekey", "config", "doctor", "console"),
-    "State of a peer": status_commands,
-    "Members and invitations": member_commands,
-    "Jobs, rounds and audits": job_commands,
-    "Models and text": model_commands,
-    "Annotation": curation.commands,
-    "Tuning": rlhf.commands,
-    "The network": network_commands,
-    "Without a running peer": ("audit", "verify", "shards", "demo", "help", "completion"),
-}
 PLACE = ("data_directory", "config")  # options of nearly all commands
 DEFAULT_IN_HELP = re.compile(r" \(default (.+)\)$")
 
 
 def render() -> str:
-    parsers = cli.build_parser().commands()
-    topics = {title: tuple(_names_in(topic)) for title, topic in TOPICS.items()}
-    without_topic = parsers.keys() ^ {name for names in topics.values() for name in names}
-    assert not without_topic, f"commands without a topic, or topics without a command: {without_topic}"
-    parts = [INTRODUCTION, *(f"- [{title}](#{_anchor(title)})" for title in topics), "- [The prompt](#the-prompt)\n"]
-    for title, names in topics.items():
+    parser = cli.build_parser()
+    commands = parser.commands()
+    parts = [INTRODUCTION, *(f"- [{title}](#{_anchor(title)})" for title in parser.topics), "- [The prompt](#the-prompt)\n"]
+    for title, names in parser.topics.items():
         parts.append(f"## {title}\n")
         for name in names:
-            parts += _command(f"peer {name}", parsers[name])
+            parts += _command(f"peer {name}", commands[name])
     parts.append(PROMPT)
     for name, command in all_commands().items():
         if command.only_at_prompt:
             parts += _command(name, make_command_parser(command))
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _names_in(topic: ModuleType | tuple[str, ...]) -> Iterable[str]:
-    if isinstance(topic, tuple):
-        return topic
-    return [command.name for command in commands_in(topic) if not command.only_at_prompt]
 
 
 def _anchor(title: str) -> str:

@@ -31,6 +31,8 @@ from protocol.api import AuditsView, EventView, JobView, PeerApi, RoundView, Rou
 from protocol.errors import UserError
 from protocol.units import display_round_number, format_bytes
 
+TOPIC = "Jobs, rounds and audits"
+
 TEST_SECONDS_MAX = 180.0  # bound of a test round, from the slowest timers of a round
 
 ROUNDS = Argument(

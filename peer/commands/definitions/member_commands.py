@@ -10,6 +10,8 @@ from peer.commands import view_tables
 from protocol.api import INVITATION_DAYS, INVITATION_DAYS_MAX, InvitationView, PeerApi, PeerView
 from protocol.errors import UserError
 
+TOPIC = "Members and invitations"
+
 LOWER_TOLERANCE = Argument(
     "--lower-tolerance", action="store_true", help="Retire the member although the network then tolerates fewer faulty voters"
 )

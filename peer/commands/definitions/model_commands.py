@@ -31,6 +31,8 @@ from protocol.sampling import (
 )
 from protocol.units import display_round_number
 
+TOPIC = "Models and text"
+
 EVALUATED_TOKENS = 65_536  # takes some seconds with the default model
 MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # formats of `peer.export.model_export`, which is imported at its use
 

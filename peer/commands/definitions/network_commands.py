@@ -7,6 +7,8 @@ from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
 from protocol.api import LimitView, LivenessMatrix, ModuleView, PeerApi
 
+TOPIC = "The network"
+
 
 async def _show_reach(asked: CommandContext[PeerApi], reach: LivenessMatrix) -> None:
     asked.show(view_tables.reachability(reach, await asked.load_names(), (await asked.api.status()).peer))

@@ -13,6 +13,8 @@ from peer.commands import view_tables
 from peer.commands.command_line_parser import help_text
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
+TOPIC = "State of a peer"
+
 # The exit status of `peer status`
 EXIT_STATUS = {
     PeerState.WORKING: exit_statuses.SUCCESS,
