@@ -5,6 +5,7 @@ The packages that Folkmoot requires are links to those of this environment. Noth
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import subprocess
@@ -37,7 +38,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     values = [f"BIN={Path(sys.executable).parent}", f"DIST={folder}"]
     command = ["make", "--assume-old=.venv/.setup-complete", "wheel", *values]
-    done = run_process(command, BUILD_SECONDS_MAX, cwd=ROOT, capture_output=True, text=True)
+    with (tmp_path_factory.getbasetemp().parent / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # setuptools makes the same folders in the checkout for each build
+        done = run_process(command, BUILD_SECONDS_MAX, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
