@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from features.command_arguments import parse_integer_in
 from peer.commands.definitions.job_commands import PRESET, SET
+from peer.features import why_engine_missing
 from protocol.errors import UserError
 
 ATTACKS = (
@@ -104,6 +105,8 @@ def run_demo(options: argparse.Namespace) -> Any:
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
         raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
+    if missing := why_engine_missing("pytorch"):
+        raise UserError(f"the demo trains, and {missing}, or label tasks with --annotate")
     from demo import network_demo
 
     return network_demo.main(options)

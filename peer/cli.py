@@ -15,7 +15,7 @@ from typing import Any
 from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
-from peer import VERSION, features
+from peer import features
 from peer.commands.command_line_parser import CommandLineParser, parse_line, parse_tokens, settings_from_options
 from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
 from peer.settings.config import Config, format_settings, setting_descriptions
@@ -134,6 +134,16 @@ def _interrupted() -> int:
 # Grammar -------------------------------------------------------------------------------------------------------------
 
 
+class PrintVersion(argparse.Action):
+    """Print the version at its use: the commit of a checkout takes a process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from peer.source_commit import describe_version
+
+        print(describe_version())
+        parser.exit()
+
+
 def build_parser(command: str = "") -> CommandLineParser:
     """Return the grammar of all commands, or of those that found or run a peer if `command` is one: a daemon needs no others."""
     parser = CommandLineParser(
@@ -142,7 +152,7 @@ def build_parser(command: str = "") -> CommandLineParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
+    parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version and the commit, and end")
     parser.set_defaults(action=lambda options: parser.print_help())  # `peer` without a command
     commands = parser.add_subparsers(dest="command", metavar="command")
 
