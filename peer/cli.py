@@ -16,7 +16,7 @@ from features import exit_statuses
 from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
-from peer import VERSION, features
+from peer import features
 from peer.commands.command_line_parser import (
     CommandLineParser,
     help_parts,
@@ -148,6 +148,16 @@ def _interrupted() -> int:
 # Grammar -------------------------------------------------------------------------------------------------------------
 
 
+class PrintVersion(argparse.Action):
+    """Print the version at its use: the commit of a checkout takes a process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from peer.source_commit import describe_version
+
+        print(describe_version())
+        parser.exit()
+
+
 def build_parser(command: str = "") -> CommandLineParser:
     """Return the grammar of all commands. For a command that creates or runs a peer, return the grammar of only such commands."""
     parser = CommandLineParser(
@@ -156,7 +166,7 @@ def build_parser(command: str = "") -> CommandLineParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}", help="Show the version")
+    parser.add_argument("--version", action=PrintVersion, nargs=0, help="Show the version and the commit")
     parser.set_defaults(action=lambda options: parser.print_help())  # `peer` without a command
     commands = parser.add_subparsers(dest="command", metavar="command")
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FULL_ROLE = "full"  # the union of all other roles
+ENGINE_PACKAGES = {"pytorch": "torch"}  # name of an engine -> the package that it imports
 
 
 def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -70,6 +71,14 @@ def roles() -> dict[str, Role]:
         **found,
         FULL_ROLE: Role(FULL_ROLE, "all of these roles", registers, of_roles, any(role.needs_worker for role in together)),
     }
+
+
+def why_engine_missing(engine: str) -> str:
+    """Return why workers of this engine cannot start, with the remedy, or an empty string."""
+    package = ENGINE_PACKAGES.get(engine, "")
+    if not package or find_spec(package):
+        return ""
+    return f"the package {package} is not installed: run `pip install 'folkmoot[train]'`"
 
 
 def services() -> dict[str, str]:

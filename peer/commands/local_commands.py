@@ -27,7 +27,7 @@ from features.text_tables import format_quorum, pluralize
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.command_line_parser import settings_from_options
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
-from peer.features import founding_modules, rules_of
+from peer.features import founding_modules, roles, rules_of, why_engine_missing
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
 from peer.settings.data_directory import DataDirectory, load_addresses, peer_of_entry, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
@@ -154,6 +154,7 @@ def _place(options: argparse.Namespace) -> str:
 def join_network(options: argparse.Namespace) -> int:
     """Store an invitation and run the peer, which catches up and asks for admission. Raises `UserError` for a bad invitation."""
     config = _config(options)
+    require_engine(config)
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
     with directory.lock():  # a running peer keeps its files
@@ -191,7 +192,16 @@ def _settings_from(settings: ResolvedSettings, origin: str) -> dict[str, Any]:
 
 
 def run_peer(options: argparse.Namespace) -> int:
-    return run_peer_with_config(_config(options), options.console)
+    config = _config(options)
+    require_engine(config)
+    return run_peer_with_config(config, options.console)
+
+
+def require_engine(config: Config) -> None:
+    """Raise `UserError` if the role computes and the package of its engine is not installed."""
+    if roles()[config.role].needs_worker and (missing := why_engine_missing(config.engine)):
+        others = " or ".join(f"--role {role.name}" for role in roles().values() if not role.needs_worker)
+        raise UserError(f"the role {config.role} trains, and {missing}, or take {others}")
 
 
 def run_peer_with_config(config: Config, console: bool, make_participant: MakeParticipant | None = None) -> int:

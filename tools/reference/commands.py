@@ -19,7 +19,8 @@ INTRODUCTION = """\
 `python -m tools.reference` writes this page from the declarations. `peer help COMMAND` prints the same.
 
 The [prompt](#the-prompt) `peer>` has the same commands without `peer`, except those that [need no running
-peer](#without-a-running-peer) or [create and run one](#create-and-run-a-peer). `peer --version` prints the version.
+peer](#without-a-running-peer) or [create and run one](#create-and-run-a-peer). `peer --version` prints the version and the
+commit.
 
 These options are not repeated below:
 
