@@ -74,7 +74,7 @@ def refused(folder: Path, *words: str) -> str:
 
 @pytest.mark.parametrize("trainers", ["2", "5"])
 def test_trainers_that_are_too_few_to_audit_or_more_than_there_are_are_refused(tmp_path: Path, trainers: str) -> None:
-    assert f"--trainers {trainers}: of 4 peers 3 to 4 train" in refused(tmp_path, "--trainers", trainers)
+    assert f"--trainers {trainers}: 4 peers need 3 to 4 trainers" in refused(tmp_path, "--trainers", trainers)
 
 
 def test_the_rival_s_rates_stand_around_the_job_s_own_unless_they_were_found_for_it() -> None:
