@@ -88,8 +88,12 @@ MODELS = """\
 | `tokenizer.json` | a [tokenizer](#tokenizers). Without it, or with `--vocabulary 256`, tokens are bytes: `vocab_size` must be 256, or 257 with `eos_token_id` 256 |
 | `SHA256SUMS`, or digests of `huggingface_hub` | the digest of each file that is read |
 
-Refused by name: other architectures and activations, biases, `rope_scaling`, sliding windows, quantized types, a `head_dim` other than
-width / heads, tensors that are missing or have another shape, numbers that are not finite, and pickle files (`.bin`, `.pt`).
+Refused by name:
+
+- other architectures and activations, biases, `rope_scaling`, sliding windows, quantized types;
+- a `head_dim` other than width / heads;
+- missing tensors, other shapes, numbers that are not finite;
+- pickle files (`.bin`, `.pt`), since opening one can run a program.
 
 `peer model DIR` writes these files:
 
