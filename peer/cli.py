@@ -203,9 +203,8 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir", dest="data_directory", metavar="DIR", help="everything of this peer (default: see the guide)"
-    )
+    about = "everything of this peer (default: ~/.local/share/folkmoot)"
+    parser.add_argument("--data-dir", dest="data_directory", metavar="DIR", help=about)
     parser.add_argument("--config", metavar="FILE", help="TOML settings (default: peer.toml in the data directory)")
 
 
