@@ -15,7 +15,7 @@ help:
 	@echo "make docs    the site of docs/ in runs/site; a broken link fails"
 	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
-	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
+	@echo "make pictures  the screenshots of README and pages, made anew from peers that run"
 	@echo "make lint    style, types, import layers and prose"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make fuzz MINUTES=60  other examples for each property, then random and changed bytes for all that reads what others sent"

@@ -1,19 +1,4 @@
-"""The data directory of a peer, which holds all its data. The peer writes nowhere else.
-
-| file | content |
-|---|---|
-| identity.key | secret Ed25519 seed, mode 0600 |
-| identity.old | the previous seed, until the network has decided the new key |
-| identity.next | the next seed during `peer rekey`; while it exists, the peer does not sign |
-| genesis | the network's genesis |
-| ledger.sqlite | blocks, certificates, own votes |
-| blobs/ | payloads and data, by digest |
-| models/ | memory-mapped parameters |
-| services/ | data of services, such as open answers |
-| peer.toml | settings |
-| peer.lock | lock of the running daemon |
-| control.sock | socket for consoles |
-"""
+"""The data directory of a peer, which holds all its data (`FILES`). The peer writes nowhere else."""
 
 from __future__ import annotations
 
@@ -47,6 +32,39 @@ OTHERS_ACCESS_BITS = 0o077  # access of other users: the directory holds keys, a
 ADDRESSES_KEPT = 64  # the next start dials all of them; they include a quorum of a large network
 SAVE_SECONDS = 10.0  # time between two checks for changes
 PID_CHARACTERS_MAX = 32  # length of a process id in the lock file; the largest process id on Linux has seven digits
+
+# Names of files and folders, with their contents for people.
+FILES = {
+    "identity.key": "The secret Ed25519 seed, mode 0600. A peer with another mode does not start.",
+    "identity.old": "The seed before it, after `peer rekey`, until the network has decided the change.",
+    "identity.next": "The next seed during `peer rekey`. While it exists, the peer signs with no key.",
+    "lost-N/": "Ledger and models that `peer rekey` could not read.",
+    "genesis": "The network's genesis.",
+    "ledger.sqlite": "Blocks, certificates, the peer's own votes, and rows of the ledger's tables.",
+    "ledger.sqlite.committed": "Number of committed transactions. A database with fewer has lost votes, and the peer refuses it.",
+    "blobs/": "Payloads and data, by digest.",
+    "blobs/parts/": "Parts of objects above 16 MiB, also of those that are still being downloaded.",
+    "models/": "Parameters, optimizer state and estimates of the last rounds and of anchors.",
+    "buffers/": "Error feedback and kept inner state, as long as anybody may re-execute with them.",
+    "texts/": "Texts of jobs, joined from their shards, with the tokens of a BPE.",
+    "diagnostics/": "Wrong states of this peer, by height.",
+    "services/serve/answers.sqlite": "Answers of annotators that are not opened yet. A peer without this file forfeits them.",
+    "services/serve/accounts.sqlite": "Keys of annotators with an account, sealed by their passphrases.",
+    "services/serve/golds.sqlite": "Right answers of this author's tasks, until the project is closed. Nobody else has them.",
+    "services/serve/doors.sqlite": "Hashes of operators' tokens, sessions, used invitation codes, refused annotators.",
+    "services/serve/log.sqlite": "Actions of operators by HTTP.",
+    "services/serve/imported.sqlite": "Imported pages of tasks. A second import of the same file adds nothing.",
+    "invitation": "The invitation that this peer joined with. It is secret until it is used.",
+    "invitations": "The last 1,024 invitations of this peer, without their secrets.",
+    "addresses": "Last addresses of members, `PEER@HOST:PORT` in each line. A stopped network restarts with them.",
+    "silences": "With `retire_after_days`: the seconds of each member's silence.",
+    "peer.toml": "Settings.",
+    "peer.lock": "Lock of the running daemon, with its process id.",
+    "peer.log": "The log while the prompt uses the terminal.",
+    "control.sock": "Socket for commands and consoles, mode 0600.",
+    "control.path": "Path of that socket, if the usual path is too long.",
+    "console_history": "Lines that were typed at the prompt.",
+}
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space and start again",
@@ -201,7 +219,7 @@ class DataDirectory:
         """
         present, former = self._load_key(self.identity_key), self.load_former_identity()
         if former is not None and former.seed != present.seed:
-            way = "run the peer until the network has decided it"
+            way = "run the peer until the network has decided it; if it cannot run, see docs/how-to/back-up-and-move.md"
             raise UserError(f"{self.former_key} belongs to a change of the key that is not decided yet: {way}")
         return present
 

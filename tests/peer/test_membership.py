@@ -1,4 +1,4 @@
-"""People join a network with the commands of the guide: real processes, real sockets, real admission and approval."""
+"""People join a network with the commands of the how-to pages: real processes, real sockets, real admission and approval."""
 
 from __future__ import annotations
 
@@ -303,10 +303,10 @@ def printed(capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_guide_has_the_recipe_as_it_is_printed() -> None:
+def test_a_page_has_the_recipe_as_it_is_printed() -> None:
     options = argparse.Namespace(peers=4, rounds=None, data=None, seed=0, keep=True)
-    text = "".join(f"    {line}\n" for line in command_line.make_demo_script(options).splitlines())
-    assert text in (ROOT / "docs" / "guide.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "found-a-network.md").read_text()
+    assert f"```sh\n{command_line.make_demo_script(options).rstrip()}\n```" in page
 
 
 def test_what_is_asked_for_is_in_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

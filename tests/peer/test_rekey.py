@@ -79,7 +79,7 @@ def rekey(daemon: Daemon) -> tuple[str, str, str]:
     return old, new, out
 
 
-BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # the files that the guide tells to keep
+BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # the files that docs/how-to/back-up-and-move.md names
 
 
 @pytest.mark.real("processes")
