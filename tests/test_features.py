@@ -27,6 +27,7 @@ from peer import cli, features
 from peer.daemon.daemon import running_daemon
 from peer.export.row_proof_file import write_row_proof
 from peer.features import FEATURES, founding_modules, known_modules, modules_of, rules_of
+from peer.runtime.telemetry.event_kinds import event_kinds
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import format_settings, load_settings, setting_descriptions
 from peer.worker.supervisor import WorkerSupervisor
@@ -112,6 +113,7 @@ def seen() -> dict[str, bool]:
         "services": "scribe" in features.roles()["full"].services,
         "objectives": registry.find_objective("ones") is not None,
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
+        "event kinds": "scribe" in event_kinds(),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,

@@ -20,6 +20,7 @@ from features.text_tables import Column, TextTable, pluralize
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
+from peer.api.alerts import ALERT_KINDS
 from peer.doctor import machine
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
 from peer.doctor.reachability_checks import (
@@ -46,23 +47,7 @@ from storage.ledger_store import ReadOnlyStore
 from transport.discovery.reachability import ReachabilityState
 
 ANSWER_SECONDS: Final = 10.0  # for all calls to the running peer: each takes some hundredths of a second
-LOG_ADVICE = "`peer log` says what came before"
-DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it dials only")
-ADVICE = {  # by cause of an alert
-    AlertCause.HALTED: f"{LOG_ADVICE}; the guide has a section for each halt",
-    AlertCause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
-    AlertCause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
-    AlertCause.NO_SPARE: "ask the operators of those voters; `peer retire` takes the vote of one that is gone for good",
-    AlertCause.STALLED: f"`peer peers` shows who is linked, and {LOG_ADVICE}",
-    AlertCause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
-    AlertCause.NO_ROOM: "free some space: until then it does not train that job",
-    AlertCause.WORKER_GONE: f"{LOG_ADVICE}: most often memory, torch or the setting `device`",
-    AlertCause.MODULE_FAILED: f"tell the authors of this program, and start the peer again; {LOG_ADVICE}",
-    AlertCause.TRAINING_FAILED: "`peer rounds` has the verdicts",
-    AlertCause.NO_PROGRESS: "`peer rounds` has the verdicts; if they are `diverging`, a lower learning rate helps",
-    AlertCause.LIAR_FOUND: "`peer audits` shows of what it is accused",
-}
-
+DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it only dials")
 NO_PEER_ADVICE = "make a peer there with `peer init` or `peer join`, or name another place with --data-dir"
 
 
@@ -173,9 +158,9 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Doct
     told = [alert for alert in alerts if alert.severity != AlertSeverity.INFO and alert.cause != AlertCause.DISK_LOW]
     for alert in told:
         make = fault if alert.severity == AlertSeverity.CRITICAL else warning
-        yield make("peer", alert.text, ADVICE[AlertCause(alert.cause)])
+        yield make("peer", alert.text, ALERT_KINDS[AlertCause(alert.cause)].remedy)
     if why := why_unhealthy(status) if not told else "":
-        yield warning("peer", why, f"wait a minute; then {LOG_ADVICE}")
+        yield warning("peer", why, "wait a minute; then read `peer log`")
     elif not told:
         yield ok("peer", f"it runs, process {status.process}, height {status.height}, {pluralize(status.links, 'link')}")
 

@@ -14,7 +14,15 @@ import trio
 from ledger.jobs import NO_PROGRESS_ROUNDS, RequestRollback, StopJob
 from ledger.ledger_state import LedgerState
 from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
-from peer.api.alerts import DISK_CRITICAL_BYTES, EXPULSION_ALERT_HEIGHTS, HOLD_MS, AlertInputs, AlertTracker, find_alerts
+from peer.api.alerts import (
+    ALERT_KINDS,
+    DISK_CRITICAL_BYTES,
+    EXPULSION_ALERT_HEIGHTS,
+    HOLD_MS,
+    AlertInputs,
+    AlertTracker,
+    find_alerts,
+)
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.telemetry.health import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
@@ -72,6 +80,7 @@ def of(look: AlertInputs) -> list[tuple[str, str, str]]:
 )
 def test_each_cause_is_told_once(look: AlertInputs, expected: list[tuple[str, str, str]]) -> None:
     assert of(look) == expected
+    assert all(severity in ALERT_KINDS[AlertCause(cause)].severities for cause, _, severity in expected)
 
 
 @pytest.mark.parametrize(
