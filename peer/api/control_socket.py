@@ -34,7 +34,7 @@ from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 VERSION = "folkmoot-control/1"
-VERSION_MISMATCH_HINT = "if it was started before an update of the program, start it again"
+VERSION_MISMATCH_HINT = "restart the peer if the program was updated after its start"
 REQUEST_SECONDS_MAX = 10.0  # from connection to complete request; callers are local programs
 REPLY_SECONDS_MAX = 10.0  # to send an answer or a part to a caller that reads slowly
 CALLS_MAX = 32  # concurrent calls; a console makes two at most
@@ -90,7 +90,9 @@ def _place_for(directory: Path, configured: str) -> Path:
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX and path.parent.is_dir():
         return path
     if configured:
-        raise UserError(f"control_socket {configured!r}: its directory must exist and its path fit {SOCKET_PATH_BYTES_MAX} bytes")
+        raise UserError(
+            f"control_socket {configured!r}: its directory must exist, its path has at most {SOCKET_PATH_BYTES_MAX} bytes"
+        )
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     is_usable = given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK)
     path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=given if is_usable else "/tmp")) / "control.sock"
@@ -106,7 +108,7 @@ async def _bind(path: Path) -> trio.SocketListener:
         mode = None
     if mode is not None:
         if not stat.S_ISSOCK(mode):
-            raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
+            raise UserError(f"the control socket needs {path}, which is another file; move it away")
         try:
             stream = await trio.open_unix_socket(str(path))
         except OSError:
@@ -194,7 +196,7 @@ async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[
 async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> list[Any] | None:
     """Return the final reply, or None if the caller reads the parts of its answer too slowly or has left."""
     if not isinstance(request, list) or len(request) != 3 or request[0] != VERSION:
-        return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
+        return ["error", f"this peer uses the control protocol {VERSION}; use the `peer` command of the same installation"]
     call = rpc_methods().get(request[1]) if isinstance(request[1], str) else None
     if call is None:
         return ["error", f"this peer has no method {str(request[1])[:40]!r}; {VERSION_MISMATCH_HINT}"]
@@ -222,7 +224,7 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
         return ["error", f"the peer failed at {request[1]!r}: {getattr(error, 'strerror', None) or error}; {way}"]
     except Exception:  # a failed call must not stop the daemon
         logger.exception("control socket: %s failed", request[1])
-        return ["error", f"the peer failed at {request[1]!r}; its log says why"]
+        return ["error", f"the peer failed at {request[1]!r}; `peer log` has the cause"]
 
 
 # Client --------------------------------------------------------------------------------------------------------------
@@ -278,9 +280,9 @@ class _Client:
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
             way = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
             if not self._directory.exists():
-                way = "it is not there; make a peer with `peer init` or `peer join`, or name its place with --data-dir"
+                way = "it does not exist; create it with `peer init` or `peer join`, or name another --data-dir"
             if process := DataDirectory(self._directory).starting_process():
-                way = f"process {process} is starting, or ending, and does not answer yet: try again in some seconds"
+                way = f"process {process} is starting or stopping; try again in a few seconds"
             raise NotRunningError(f"no peer runs on {self._directory}: {way}", self._directory) from None
 
     async def stop_peer(self) -> None:

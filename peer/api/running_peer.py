@@ -97,7 +97,7 @@ class RunningPeer:
         try:
             self.text_slots.acquire_nowait()
         except trio.WouldBlock:
-            raise UserError(f"{CONCURRENT_TEXTS_MAX} texts are being made at this peer: wait until one of them ends") from None
+            raise UserError(f"this peer already generates {CONCURRENT_TEXTS_MAX} texts: try again when one has ended") from None
         try:
             yield
         finally:
@@ -118,9 +118,9 @@ class RunningPeer:
     def require_member(self) -> None:
         members = self.state.members
         if members.is_expelled(self.me):
-            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+            raise UserError("this peer was expelled: a block has two statements of its key that exclude each other")
         if not members.is_current_key(self.me):
-            raise UserError("this peer is not a member yet: it follows the log until its admission is decided")
+            raise UserError("this peer is not a member yet: wait until its admission is decided")
 
 
 class RunningServiceContext:

@@ -190,13 +190,13 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         for name in (*features.roles()[peer.config.role].services, *everywhere)
     }
     beside_agreement = {
-        "the store of shared files": BlobPinner(driver).run,
+        "the blob store": BlobPinner(driver).run,
         "the check of first models": StartModelAttester(driver, peer.submitter).run,
         "the deletion of old payloads": PayloadPruner(driver).run,
         "auditing": peer.auditor.run,
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
-        "the look for alerts": partial(_watch_alerts, peer.api),
+        "the check for alerts": partial(_watch_alerts, peer.api),
         "the address book": partial(
             save_addresses_periodically, peer.directory.addresses, network.peer_addresses, driver.applied
         ),
@@ -311,7 +311,7 @@ async def restart_on_fault(
                 raise
             reason = _fault_reason(error)
         if reason != told:
-            tell(f"{what} failed ({reason}) and is tried again every {RETRY_SECONDS:g} s; the peer goes on")
+            tell(f"{what} failed ({reason}); the peer continues and retries it every {RETRY_SECONDS:g} s")
             told = reason
         await trio.sleep(RETRY_SECONDS)
 

@@ -39,7 +39,7 @@ def fault(check: str, text: str, advice: str) -> DoctorFinding:
     return DoctorFinding(check, FindingLevel.FAULT, text, advice)
 
 
-def fault_of_error(check: str, error: Exception, advice: str = "mend that, and ask again") -> DoctorFinding:
+def fault_of_error(check: str, error: Exception, advice: str = "correct it, and run `peer doctor` again") -> DoctorFinding:
     """Return a fault for an error whose message is `what happened; what to do`. `advice` replaces a missing remedy."""
     text, _, way_out = str(error).partition("; ")
     return fault(check, text, way_out or advice)

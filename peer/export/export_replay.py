@@ -51,7 +51,7 @@ from training.corpus import read_manifest
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 
-WRONG_DIGEST = "its bytes do not have the digest it is named after"
+WRONG_DIGEST = "its bytes do not have the digest in its name"
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
 
@@ -90,7 +90,7 @@ def audit_export(
     Raises `UserError` with the first file that is missing, changed or foreign.
     """
     if not (folder / GENESIS).is_file():
-        raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
+        raise UserError(f"{folder} is no export: it has no {GENESIS}; create an export with `peer export FOLDER`")
     try:
         with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
             return _ExportReplay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
@@ -278,7 +278,7 @@ class _ExportReplay:
         for job in models:
             name = model_path(bytes.fromhex(job))
             if (made / name).read_bytes() != self._read(name):
-                raise _BadFile(name, "it is not the model that the blocks give")
+                raise _BadFile(name, "it is not the model that the blocks produce")
         self._expected |= {model_path(bytes.fromhex(job)) for job in models}
         for name in list_files(self._folder):
             if name not in self._expected:
@@ -311,7 +311,7 @@ class _ExportReplay:
             (made / name).symlink_to((self._folder / name).resolve())
         write_manifest(made, summary, self._format)
         if (made / MANIFEST).read_bytes() != text:
-            raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
+            raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list the files of the export")
 
     def _missing(self, manifest: bytes) -> str | None:
         """Return a file that was removed, or None. The manifest must list it and all files that are here."""

@@ -69,7 +69,7 @@ class Voter:
     async def audit(self, round: RoundContext, request: AuditRequest) -> AuditReply:
         """Re-execute a proposal of a job that needs no worker. Raises `UserError` for other jobs."""
         if round.spec.resolved_objective.needs_worker:
-            raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
+            raise UserError("this peer must audit but has no worker: restart it with --role trainer")
         from training.replay import proposal_replay
 
         return await trio.to_thread.run_sync(proposal_replay.audit_proposal, request, proposal_replay.known_update(round.spec))
@@ -277,7 +277,7 @@ def read_opening(folder: Path, job: bytes, number: int, trainer: bytes) -> LossO
         found: LossOpening = codec.decode(LossOpening, path.read_bytes())
         return found
     except (OSError, RemoteProtocolError) as error:
-        log.warning("%s cannot be opened (%s): what that round earned is lost", path, error)
+        log.warning("%s cannot be read (%s): the reward of that round is lost", path, error)
         return None
 
 

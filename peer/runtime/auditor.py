@@ -169,7 +169,7 @@ class Auditor:
         except StorageError as error:
             raise _CannotAudit(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
         if model.root != due.proposal.model_root:
-            raise _CannotAudit(f"the model before round {display_round_number(due.round)} that is here has another root")
+            raise _CannotAudit(f"the model of this peer before round {display_round_number(due.round)} has another root")
         directory, fetch = driver.host.round_directory(due.job, due.round), partial(self._fetch_in_turn, key)
         return RoundContext(self._me, model.spec, model, directory, driver.blobs, fetch)
 
@@ -331,25 +331,23 @@ def describe_audit_entry(entry: AuditLogEntry, state: LedgerState) -> str:
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
         case AuditResult.PASSED:
-            return f"{auditor} replayed {where}: passed"
+            return f"{auditor} re-executed {where}: passed"
         case AuditResult.CHALLENGED:
             return f"{auditor} challenges {where}{found}"
         case AuditResult.LAPSED:
             return f"{auditor} did not report on {where} in time"
         case AuditResult.SUSPENDED:
-            return f"{trainer} is suspended: most re-executors confirm what {auditor} found{found}"
+            return f"{trainer} is suspended: most auditors confirm the challenge of {auditor}{found}"
         case AuditResult.REFUTED:
-            return f"most re-executors find nothing wrong with {where}, which {auditor} challenged{found}"
+            return f"the challenge of {auditor} is refuted: most auditors find no fault with {where}{found}"
         case AuditResult.SHUNNED:
-            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong"
+            return f"{trainer} is suspended: too many auditors could not get its buffers, although most find no fault"
         case AuditResult.DROPPED:
-            return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
+            return f"the challenge of {auditor} is dropped: too few auditors judged {where}{found}"
         case AuditResult.WRONG_LOSS:
-            return f"{auditor} reported another loss of {where} than {trainer} opened: one of the two is wrong"
+            return f"{auditor} reported another loss for {where} than {trainer} opened: one of the two is wrong"
         case AuditResult.LAZY:
-            return (
-                f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last is {where}"
-            )
+            return f"{auditor} is suspended: more trainers contradict its reported losses than can be faulty, lastly {where}"
 
 
 def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
@@ -376,9 +374,9 @@ def suspension_reason(person: bytes, state: LedgerState) -> str:
             return f"{since}: {INVALID_UPDATES_REASON}"
         cause = state.audits.jobs[job].suspension_causes[person]
         if cause.result is AuditResult.SHUNNED:
-            return f"{since}: too many could not get what it commits to"
+            return f"{since}: too many auditors could not get its buffers"
         if cause.result is AuditResult.LAZY:
-            return f"{since}: it reported other losses than the trainers had, as if it replayed nothing"
+            return f"{since}: its audits reported other losses than the trainers"
         found = finding_label(cause, state) or "failed"
         return f"{since}: replay {found} found by {short_id(state.members.current_key(cause.auditor))}"
     return ""

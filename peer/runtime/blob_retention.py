@@ -188,7 +188,7 @@ class BlobPinner:
     async def _pin_blob(self, module: str, digest: bytes, size_max: int) -> None:
         async with self._places:
             if self.driver.blobs.size(digest) is None:
-                log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
+                log.debug("%s names the blob %s: fetching it", module, digest.hex()[:16])
             await self.driver.network.fetch_blob(digest, size_max, ())
             self.driver.blobs.pin_blob(digest)
 
@@ -251,7 +251,7 @@ class StartModelAttester:
             problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
             if problem is not None:
                 self._driver.events.add(
-                    "warning", f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}", job=key
+                    "warning", f"job {spec.name!r} cannot start: {problem}; this voter votes to end it", job=key
                 )
             while key in self._due():
                 try:
@@ -259,7 +259,9 @@ class StartModelAttester:
                         *(("job/attest-start-model", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
                     )
                 except UserError as error:
-                    self._driver.events.add_detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)
+                    self._driver.events.add_detail(
+                        "warning", f"the first model of job {spec.name!r} is not attested: {error}", job=key
+                    )
                     await trio.sleep(RETRY_SECONDS)
         self._begun.discard(key)
 
@@ -280,7 +282,7 @@ class StartModelAttester:
                 break
             except UserError as error:
                 if not told:
-                    self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                    self._driver.events.add("warning", f"job {spec.name!r} waits until this voter has its first model: {error}")
                 told = True
                 await trio.sleep(RETRY_SECONDS)
         await self._driver.network.fetch_blob(spec.initial_model, size, ())

@@ -283,13 +283,13 @@ class Driver:
                 self._log_about_peer("peer", f"{what} {short_id(item.peer)}", item.peer)
 
     def drop_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
-        self._log_about_peer("warning", f"dropped {short_id(peer)}: {error}", peer, reason=error.reason)
+        self._log_about_peer("warning", f"closed the link to {short_id(peer)}: {error}", peer, reason=error.reason)
         self.network.ban_peer(peer, error)
 
     def _log_about_peer(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
         """Add an event about a peer. Events about strangers go to the debug log, since they could displace all others."""
         if self.node.is_stranger(peer):
-            log.debug("%s, a stranger", text)
+            log.debug("%s (a stranger)", text)
         else:
             self.events.add(kind, text, peer=peer, **fields)
 
@@ -308,7 +308,7 @@ class Driver:
         failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
         self.observer.report_failures(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped_transactions:
-            log.debug("our transaction left the pool: %s", reason)
+            log.debug("a transaction of this peer left the mempool undecided: %s", reason)
         if turn.decided_blocks:
             decided, self._decided = self._decided, trio.Event()
             decided.set()
@@ -385,7 +385,9 @@ class Driver:
             judged = partial(_judged_round, self.store, name, job.spec)
             computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
             if computed:
-                self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
+                self.events.add(
+                    "warning", f"recomputed {computed} rounds of job {job.name} that were missing on the disk", job=name
+                )
 
     # Snapshots
 
@@ -490,7 +492,7 @@ def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> C
     decided = store.get_decision(stored.height) if stored else None
     if stored is None or decided is None:
         raise StorageError(
-            f"the block that closed round {display_round_number(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
+            f"cannot recompute round {display_round_number(number)} of job {job.hex()[:8]}: its block is missing on this disk"
         )
     closings = decode_body(decided.decode().body).round_certificates
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))

@@ -215,7 +215,7 @@ class RoundExecutor:
             for signed in list(book.proposals.values()):
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 keep |= {proposal.buffer, proposal.inner, *self._declared(proposal)}
-        with skip_without_descriptors("the deletion of files that have passed"):
+        with skip_without_descriptors("the deletion of unneeded files"):
             self._blobs.delete_unowned({digest for digest in keep if digest is not None})
 
     def _declared(self, proposal: Proposal) -> Iterable[bytes]:
@@ -333,7 +333,7 @@ class DiskSpaceMonitor:
         going_on, before = self.applied.current.jobs.unfinished(), self._lacks.get(key)
         self._lacks = {of: lack for of, lack in self._lacks.items() if of != key and of in going_on}
         if found is None and before is not None:
-            self.events.add("job", f"job {job.name} fits on this peer's disk now", job=key)
+            self.events.add("job", f"job {job.name} has enough disk space at this peer now", job=key)
         if found is not None:
             self._lacks[key] = found
             if before is None or before.blocks_training is not found.blocks_training:
@@ -353,9 +353,9 @@ class DiskSpaceMonitor:
         if free >= whole:
             return None
         for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept
-        lacks = f"job {job.name} may take {format_bytes(whole)} more of this peer's disk, and {format_bytes(free)} are free"
-        refuses = "this peer does not train it until there is room"
-        return DiskShortage(f"{lacks}: {refuses if trains and for_now else 'free some before the disk is full'}", for_now)
+        lacks = f"job {job.name} may need {format_bytes(whole)} more on the disk of this peer, and {format_bytes(free)} are free"
+        refuses = "free some space, until then this peer does not train it"
+        return DiskShortage(f"{lacks}: {refuses if trains and for_now else 'free some space before the disk is full'}", for_now)
 
 
 def _size(folder: Path) -> int:

@@ -139,8 +139,8 @@ class StateSync:
         for item in decided:
             if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
                 raise StorageError(
-                    f"height {item.height} was decided with another block than the invitation names: the peers that were reached "
-                    "follow another history; ask whoever invited you for a new invitation, and join with a new data directory"
+                    f"the block of height {item.height} differs from the one in the invitation: the reached peers "
+                    "have another history; ask for a new invitation, and join with a new data directory"
                 )
 
     def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
@@ -153,9 +153,9 @@ class StateSync:
             self._diagnosed = reason
             try:
                 folder = save_divergence_report(self._store.path.parent, self._rules, self._applied.current, reason)
-                kept = f"what was here is kept in {folder}"
+                kept = f"the old state is kept in {folder}"
             except OSError as error:
-                kept = f"no diagnostic could be kept: {error.strerror}"
+                kept = f"the old state could not be kept: {error.strerror}"
             self._events.add("warning", f"{reason}; restoring the certified state, {kept}")
         decided = self._store.get_decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
@@ -270,14 +270,14 @@ class StateSync:
         self._wanted = None
         self._begun = self._now()
         self._transfer = SnapshotDownload(self._rules, self._host, basis, wanted, self._begun)
-        self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
+        self._events.add("snapshot", f"requesting a snapshot of height {wanted} or later", height=wanted)
         for peer in request_order(self._links, basis.voters, self._asked_last):
             self._apply_step(self._transfer.add_peer(peer, self._now()))
 
     async def _finish(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> None:
         own = [self._store.get_decision(decided.height) for decided in restored.decisions]
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
-            self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
+            self._warn_of_fork(f"the snapshot has another certified block at height {restored.height} than this peer")
             transfer.discard_parts()
         elif not restored.is_overtaken(self._applied.current.height, self._repairs) and await self._restore_state(
             restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
@@ -294,7 +294,7 @@ class StateSync:
         self._end_transfer()
 
     def _warn_of_fork(self, what: str) -> None:
-        self._events.add("warning", f"{what}: nothing is restored; ask people you trust which history is the true one")
+        self._events.add("warning", f"{what}: it is not restored; ask people you trust which history is right")
 
     def _end_transfer(self) -> None:
         if self._transfer is not None:

@@ -68,7 +68,7 @@ class TransactionSubmitter:
                     if await self._was_decided(signed, transaction):
                         return transaction
         raise UserError(
-            f"{kind} was not decided within {seconds_max:.0f} s, and may still be: is a quorum of voters running? (`peers` shows)"
+            f"{kind} is undecided after {seconds_max:.0f} s and may still be decided: see `peer peers` for missing voters"
         )
 
     async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
@@ -84,7 +84,7 @@ class TransactionSubmitter:
             await applied.wait()
         decided = await trio.to_thread.run_sync(self._decided_with, transaction.nonce, self._driver.state.height)
         if decided is None:
-            text = "may have been decided: a snapshot was restored without the block that shows it; look before you try again"
+            text = "may have been decided: this peer restored a snapshot that skips the block; check before you try again"
             raise UserError(f"{transaction.kind} {text}")
         return transaction_digest(decided) == transaction_digest(signed)
 

@@ -128,7 +128,7 @@ class WorkerSupervisor:
         kind = self._kinds.get(type(request))
         if kind is None:
             known = ", ".join(known.TAG for known in self._kinds)
-            raise LocalProtocolError(f"no feature of this program has the worker request {request.TAG!r}: it has {known}")
+            raise LocalProtocolError(f"unknown worker request {request.TAG!r}: the known ones are {known}")
         return _PendingRequest(kind.priority, order, request, deadline_seconds)
 
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
@@ -154,14 +154,16 @@ class WorkerSupervisor:
                 failures = 0 if session.was_useful else failures + 1
                 if self.restarts == 0 and not session.was_ready:
                     if failures >= STARTS_MAX and not session.has_no_room:
-                        raise UserError(f"the worker process does not start: {session.reason} (try: {' '.join(self.command)})")
+                        raise UserError(
+                            f"the worker process does not start: {session.reason}; try it by hand: {' '.join(self.command)}"
+                        )
                 else:
                     self.restarts += 1
                 # The kernel sends SIGKILL when memory is short. Smaller micro-batches need less.
                 if session.returncode == -signal.SIGKILL and not session.killed and self.open_jobs:
                     most = max(JobSpec.decode(job.spec).micro_batch for job in self.open_jobs.values())
                     self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
-                log.warning("worker ended: %s; starting it again", session.reason)
+                log.warning("the worker ended (%s): restarting it", session.reason)
                 await trio.sleep(min(BACKOFF_SECONDS_MAX, self._backoff_seconds * 2**failures))
         finally:
             self._stopped = True
@@ -235,7 +237,7 @@ class _WorkerProcess:
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._worker.pid = self._process.pid
-        ready = await self._receive(START_SECONDS_MAX, "did not get ready")
+        ready = await self._receive(START_SECONDS_MAX, "was not ready")
         # A later start would fail for the same reason, unless an earlier process has been ready.
         if isinstance(ready, worker_protocol.RequestFailed):
             if self._worker.restarts == 0:
@@ -308,7 +310,7 @@ class _WorkerProcess:
                 await self._process.wait()
             self._end(self._exit_reason())
         except RemoteProtocolError as error:
-            self._end(f"it broke the framing: {error}")
+            self._end(f"it sent an invalid frame: {error}")
 
     async def _read_exactly(self, count: int) -> bytes:
         assert self._process.stdout is not None

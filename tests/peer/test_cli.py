@@ -92,7 +92,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("init", "--network"),
         (f"init --network lab --voter {ME} --voter {ME.upper()}", "is there twice"),
         ("join", "INVITATION"),
-        ("status --data-dir /nowhere", "no peer runs on /nowhere: it is not there; make a peer with `peer init`"),
+        ("status --data-dir /nowhere", "no peer runs on /nowhere: it does not exist; create it with `peer init`"),
         ("status --data-dir /", "no peer runs on /: start it with `peer run --data-dir /`"),
         ("console --data-dir /nowhere", "no peer runs on /nowhere"),
         ("console sttas", "did you mean stats?"),

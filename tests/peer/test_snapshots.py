@@ -221,7 +221,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
         await made._nursery.start(newcomer.run)
         with patience():
             await newcomer.ended.wait()
-        assert newcomer.failure is not None and "another block than the invitation names" in str(newcomer.failure)
+        assert newcomer.failure is not None and "differs from the one in the invitation" in str(newcomer.failure)
         store = LedgerStore(newcomer.store.path, newcomer.genesis.chain_id)
         assert store.decided_height < 2, "a block that is refused is not kept"
         store.close()
@@ -414,7 +414,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
         await seat.author.submit("job/start", StartJob(kept.encode()))
         for text in ("", "other", "zz"):
-            with pytest.raises(UserError, match=r"fits no jobs that run or wait .* 'long'"):
+            with pytest.raises(UserError, match=r"fits no running or queued jobs .* 'long'"):
                 await service.cancel_job(text)
         assert await service.cancel_job("long") == "job 'long' is ended"
 

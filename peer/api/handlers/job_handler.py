@@ -47,7 +47,7 @@ ROUNDS_SHOWN_MAX = 10_000
 JOBS_WITH_FINDINGS_MAX = 16  # the jobs that this peer started last; their findings stay in memory
 VOTES_SHOWN_MAX = 100  # rounds; each is read from the block that closed it
 
-BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
+BENCHMARK_REFERENCE = "see 'Equal machine time' in docs/benchmarks.md"
 
 
 @dataclass(frozen=True)
@@ -184,30 +184,30 @@ class JobRpcHandler(JobRpc):
     async def cancel_job(self, job: str) -> str:
         before = self.peer.driver.state.jobs
         live: dict[bytes, Job | QueuedJob] = {**before.unfinished(), **{waiting.job: waiting for waiting in before.queue}}
-        key = resolve_job(job, live, "jobs that run or wait")
+        key = resolve_job(job, live, "running or queued jobs")
         await self.peer.submitter.submit("job/stop", StopJob(key))
         jobs = self.peer.driver.state.jobs
         after = {waiting.job: waiting for waiting in jobs.queue}.get(key) or jobs.jobs.get(key)
         if after is None:
-            return f"job {live[key].name!r} waits no more"
+            return f"job {live[key].name!r} is removed from the queue"
         if isinstance(after, Job) and after.phase is JobPhase.FINISHED:
-            return f"job {after.name!r} is ended"
+            return f"job {after.name!r} has ended"
         voters = VoterSet(self.peer.driver.state.members.voters)
-        want = f"{len(after.stop_requests)} of the {voters.quorum} voters needed want job {after.name!r} to end"
-        return f"{want}; its author can end it alone, the others have to say the same"
+        want = f"{len(after.stop_requests)} of {voters.quorum} needed voters want job {after.name!r} to end"
+        return f"{want}; the other voters must cancel it, too, or its author alone"
 
     async def request_rollback(self, job: str, round: int) -> str:
-        key = resolve_job(job, self.peer.driver.state.jobs.unfinished(), "jobs that go on")
+        key = resolve_job(job, self.peer.driver.state.jobs.unfinished(), "unfinished jobs")
         before = self.peer.driver.state.jobs.jobs[key]
         await self.peer.submitter.submit("job/rollback", RequestRollback(key, round, before.last_rollback))
         after, voters = self.peer.driver.state.jobs.jobs[key], VoterSet(self.peer.driver.state.members.voters)
         if after.undone_rounds != before.undone_rounds:
             return f"job {after.name!r}: {format_undone_rounds(after.undone_rounds[-1])}"
         if self.peer.me not in after.rollback_requests:
-            return f"this peer asks for no rollback of job {after.name!r} any more"
+            return f"this peer has withdrawn its vote to roll back job {after.name!r}"
         same = sum(number == round for number in after.rollback_requests.values())
-        ask = f"{same} of the {voters.quorum} voters needed ask that job {after.name!r} goes back to @{round}"
-        return f"{ask}; the others have to ask for the same"
+        ask = f"{same} of {voters.quorum} needed voters want job {after.name!r} rolled back to @{round}"
+        return f"{ask}; the others must give the same command"
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
@@ -309,12 +309,12 @@ def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
         return ""
     replays = replays_per_round(key, job, spec)
     gain = trainers / (1 + replays)
-    spent = f"a machine spends {1 / (1 + replays):.0%} of its computing on its own steps"
+    spent = f"a machine spends {1 / (1 + replays):.0%} of its compute on its own steps"
     spent += f" and {replays / (1 + replays):.0%} on re-execution ({replays:.2g} updates a round)" if replays else ""
     if gain <= 1:
-        return f"{spent}: in the same time, {trainers} machines train on no more samples than one machine alone"
-    more = f"{gain:.1f} times the samples of one, less their waiting"
-    return f"{spent}: in the same time, {trainers} machines train on {more}; {BENCHMARK_REFERENCE}"
+        return f"{spent}: in the same time, {trainers} machines process no more samples than one machine alone"
+    more = f"{gain:.1f} times the samples of one, without waiting times"
+    return f"{spent}: in the same time, {trainers} machines process {more}; {BENCHMARK_REFERENCE}"
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:

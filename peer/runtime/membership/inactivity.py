@@ -110,11 +110,11 @@ class InactivityTracker:
             return None  # this peer is no voter, or its operator has voted otherwise
         for key, seconds in self._silent.items():  # so that people have time to ask for the cause
             if key not in lasting and seconds >= max(DAY_SECONDS, self._seconds_max / 2):
-                self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days it wants it retired")
+                self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days this peer votes to retire it")
         for key in sorted(key for key in lasting if lowers_tolerance(members, key)):
             lasting.remove(key)
             command = f"`peer retire {short_id(key)} --lower-tolerance`"
-            self._tell_of(key, f"f falls without it, so this takes a person: {command}, or another voter first")
+            self._tell_of(key, f"retiring it lowers the number of tolerated faulty voters: add a voter first, or run {command}")
         subject = min(lasting, key=lambda key: (-retirement_vote_count(members, key), key), default=None)
         return None if mine is not None and mine.subject == subject else subject
 
@@ -122,10 +122,10 @@ class InactivityTracker:
         days = self._silent[key] // DAY_SECONDS
         if self._told.get((key, what)) != days:
             self._told[key, what] = days
-            self._tell(f"this peer has heard nothing of {short_id(key)} for {days} days: {what}", key)
+            self._tell(f"{short_id(key)} has been silent at this peer for {days} days: {what}", key)
 
     async def _submit_retirement(self, subject: bytes) -> None:
-        self._tell_of(subject, "it wants it retired, as `retire_after_days` says")
+        self._tell_of(subject, "this peer votes to retire it (setting `retire_after_days`)")
         expires = time.time_ns() // 1_000_000 + RETIREMENT_DAYS * DAY_MS
         try:
             await self._author.submit("member/retire", RetireMember(subject, False, expires))
@@ -143,5 +143,5 @@ def load_silences(file: Path, tell: Callable[[str], None]) -> dict[bytes, int]:
         try:
             found[parse_peer_id(peer)] = int(seconds)
         except (UserError, ValueError):
-            tell(f"{file}: {line[:80]!r} is no PEER SECONDS: that silence is counted anew")
+            tell(f"{file}: ignored the line {line[:80]!r}, expected PEER SECONDS: the silence of that peer counts from now")
     return found

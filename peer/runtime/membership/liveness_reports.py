@@ -48,7 +48,9 @@ class LivenessMonitor:
         heard = self._heard(voters, links)
         before, self._silent = self._silent, self._heard_at.keys() - heard
         for peer in sorted(self._silent - before):
-            self._tell(f"{short_id(peer)} is silent: nothing came for {trio.current_time() - self._heard_at[peer]:.0f} s", peer)
+            self._tell(
+                f"{short_id(peer)} is silent: nothing received for {trio.current_time() - self._heard_at[peer]:.0f} s", peer
+            )
         for peer in sorted(before & heard):
             self._tell(f"{short_id(peer)} is heard again", peer)
         if self._network.me in voters:
@@ -111,10 +113,9 @@ class LivenessMonitor:
         silent = self._heard_at.keys() - self._heard(voters, links)
         if me not in voters or len(here) >= needed or not silent:
             return ""
-        more = "1 more comes" if len(here) + 1 == needed else f"{needed - len(here)} more come"
         return (
-            f"partition: {len(here)} of {len(voters)} voters here ({_named(here, names)}), {needed} are needed: "
-            f"nothing is decided until {more}; not heard: {_named(voters.members - here, names)}"
+            f"partition: {len(here)} of {len(voters)} voters are connected ({_named(here, names)}), {needed} are needed; "
+            f"not heard: {_named(voters.members - here, names)}"
         )
 
     def gaps_text(self, names: PeerNames) -> str:

@@ -86,19 +86,21 @@ class Membership:
         for wish in dict.fromkeys(now.upgrade_votes.values()):
             if is_voter and wish not in before.upgrade_votes.values() and now.upgrade_votes.get(me) != wish:
                 command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
-                add("network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: {command} says so, too")
+                add(
+                    "network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: to agree, run {command}"
+                )
         for upgrade in now.due_upgrades:
             if upgrade not in before.due_upgrades:
                 add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
         for limit in dict.fromkeys(now.limit_votes.values()):
             if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
                 wanted = f"{limit.name} {limit.most}"
-                add("network", f"a voter wants the limit {wanted}: `peer limit {wanted}` says so, too")
+                add("network", f"a voter wants the limit {wanted}: to agree, run `peer limit {wanted}`")
         if now.parameters_max != before.parameters_max:
-            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS_LIMIT} at most from now on")
+            add("network", f"decided: the model of a new job may have at most {now.parameters_max} {PARAMETERS_LIMIT}")
         for running in now.modules:
             if running not in before.modules:
-                add("network", f"the network runs {running.name} {running.version} now")
+                add("network", f"the network now runs {running.name} {running.version}")
 
     def _tell_candidates(self) -> None:
         """Show a voter's operator the candidates that it may approve."""
@@ -108,7 +110,7 @@ class Membership:
             if me in members.voters:
                 self.driver.events.add(
                     "member",
-                    f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it",
+                    f"{short_id(candidate)} stands as a voter: to approve it, run `peer approve {short_id(candidate)}`",
                     peer=candidate,
                 )
         self._told = standing
@@ -123,9 +125,9 @@ class Membership:
                 command = f"peer retire {short_id(subject)}" + (
                     " --lower-tolerance" if lowers_tolerance(members, subject) else ""
                 )
-                instead = f", instead of your wish about {short_id(mine.subject)}" if mine else ""
+                instead = f" (this replaces your vote to retire {short_id(mine.subject)})" if mine else ""
                 self.driver.events.add(
-                    "member", f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}", peer=subject
+                    "member", f"another voter wants {short_id(subject)} retired: to agree, run `{command}`{instead}", peer=subject
                 )
         self._told_wanted = wanted
         retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
@@ -139,7 +141,7 @@ class Membership:
         member = state.members.members.get(me)
         is_to_vote = any(state.members.current_key(key) == me for key in state.members.upcoming)
         if state.members.is_expelled(me):
-            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+            raise UserError("this peer was expelled: a block has two statements of its key that exclude each other")
         if self.former_submitter is not None and self.former_submitter.signer.public in state.members.members:
             await self._replace(self.former_submitter)
         elif member is None:
@@ -152,7 +154,7 @@ class Membership:
         elif self.wants_to_vote and not is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)
             await self.submitter.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
-            self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
+            self.driver.events.add("member", f"{short_id(me)} stands as a voter: a quorum must approve it with `peer approve`")
         elif me in state.members.voters:
             await self._approve()
 
@@ -195,7 +197,9 @@ class Membership:
         for candidate, approvals in sorted(state.candidates.items()):
             if given < self.approve_invited and me not in approvals and candidate in invited:
                 await self.submitter.submit("member/approve", ApproveVoter(candidate))
-                self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
+                self.driver.events.add(
+                    "member", f"approved {short_id(candidate)} as a voter (setting `approve_invited`)", peer=candidate
+                )
                 return
 
 
