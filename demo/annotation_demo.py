@@ -87,8 +87,8 @@ def make_demo_peers(options: argparse.Namespace, folder: Path) -> list[DemoPeer]
 
 async def _run(demo: Demo) -> int:
     options = demo.options
-    people = f"a crowd of {options.crowd}" if options.crowd else "no crowd"
-    print(f"folkmoot demo: {len(demo.peers)} peers that serve annotators, {people}", flush=True)
+    people = f"{options.crowd} simulated annotators" if options.crowd else "no simulated annotators"
+    print(f"folkmoot demo: {len(demo.peers)} peers serve annotators, {people}", flush=True)
     make_directories(demo)
     await start_peers(demo)
     sites = [await _served(peer) for peer in demo.peers]
@@ -101,7 +101,7 @@ async def _run(demo: Demo) -> int:
         demo, f"{demo.watched.name} imported {pluralize(project.tasks, 'task')}: is a sentence intact, or are its words shuffled?"
     )
     if not options.crowd:
-        print("Open an address in a browser to label them.")
+        print("Open one of the addresses in a browser to label the tasks.")
         await keep_running(demo)
         return 0
     crowd = make_annotators(options.crowd, sites, truth, options.seed)
@@ -116,7 +116,7 @@ async def _run(demo: Demo) -> int:
     if options.keep:
         kept = make_tasks(default_text().decode(), KEPT_TASKS, options.seed + 1)
         await _import(demo, KEPT_PROJECT, [text for text in kept if text not in truth], 1)
-        print(f"\nThe crowd is gone. New tasks wait for you: {sites[0].address}join")
+        print(f"\nThe simulated annotators have finished. Label new tasks at {sites[0].address}join")
         await keep_running(demo)
     return 0 if report else 1
 
@@ -148,7 +148,7 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
             while not finished:
                 gone = [peer.name for peer in demo.peers if peer.process is None or peer.process.poll() is not None]
                 if gone:
-                    _say(demo, f"{', '.join(gone)} ended")
+                    _say(demo, f"{', '.join(gone)} ended unexpectedly")
                     break
                 try:
                     (view,) = await cast(CurationRpc, demo.watched.client).projects()
@@ -194,7 +194,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
     failures += [] if equal else ["peers hold different roots"]
     if outcome.share_right < ACCURACY_MIN:
         failures.append(
-            f"{outcome.right} of {pluralize(outcome.settled, 'settled task')} are right, fewer than {ACCURACY_MIN:.0%}"
+            f"only {outcome.right} of {pluralize(outcome.settled, 'settled task')} are right, expected {ACCURACY_MIN:.0%}"
         )
     report = {
         "passed": not failures,

@@ -33,49 +33,65 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
         type=parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX),
         default=4,
         metavar="N",
-        help="how many, 4 to 10 (default 4); all of them vote",
+        help="number of peers, 4 to 10 (default 4); all of them vote",
     )
-    demo.add_argument("--malicious", type=parse_integer_in(0), default=1, metavar="K", help="how many of them lie (default 1)")
-    about = "how many train (default: all but the f that may lie)"
+    demo.add_argument(
+        "--malicious", type=parse_integer_in(0), default=1, metavar="K", help="number of dishonest peers (default 1)"
+    )
+    about = "number of trainers (default: all but the f faulty ones that the voters tolerate)"
     demo.add_argument("--trainers", type=parse_integer_in(1, DEMO_PEERS_MAX), metavar="T", help=about)
-    demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
-    demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
+    demo.add_argument(
+        "--attack",
+        choices=ATTACKS,
+        default="sign-flip",
+        metavar="ATTACK",
+        help=f"attack of the dishonest peers: {', '.join(ATTACKS)}",
+    )
+    demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"audits of the job: {', '.join(AUDITS)} (default full)")
     PRESET.add_to(demo)
     SET.add_to(demo)
     about = (
-        "tune by rewards. toy: five tokens of six, of which the best policy is known; "
-        "text: a base, a reward model and a policy, one after another"
+        "tune by rewards. toy: responses of five tokens, with a known best policy; "
+        "text: a base model, a reward model and a policy, one after another"
     )
     demo.add_argument("--rlhf", choices=RLHF_DEMOS, metavar="NAME", help=about)
-    about = "with --rlhf: a value head (ppo), or several responses to one prompt compared with one another (default ppo)"
+    about = "with --rlhf: ppo with a value head, or grpo with groups of responses to one prompt (default ppo)"
     demo.add_argument("--algorithm", choices=RLHF_ALGORITHMS, metavar="NAME", help=about)
-    about = "with --rlhf text: JSONL with prompt, chosen, rejected, perhaps p (default: made up from the text inside Python)"
+    about = "with --rlhf text: JSONL with prompt, chosen, rejected, and optionally p (default: pairs made from a text in Python)"
     demo.add_argument("--preferences", metavar="FILE", help=about)
-    about = "default 60, which takes a minute or two; with --rlhf toy 40, with --rlhf text 20 of the policy"
+    about = "number of rounds (default 60, a minute or two; with --rlhf toy 40, with --rlhf text 20 of the policy)"
     demo.add_argument("--rounds", type=parse_integer_in(1), metavar="R", help=about)
-    demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="of the initialisation and the data order")
-    demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
-    demo.add_argument("--json", metavar="FILE", help="where report.json goes")
-    demo.add_argument("--report", metavar="DIR", help="folder of the report, the picture and the sample")
-    demo.add_argument("--baseline", action="store_true", help="afterwards train the same model alone, for comparison")
-    demo.add_argument("--mixed", action="store_true", help="1 and 2 torch threads mixed, and numpy without AVX on one peer")
-    demo.add_argument("--keep", action="store_true", help="leave the network running until Ctrl-C")
     demo.add_argument(
-        "--commands", action="store_true", help="run nothing: print the commands that do the same by hand, without a liar"
+        "--seed",
+        type=parse_integer_in(0),
+        default=0,
+        metavar="S",
+        help="seed of the initial values and the data order (default 0)",
     )
+    demo.add_argument("--data", metavar="PATH", help="text file or folder of text files (default: a text in Python)")
+    demo.add_argument("--json", metavar="FILE", help="file for report.json")
+    demo.add_argument("--report", metavar="DIR", help="folder for the report, the picture and the sample")
+    demo.add_argument("--baseline", action="store_true", help="train the same model afterwards in one process, for comparison")
     demo.add_argument(
-        "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
+        "--mixed", action="store_true", help="use 1 and 2 torch threads at different peers, and numpy without AVX at one"
     )
-    demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
+    demo.add_argument("--keep", action="store_true", help="keep the network running until Ctrl-C")
+    demo.add_argument(
+        "--commands", action="store_true", help="only print the commands of the same network by hand, without a dishonest peer"
+    )
+    demo.add_argument("--beyond-bound", action="store_true", help="allow more dishonest peers than the voters tolerate")
+    demo.add_argument(
+        "--annotate", action="store_true", help="label tasks with people instead of training, without a dishonest peer"
+    )
     demo.add_argument(
         "--crowd",
         type=parse_integer_in(0, DEMO_CROWD_MAX),
         metavar="N",
-        help="with --annotate: how many simulated people answer (default 12); 0: tasks alone",
+        help="with --annotate: number of simulated people (default 12); 0: only tasks",
     )
-    about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
+    about = "port of the page; with --annotate, of the first peer's page, and the following ports (default 0: free ports)"
     demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), metavar="P", help=about)
-    demo.add_argument("--no-web", dest="web", action="store_false", help="no page that shows how it goes")
+    demo.add_argument("--no-web", dest="web", action="store_false", help="serve no page of the progress")
 
 
 def run_demo(options: argparse.Namespace) -> Any:
@@ -85,25 +101,25 @@ def run_demo(options: argparse.Namespace) -> Any:
         return _demo_with_people(options)
     for name in DEMO_WITH_PEOPLE:
         if getattr(options, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: say --annotate with it")
+            raise UserError(f"--{name.replace('_', '-')}: it needs --annotate")
     for name in DEMO_ON_TEXT:
         if options.rlhf and getattr(options, name) and (name, options.rlhf) != ("data", "text"):
-            raise UserError(f"--{name} is about training on text: leave it out with --rlhf {options.rlhf}")
+            raise UserError(f"--{name} has no effect with --rlhf {options.rlhf}: leave it out")
     if options.preferences and options.rlhf != "text":
-        raise UserError(f"--preferences {options.preferences}: say --rlhf text with it")
+        raise UserError(f"--preferences {options.preferences}: it needs --rlhf text")
     if options.algorithm and not options.rlhf:
-        raise UserError(f"--algorithm {options.algorithm}: say --rlhf with it")
+        raise UserError(f"--algorithm {options.algorithm}: it needs --rlhf")
     tolerated = (options.peers - 1) // 3
     if options.malicious > tolerated and not options.beyond_bound:
         raise UserError(
-            f"--malicious {options.malicious}: {options.peers} voters tolerate f = {tolerated} liars (n ≥ 3f + 1); "
-            f"take --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or say --beyond-bound"
+            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} (n ≥ 3f + 1); "
+            f"use --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or add --beyond-bound"
         )
     if options.malicious >= options.peers:
         raise UserError(f"--malicious {options.malicious}: at least one of the {options.peers} peers must be honest")
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
-        raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
+        raise UserError(f"--trainers {options.trainers}: with {options.peers} peers, {fewest} to {options.peers} must train")
     from demo import network_demo
 
     return network_demo.main(options)
@@ -112,7 +128,7 @@ def run_demo(options: argparse.Namespace) -> Any:
 def _demo_as_commands(options: argparse.Namespace) -> None:
     for name, default in _defaults().items():
         if name not in DEMO_AS_COMMANDS and getattr(options, name) != default:
-            raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which is about honest training")
+            raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which shows honest training")
     from peer.commands.standard_streams import program_name
 
     print(make_demo_script(options, program_name()), end="")
@@ -121,10 +137,10 @@ def _demo_as_commands(options: argparse.Namespace) -> None:
 def _demo_with_people(options: argparse.Namespace) -> Any:
     for name, default in _defaults().items():
         if name not in (*DEMO_WITH_EITHER, *DEMO_WITH_PEOPLE) and getattr(options, name) != default:
-            raise UserError(f"--{name.replace('_', '-')} is about training: with --annotate nobody trains")
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --annotate: leave it out")
     options.crowd = DEMO_CROWD if options.crowd is None else options.crowd
     if options.crowd == 1:
-        raise UserError("--crowd 1: a task needs two votes at least; take 2 people or more, or 0")
+        raise UserError("--crowd 1: a task needs at least two votes; use 0, or 2 and more")
     from demo import annotation_demo
 
     return annotation_demo.main(options)

@@ -292,12 +292,12 @@ async def equivocate(context: ParticipantContext, first: Proposal, second: Propo
 def main(arguments: list[str]) -> int:
     attack, accomplices, *rest = arguments
     if attack not in ATTACKS:
-        raise UserError(f"{attack!r} is no attack; there are {', '.join(ATTACKS)}")
+        raise UserError(f"unknown attack {attack!r}; the known ones are {', '.join(ATTACKS)}")
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 
     def make_liar(context: ParticipantContext) -> Liar:
-        assert context.worker is not None, "a liar trains"
+        assert context.worker is not None, "a dishonest peer must be a trainer"
         return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=partial(equivocate, context))
 
     return local_commands.run_peer_with_config(settings_from_options(options).config, console=False, make_participant=make_liar)

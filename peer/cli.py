@@ -55,13 +55,13 @@ SETTING_METAVARS: dict[str, str | None] = {
 }
 
 EXAMPLES = """examples:
-  peer demo                                    four peers on this machine, one of them lying
-  peer demo --data FILE                        the same on a text of your own
-  peer init --network lab                      found a network of your own
-  peer run --listen 0.0.0.0:7700               take part in it
-  peer invite                                  print an invitation for somebody else
-  peer join INVITATION                         on the other machine
-  peer console                                 attach a prompt to the running peer
+  peer demo                                    four peers on this machine, one of them dishonest
+  peer demo --data FILE                        train on a text of your own
+  peer init --network lab                      create a network
+  peer run --listen 0.0.0.0:7700               run its first peer
+  peer invite                                  print an invitation for another person
+  peer join INVITATION                         join the network on another machine
+  peer console                                 open a prompt at the running peer
 
 `peer COMMAND --help` explains one command."""
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             if sys.flags.optimize:  # peers agree on failed assertions: `ledger.core.deterministic_failures`
-                raise UserError("Python runs without assertions (-O or PYTHONOPTIMIZE): run this command without that")
+                raise UserError("Python runs without assertions: run this command without -O and PYTHONOPTIMIZE")
             words = sys.argv[1:] if arguments is None else arguments
             options = build_parser(*words[:1]).parse_args(words)
             return int(options.action(options) or 0)
@@ -110,11 +110,11 @@ def _status_of(error: BaseException) -> int | None:
     if not isinstance(error, OSError):
         return _print_error(error)
     if error.filename is not None:
-        return _print_error(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
+        return _print_error(UserError(f"{error.filename}: {error.strerror}; correct its path or its permissions"))
     if error.errno not in UNWRITABLE:
         return None
     mute_output()
-    return _print_error(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
+    return _print_error(UserError(f"cannot write to standard output: {error.strerror}"))
 
 
 def _print_error(error: BaseException) -> int:
@@ -138,7 +138,7 @@ def build_parser(command: str = "") -> CommandLineParser:
     """Return the grammar of all commands, or of those that found or run a peer if `command` is one: a daemon needs no others."""
     parser = CommandLineParser(
         prog="peer",
-        description="Train one model together with people you do not trust: no server, every step decided by two thirds.",
+        description="Train a model with people you do not trust, without a server: two thirds of the voters decide each step.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -160,29 +160,31 @@ def build_parser(command: str = "") -> CommandLineParser:
 
 
 def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
-    init = command("init", "found a network and make this peer's identity", _lazy_command("init_network"))
+    init = command("init", "create a network and the identity of its first peer", _lazy_command("init_network"))
     _add_place(init)
-    init.add_argument("--network", required=True, metavar="NAME", help="what the network is called")
-    init.add_argument("--name", help="what people see beside this peer's id")
-    init.add_argument("--listen", metavar="ADDRESS", help="where this peer accepts connections; later runs keep to it")
+    init.add_argument("--network", required=True, metavar="NAME", help="name of the network")
+    init.add_argument("--name", help="name of this peer, which people see beside its id")
+    init.add_argument("--listen", metavar="ADDRESS", help="address where this peer accepts connections, also in later runs")
     init.add_argument(
         "--voter", action="append", default=[], metavar="KEY", help="peer id of a further founding voter; may be repeated"
     )
     identity = command(
-        "identity", "make this peer's identity where there is none, and print its peer id", _lazy_command("show_identity")
+        "identity", "create the identity of this peer if it has none, and print its peer id", _lazy_command("show_identity")
     )
     _add_place(identity)
-    about = "give a stopped peer a new key: because somebody may have the old one, or because its vote log is lost"
+    about = "give a stopped peer a new key, if the old one may be stolen or its vote log is lost"
     rekey = command("rekey", about, _lazy_command("rekey_peer"), "The network decides the change when the peer runs again.")
     _add_place(rekey)
-    rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
-    join = command("join", "join the network of an invitation", _join, "Catches up, is admitted, and goes on running.")
+    rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="address of another voter, if the vote log is lost")
+    join = command(
+        "join", "join the network of an invitation", _join, "The peer catches up, becomes a member, and keeps running."
+    )
     join.add_argument(
         "invite",
         metavar="INVITATION",
         nargs="?",
         default="",
-        help="the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION",
+        help="output of `peer invite`, @FILE, or - for standard input; default: the variable PEER_INVITATION",
     )
     _add_place(join)
     _add_settings(join)
@@ -194,7 +196,7 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data-dir", dest="data_directory", metavar="DIR", help="everything of this peer (default: see the guide)"
+        "--data-dir", dest="data_directory", metavar="DIR", help="data directory of the peer (default ~/.local/share/folkmoot)"
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings (default: peer.toml in the data directory)")
 
@@ -214,16 +216,23 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[name])
         else:
             parser.add_argument(flag, metavar=metavar, help=about[name])
-    parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")
+    parser.add_argument(
+        "--no-console", dest="console", action="store_false", help="write the log instead of the prompt to the terminal"
+    )
 
 
 def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that ask the running peer. The prompt has the same commands."""
     from peer.commands.definitions import all_commands
 
-    console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
+    console = command(
+        "console",
+        "open the prompt `peer>` at a running peer",
+        _console,
+        "Without a terminal it reads commands from standard input.",
+    )
     _add_place(console)
-    console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
+    console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="run this command of the prompt, and exit")
     for word in all_commands().values():
         if not word.only_at_prompt:
             made = command(word.name, word.about, _ask)
@@ -233,46 +242,51 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 
 def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     audit = command(
-        "audit", "replay an export from its genesis and check every certificate and root, offline", _lazy_command("run_audit")
+        "audit", "replay an export offline from its genesis, and check each certificate and root", _lazy_command("run_audit")
     )
-    audit.add_argument("directory", metavar="DIR", help="what `peer export` wrote")
-    about = "check a file of `peer prove` and say what it proves, offline, without a data directory"
+    audit.add_argument("directory", metavar="DIR", help="export of `peer export`")
+    about = "check a file of `peer prove` offline, without a data directory, and show what it proves"
     verify = command(
         "verify", about, _lazy_command("verify_row_proof"), "Without --genesis or --chain-id it trusts the genesis in the file."
     )
-    verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
-    verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
-    verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
+    verify.add_argument("file", metavar="FILE", help="file of `peer prove`")
+    verify.add_argument("--genesis", metavar="FILE", help="genesis of the network, from a data directory or an export")
+    verify.add_argument("--chain-id", metavar="ID", help="chain id of the network, from `peer status --json`")
     verify.add_argument(
         "--unknown-module",
         action="store_true",
-        help="take the file's word that a field is a table, where this program does not know the module",
+        help="trust the file about the tables of a module that this program does not know",
     )
     JSON.add_to(verify)
-    about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
-    shards = command("shards", about, _lazy_command("describe_token_shards"), "`train --data DIR` then trains on them.")
-    shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
-    about = "look at port, peers, clock, key, disk, memory and version, and say what is wrong and what to do"
+    about = "print the manifest of a folder of token shards; save it there as manifest.json"
+    shards = command("shards", about, _lazy_command("describe_token_shards"), "Then `peer train --data DIR` trains on them.")
+    shards.add_argument(
+        "directory", metavar="DIR", help="folder with *.bin files of 16-bit little-endian token ids and their tokenizer.json"
+    )
+    about = "check port, peers, clock, key, disk, memory and version, and show faults with remedies"
     doctor = command(
-        "doctor", about, _lazy_command("run_doctor"), "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults)."
+        "doctor",
+        about,
+        _lazy_command("run_doctor"),
+        "The peer may be running or stopped. Exit status: 0, 3 (warnings) or 4 (faults).",
     )
     _add_place(doctor)
     _add_settings(doctor)
     JSON.add_to(doctor)
-    config = command("config", "show the settings and where each one comes from", _config)
+    config = command("config", "show the settings and the origin of each", _config)
     config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
     _add_place(config)
     _add_settings(config)
     demo = import_object("demo.command_line")  # by name: the demo starts peers, so `peer` must not import it
-    demo.add_arguments(command("demo", "a whole network on this machine: real processes, real votes, a real liar", demo.run_demo))
+    demo.add_arguments(command("demo", "run a whole network on this machine, with a dishonest trainer", demo.run_demo))
 
 
 def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     from peer.commands.shell_completion import SHELLS
 
-    explain = command("help", "this list, or one command", _help)
-    explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list")
-    explain.add_argument("more", nargs="*", metavar="ACTION", help="of that command, whose help has all of them")
+    explain = command("help", "show this list, or the help of a command", _help)
+    explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="command")
+    explain.add_argument("more", nargs="*", metavar="ACTION", help="action of the command (its help shows all actions)")
     about = "print a script that completes commands and their options in a shell"
     completion = command("completion", about, _completion, 'For bash: eval "$(peer completion bash)"')
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
@@ -333,7 +347,7 @@ def _console(options: argparse.Namespace) -> int:
             parse_line(all_commands(), options.line[0]) if len(options.line) == 1 else parse_tokens(all_commands(), options.line)
         )
         if command is None:
-            raise UserError("an empty line is no command; `peer console help` lists them")
+            raise UserError("the command is empty: `peer console help` lists all commands")
         return trio.run(partial(console.execute_attached, client, command, make_printer()))
 
     async def attach() -> int:

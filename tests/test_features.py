@@ -98,6 +98,7 @@ def seen() -> dict[str, bool]:
     """Return the places where the feature shows."""
     help_text = cli.build_parser().format_help()
     run_help = next(command for name, command in cli.build_parser().commands().items() if name == "run").format_help()
+    run_help = " ".join(run_help.split())  # without line breaks
     features.register_features()
     return {
         "modules": "notes" in {module.name for module in modules_of(PlainJobs())},
@@ -222,10 +223,10 @@ def test_all_that_features_name_is_there(feature: None) -> None:
 @pytest.mark.parametrize(
     ("twin", "what"),
     [
-        (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role called 'scribe'"),
-        (Feature(name="twin", about="", roles=(Role("full", ""),)), "as all of them together"),
-        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a service that no feature brings"),
-        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "service called 'scribe'"),
+        (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role 'scribe'"),
+        (Feature(name="twin", about="", roles=(Role("full", ""),)), "the reserved name"),
+        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a service that no feature has"),
+        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "service 'scribe'"),
         (Feature(name="twin", about="", settings=(Setting("listen", "", ""),)), "the peer's own"),
     ],
 )
@@ -531,7 +532,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             # A program with the line asks the worker of a program without it.
             other = WorkerSupervisor()
             await nursery.start(other.run)
-            with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: it has .*open-job, propose"):
+            with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: this worker has .*open-job, propose"):
                 await other.ask(CountParameters(bytes(32)))
             with pytest.raises(WorkerFailed, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
                 await other.ask(opening)
@@ -543,7 +544,7 @@ async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name()
         SQUARES.validated()
     with pytest.raises(RemoteProtocolError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
         JobSpec.decode(SQUARES.encode())
-    with pytest.raises(LocalProtocolError, match="the worker request 'count-parameters': it has open-job, propose"):
+    with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': the known ones are open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
 
 

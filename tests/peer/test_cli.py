@@ -100,15 +100,15 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("console stats --data-dir /nowhere", "no peer runs on /nowhere"),
         ("console approve abc --data-dir", "expected one argument"),
         ("demo --peers 3", "3 is outside 4..10"),
-        ("demo --malicious 2", "4 voters tolerate f = 1 liars"),
+        ("demo --malicious 2", "4 voters tolerate 1"),
         ("demo --malicious 2", "--peers 7"),
-        ("demo --attack false-challenge", "say --audit sampled"),
+        ("demo --attack false-challenge", "add --audit sampled"),
         ("demo --malicious 4 --beyond-bound", "at least one of the 4 peers must be honest"),
         ("demo --attack bribe", "'bribe'"),
         ("demo --rounds 0", "0 is less than 1"),
-        ("demo --crowd 3", "--crowd: say --annotate with it"),
-        ("demo --annotate --crowd 1", "a task needs two votes at least"),
-        ("demo --annotate --rounds 3", "--rounds is about training"),
+        ("demo --crowd 3", "--crowd: it needs --annotate"),
+        ("demo --annotate --crowd 1", "a task needs at least two votes"),
+        ("demo --annotate --rounds 3", "--rounds has no effect with --annotate"),
         ("demo --annotate --web-port 65533", "a port above 65535"),
         ("config hide", "'hide'"),
     ],
@@ -215,7 +215,7 @@ def test_what_the_operating_system_says_of_a_file_is_one_line(
     peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_commands(monkeypatch, PermissionError(13, "Permission denied", "/data/x"))
-    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; name another place, or make this one usable\n")
+    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; correct its path or its permissions\n")
     fake_commands(monkeypatch, OSError("a bug"))
     with pytest.raises(OSError, match="a bug"):
         peer("run")
@@ -333,7 +333,7 @@ async def run(directory: Path, line: str) -> tuple[int, str]:
 @pytest.mark.real("sockets")
 async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve_control_socket, FakeApi(), tmp_path)
-    told = "peer: error: standard output: No space left on device; what this command prints cannot be written there\n"
+    told = "peer: error: cannot write to standard output: No space left on device\n"
     assert await run(tmp_path, "peer peers --data-dir $HERE > /dev/full") == (2, told)
     assert await run(tmp_path, "peer config show > /dev/full") == (2, told)
     assert await run(tmp_path, "peer help > /dev/full") == (2, told)

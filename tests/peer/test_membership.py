@@ -199,7 +199,7 @@ async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     await anna.start("run", *voter, "--approve-invited", "9").answers()
     await ben.start("join", ask(anna, "invite").strip(), *voter).answers()
     await ben.until(voter=True)
-    assert "start it with --no-stand" in ask(ben, "resign")
+    assert "restart it only with --no-stand" in ask(ben, "resign")
     await ben.until(voter=False, voters=1)
     ask(ben, "test")
     status = await ben.client.status()

@@ -176,7 +176,7 @@ def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and
         told = "\n".join(shown.lines)
         assert status == 0, told
         assert re.search(r"│ liar-2 +suspended once: ", told), told
-        assert "all honest roots are equal, every liar was found out, the loss fell" in told
+        assert "all honest roots are equal, each dishonest peer was found, the loss fell" in told
         assert max(map(len, shown.lines)) <= 120
     report = json.loads((tmp_path / "r.json").read_text())
     assert KEYS - report.keys() == set()
