@@ -39,8 +39,8 @@ from training.data.default_text import default_text
 TASKS = 40
 PROJECT = "sentences"
 KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"  # with --keep, for people who come after the crowd has answered all tasks
-ACCURACY_MIN = 0.9  # of the settled tasks
-SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends without the rest
+ACCURACY_MIN = 0.9  # least share of right labels among settled tasks
+SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends
 CONVERGENCE_SECONDS_MAX = 20.0  # until all peers have the same height and state root
 POLL_SECONDS = 0.25
 PORT_MAX = 65_535
@@ -153,7 +153,7 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
                 try:
                     (view,) = await cast(CurationRpc, demo.watched.client).projects()
                 except UserError:
-                    await trio.sleep(POLL_SECONDS)  # the peer is stopping; the next pass finds its process ended
+                    await trio.sleep(POLL_SECONDS)  # the peer is stopping, and the next pass finds that its process has ended
                     continue
                 done = view.settled + view.review
                 finished = done == view.tasks

@@ -156,8 +156,8 @@ def _defaults() -> Mapping[str, Any]:
 
 NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")  # DEMO_PEERS_MAX names
 FOLDER: Final = "folkmoot-lab"
-PORT, WEB_PORT = 7701, 7781  # of the first peer; the next peers have the next ports
-ROUNDS: Final = 10  # default for `--rounds`: a minute or two
+PORT, WEB_PORT = 7701, 7781  # ports of the first peer; the next peers have the next ports
+ROUNDS: Final = 10  # default of `--rounds`, which takes a minute or two
 
 
 def make_demo_script(options: argparse.Namespace, program: str = "peer") -> str:

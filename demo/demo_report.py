@@ -25,7 +25,7 @@ from rlhf.objectives.policy_monitors import PolicyMetrics
 from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
 
-TARGET_BITS_PER_BYTE = 3.6  # with the default flags; with others the loss must only fall
+TARGET_BITS_PER_BYTE = 3.6  # for the default flags; with other flags, the loss must only fall
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     except UserError:
         for path in made:
             with suppress(OSError):
-                path.rmdir()  # a demo that did not start leaves no folder
+                path.rmdir()  # no folder remains of a demo that did not start
         raise
 
 

@@ -41,7 +41,7 @@ from training.objectives import registry
 
 ROUNDS_SHOWN = 8
 SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture in the report
-FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and one space at each side
+FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border of a panel, and one space at each side
 HEAD_HEIGHT = 2  # lines above the tables
 
 
@@ -146,7 +146,7 @@ class DemoDisplay:
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
         peers = self._peers_table(job)
-        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # one line is for the cursor
+        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # minus a line for the cursor
         shown = next(
             (
                 to_renderable(table)

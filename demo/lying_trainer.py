@@ -72,11 +72,11 @@ class Liar(Trainer):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
         if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
-            return await super().check_proposal(round, signed, proposal)  # these attacks lie after the vote
+            return await super().check_proposal(round, signed, proposal)  # these attacks begin after the vote
         return Verdict.REPLAY
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
-        return Verdict.ACCEPT  # only for accomplices: `check_proposal` has rejected all others
+        return Verdict.ACCEPT  # `check_proposal` has rejected all but accomplices
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
         """Report a match for accomplices. `false-pass` and `lazy` report one for all, `false-challenge` a mismatch for others."""
@@ -125,7 +125,7 @@ class Liar(Trainer):
         try:
             return request, await self.ask_worker(replace(round, spec=other), request)
         finally:
-            self._job(round).opened = False  # the worker still has the other reward
+            self._job(round).opened = False  # the worker must open the job again with the true reward
 
     def _corrupt(
         self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply
@@ -179,7 +179,7 @@ class Liar(Trainer):
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
         m = _decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
-        m[0] += np.float32(1e-6)  # so that equal digests do not reveal the copy
+        m[0] += np.float32(1e-6)  # different digests hide the copy
         await publish_proposal(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:

@@ -50,9 +50,9 @@ ANY_PORT_FLAGS = ("--web-listen", "127.0.0.1:0")
 START_SECONDS_MAX = 60.0  # until a new peer answers, with Python and numpy on a cold disk
 POLL_SECONDS = 0.5
 SERVED_SECONDS_MAX = 60.0
-STALL_SECONDS_MAX = 180.0  # without a decided round; then the demo gives up
+STALL_SECONDS_MAX = 180.0  # without a decided round, after which the demo ends
 CERTIFY_SECONDS_MAX = 20.0  # after the last round, until the slowest peer has applied the next block
-IDLE_SECONDS = 5.0  # without a decision; then no audit is expected to progress
+IDLE_SECONDS = 5.0  # without a decision, after which no audit progresses
 AUDITS_SECONDS_MAX = 90.0  # after the last round: withheld buffers take 30 s to a report, and 30 s to a judgement
 STOP_SECONDS_MAX = 10.0
 ROUNDS_MAX = 10_000  # rounds in one call
@@ -120,9 +120,9 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
     f + 1 honest trainers are needed besides the accused trainer and the liars.
     """
     # In the demo on text, a peer trains the base and tunes it. The role `full` has both roles, and also serves annotators.
-    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # other callers lack this flag
+    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # callers may lack this flag
     faults = (count - 1) // 3
-    asked = getattr(options, "trainers", None) or 0  # nor this one
+    asked = getattr(options, "trainers", None) or 0  # callers may lack this flag
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
     peers = []
     for number in range(count):
@@ -142,7 +142,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 serves=ANY_PORT_FLAGS if trains and rlhf == TEXT else (),
             )
         )
-    if getattr(options, "web", False):  # nor this one
+    if getattr(options, "web", False):  # callers may lack this flag
         first = next(peer for peer in peers if peer.trains and not peer.lies)
         first.serves = ("--web-listen", f"127.0.0.1:{options.web_port or 0}")
     return peers
@@ -158,7 +158,7 @@ async def _run(demo: Demo) -> int:
             try:
                 demo.page = f"{await wait_for_web_address(demo.watched)}live"
                 display.print_line(f"watch it at {demo.page}")
-            except UserError as error:  # the network works without a page
+            except UserError as error:  # the demo continues without a page
                 display.print_line(str(error))
         job = await begin_job(demo)
         rounds, finished = await watch_job(demo, job, display)

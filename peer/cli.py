@@ -23,7 +23,7 @@ from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
 EXIT_USER_ERROR = 2
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errors of a write to a stream
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errno of failed writes to a stream
 
 # Setting -> the placeholder of its value in the help, in the order of the help. None: a flag with `--no-` form and no value.
 SETTING_METAVARS: dict[str, str | None] = {
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = build_parser(*words[:1]).parse_args(words)
             return int(options.action(options) or 0)
         finally:
-            sys.stdout.flush()  # so that a failed write raises here and not at the interpreter's exit
+            sys.stdout.flush()  # a failed write must raise here, and not at the interpreter's exit
     except KeyboardInterrupt:
         return _interrupted()
     except (UserError, OSError) as error:
@@ -277,7 +277,7 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
     _add_place(config)
     _add_settings(config)
-    demo = import_object("demo.command_line")  # by name: the demo starts peers, so `peer` must not import it
+    demo = import_object("demo.command_line")  # imported by name: the demo starts peers, so `peer` must not import it
     demo.add_arguments(command("demo", "run a whole network on this machine, with a dishonest trainer", demo.run_demo))
 
 
@@ -351,7 +351,7 @@ def _console(options: argparse.Namespace) -> int:
         return trio.run(partial(console.execute_attached, client, command, make_printer()))
 
     async def attach() -> int:
-        await client.status()  # fails at once if no peer runs here
+        await client.status()  # this fails at once if no peer runs
         return await console.run_console(client, attached=True, history=DataDirectory(config.data_directory).history)
 
     return trio.run(attach)

@@ -10,9 +10,9 @@ from features.peer_names import SHORT_ID_LENGTH
 from protocol.api import AlertCause, AlertSeverity, AlertView, PeerState, StatusView
 
 DISK_WARNING_BYTES = 4 << 30
-DISK_CRITICAL_BYTES = 512 << 20  # a full disk ends the peer
+DISK_CRITICAL_BYTES = 512 << 20  # below it, a full disk will soon end the peer
 EXPULSION_ALERT_HEIGHTS = 1_000  # an expulsion is shown this long; the member table keeps it forever
-WORKER_START_SECONDS_MAX = 120.0  # a first start may take as long: torch is read from a cold disk
+WORKER_START_SECONDS_MAX = 120.0  # the first start reads torch from a cold disk
 # Links come and go, so these causes are shown only after this time. A voter that restarts is away for a minute or less.
 HOLD_MS = {AlertCause.NO_QUORUM: 3_000, AlertCause.NO_SPARE: 60_000, AlertCause.STALLED: 3_000, AlertCause.BEHIND: 10_000}
 # Prefixes of `StatusView.waiting` that mean a missing quorum.

@@ -36,11 +36,11 @@ from protocol.limits import MESSAGE_BYTES_MAX
 VERSION = "folkmoot-control/1"
 VERSION_MISMATCH_HINT = "restart the peer if the program was updated after its start"
 REQUEST_SECONDS_MAX = 10.0  # from connection to complete request; callers are local programs
-REPLY_SECONDS_MAX = 10.0  # to send an answer or a part to a caller that reads slowly
+REPLY_SECONDS_MAX = 10.0  # until a caller has read an answer or a part
 CALLS_MAX = 32  # concurrent calls; a console makes two at most
 SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Linux
 TEXT_SHOWN_MAX = 64  # characters of a text quoted in an error
-SOCKET_PATH_FILE = "control.path"  # in the data directory: holds the socket's path if the usual path is too long
+SOCKET_PATH_FILE = "control.path"  # file of the data directory with the socket's path, if the usual path is too long
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
     return bytes(data)
 
 
-# Place of the socket -------------------------------------------------------------------------------------------------
+# Path of the socket -------------------------------------------------------------------------------------------------
 
 
 def socket_path(directory: Path, configured: str = "") -> Path:
@@ -120,7 +120,7 @@ async def _bind(path: Path) -> trio.SocketListener:
     try:
         with storage_errors(path):
             await listening.bind(str(path))
-            path.chmod(0o600)  # before `listen`, when no client can connect yet
+            path.chmod(0o600)  # no client can connect before `listen`
         listening.listen(CALLS_MAX)
     except BaseException:
         listening.close()
@@ -172,7 +172,7 @@ async def _answer(api: PeerApi, stream: trio.SocketStream) -> None:
     except RemoteProtocolError as error:
         logger.warning("control socket: %s", error)
     except (trio.BrokenResourceError, trio.TooSlowError):
-        pass  # the caller has gone
+        pass  # the caller has disconnected
 
 
 async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -218,7 +218,7 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
         return ["ok", None]
     except (UserError, RemoteProtocolError) as error:
         return ["error", str(error)]
-    except (OSError, sqlite3.Error) as error:  # such as a full disk
+    except (OSError, sqlite3.Error) as error:  # for example a full disk
         logger.warning("control socket: %s failed: %s", request[1], error)
         way = "free some space, or check the disk and its permissions"
         return ["error", f"the peer failed at {request[1]!r}: {getattr(error, 'strerror', None) or error}; {way}"]

@@ -57,9 +57,9 @@ class RunningPeer:
     membership: Membership
     auditor: Auditor
     liveness_monitor: LivenessMonitor
-    addresses: Callable[[], tuple[str, ...]]  # addresses at which others reach this peer, as far as it knows
+    addresses: Callable[[], tuple[str, ...]]  # known addresses at which other peers reach this one
     optional_services: Sequence[OptionalService] = ()
-    stopped: trio.Event = field(default_factory=trio.Event)  # set when the peer is told to stop
+    stopped: trio.Event = field(default_factory=trio.Event)  # set by the request to stop the peer
     reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP; services then reread files
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))

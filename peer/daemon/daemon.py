@@ -87,7 +87,7 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
 
     local = Path(context.config.local_data).expanduser() if context.config.local_data else None
     if local is not None:
-        next(read_text(local))  # an unreadable file fails now, not in the middle of a round
+        next(read_text(local))  # an unreadable file must fail at the start, and not during a round
     return Trainer(context.worker, context.text_folder, local, context.config.evaluate)
 
 
@@ -288,7 +288,7 @@ async def _stop_on_signal(
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
             if peer.stopped.is_set():
-                os._exit(128 + number)  # second signal: all essential data is on disk already
+                os._exit(128 + number)  # a second signal ends the process, because all essential data is on the disk
             peer.stopped.set()
             break
 

@@ -92,7 +92,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
         return [*found, fault("peer", text, "use the program of the running peer, or restart the peer with this one")], 0
     except UserError as error:
         return [*found, fault_of_error("peer", error)], 0
-    if genesis is None:  # a finding of `check_network` reports it
+    if genesis is None:  # `check_network` has a finding on it
         return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.replace_ids(finding.text)) for finding in found]
@@ -115,7 +115,7 @@ async def _of_stopped(
     try:
         with directory.lock():
             last_ms, damaged = last_block_ms(directory, genesis)
-    except UserError as error:  # a daemon holds the lock but does not answer
+    except UserError as error:  # a daemon holds the lock, but does not answer
         return [fault_of_error("peer", error, "kill that process, and restart the peer")]
     others = await check_other_peers(
         _known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key}

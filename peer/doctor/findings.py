@@ -11,8 +11,8 @@ class FindingLevel(enum.StrEnum):
     """Levels of findings, the most severe last."""
 
     OK = "ok"
-    WARNING = "warning"  # it works now, but not forever
-    FAULT = "fault"  # the peer cannot run or cannot take part
+    WARNING = "warning"  # the peer works now, and will fail later
+    FAULT = "fault"  # the peer cannot run, or takes no part
 
 
 # The exit status of `peer doctor`, as of `peer status`. 2 is an invalid command line.

@@ -25,15 +25,15 @@ from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEED
 from protocol.api import PeerApi
 from protocol.limits import CLOCK_AHEAD_SECONDS
 
-MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: the bound of `scenarios.idle`
-WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in total
+MEMORY_BYTES_MIN = 120_000_000  # for a peer without a worker and the default model, as bounded by `scenarios.idle`
+WORKER_BYTES_MIN = 400_000_000  # for a peer with its worker
 RUNNING_BYTES_MIN = 64_000_000  # reserve of a running peer, which already has its memory
 INODES_MIN = 10_000  # each blob is a file, and a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_BYTES = 512  # more than the 208 bytes of struct timex that the kernel writes
 
-EVENTS_READ: Final = 500  # last events; decisions are among them
-BLOCKS_READ: Final = 32  # of the last decisions; in most networks each voter leads one of them
+EVENTS_READ: Final = 500  # newest events, which contain decisions
+BLOCKS_READ: Final = 32  # blocks of the last decisions; in most networks each voter leads one of them
 CLOCK_ADVICE = "synchronize it over the network (timedatectl set-ntp true, or chrony), then restart the peer"
 
 
@@ -134,7 +134,7 @@ def _left_in_group() -> int | None:
         group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         folder = Path("/sys/fs/cgroup", group.lstrip("/"))
         return max(0, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
-    except (OSError, StopIteration, ValueError):  # ValueError: `max`, which means no limit
+    except (OSError, StopIteration, ValueError):  # a ValueError comes from the word `max`, which means no limit
         return None
 
 

@@ -36,12 +36,12 @@ DIALS_MAX: Final = 16  # addresses dialed, those of the settings first; the addr
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard -> loopback
 
 DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake; a slower link is too slow for votes, too
-READ_BYTES: Final = 4_096  # a handshake needs a tenth of that
+READ_BYTES: Final = 4_096  # a handshake needs a tenth of them
 
 FIREWALL_ADVICE = "ask its operator to start it, and to open that port in firewalls and routers"
 NETWORK_ADVICE = "check the network, the routes and the firewall of this machine"
 BUSY_PEER_ADVICE = "that peer may be full, or have banned this peer: wait a minute"
-ADVICE = {  # by reason of the failed handshake
+ADVICE = {  # reason of the failed handshake -> remedy
     "not-folkmoot": "another program uses that port: correct the address",
     "wrong-version": "update the older of the two programs",
     "wrong-chain": "that peer belongs to another network: correct the address",
@@ -177,7 +177,7 @@ async def check_other_peers(
     if reached:
         return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
     none, advice = f"none of {len(others)} addresses answers", "correct the errors of the next lines"
-    if links:  # the linked peers have dialed this one
+    if links:  # peers that have dialed this one
         return [warning("peers", f"{none}, but the peer has {pluralize(links, 'link')}", advice), *lost]
     return [fault("peers", none, advice), *lost]
 

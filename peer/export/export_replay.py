@@ -145,7 +145,7 @@ class _ExportReplay:
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
         blobs = (folder / payload_path(bytes(32))).parent
-        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # also of initial models
+        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # sizes of all blobs, initial models included
         self._models: dict[bytes, tuple[str, int]] = {}  # digest of parameters -> job and round
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
@@ -184,7 +184,7 @@ class _ExportReplay:
             raise UserError("its height or time does not follow the block before it")
         self._check_parent_certificate(block)
         for digest in initial_model_digests(block.body):
-            if (self._folder / payload_path(digest)).is_file():  # else the job never began, or its start fails
+            if (self._folder / payload_path(digest)).is_file():  # without the file, the job never began, or its start fails below
                 self._check_start(digest)
         self._signatures += len(decision.certificate.signatures)
         self._parent = vote.block
@@ -234,7 +234,8 @@ class _ExportReplay:
         for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
             spec = JobSpec.decode(state.spec)
-            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:  # a candidate
+            # The file may be an initial model.
+            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
                 digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, state.round))).digest()
                 self._models.setdefault(digest, (job.hex(), state.round))
             self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])

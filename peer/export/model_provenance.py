@@ -30,7 +30,7 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.replicated.tensor_layout import Float32Array
 
-ReadTokenizer = Callable[[bytes], bytes]  # by digest
+ReadTokenizer = Callable[[bytes], bytes]  # digest -> tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ExportableModel:
     root: bytes
     parameters: Float32Array
     tokenizer: bytes | None
-    source_text: str  # for the card
+    source_text: str  # origin of the model, for the card
     data_origin: str = ""  # origin of the data, in words
     accepted: int | None = None  # proposals; None: unknown
     rejected: int | None = None
@@ -58,7 +58,7 @@ class ExportableModel:
 def model_from_state(
     state: LedgerState, genesis: Genesis, store: LedgerStore, host: JobModelStore, read_tokenizer: ReadTokenizer, text: str
 ) -> ExportableModel:
-    """Return the model that `text` names (see `choose_model`) from a peer's disk. Raises `UserError` if it is not there."""
+    """Return the model that `text` names (see `choose_model`) from a peer's disk. Raises `UserError` if it is missing."""
     key, number, newer = choose_model(state, host, text)
     job = state.jobs.jobs[key]
     spec, model = JobSpec.decode(job.spec), host.open_decided_model(store, key, job, number)

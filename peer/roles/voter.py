@@ -205,7 +205,7 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
         if digest is not None:
             await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # it may be of a warm-up round
+        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # the proposal may be of a warm-up round
         await round.fetch(previous["previous_payload"], payload_bytes(round.model.layout, bits), (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:

@@ -21,7 +21,7 @@ from protocol.messages import Proposal
 from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
 from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
-FORGOTTEN_JOB_HEIGHTS = 256  # as ROUNDS_MIN, since a height closes at most one round of each job
+FORGOTTEN_JOB_HEIGHTS = 256  # equal to ROUNDS_MIN, because a height closes at most one round of each job
 
 assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
@@ -29,7 +29,7 @@ FETCHES_MAX = 8  # concurrent fetches of pinned blobs, which leave room for the 
 
 log = logging.getLogger("peer")
 
-RETRY_SECONDS = 5.0  # after a transaction was not decided, or the disk had no room
+RETRY_SECONDS = 5.0  # pause after an undecided transaction, or while the disk is full
 
 
 @dataclass
@@ -111,7 +111,7 @@ class PayloadPruner:
             named = self._accepted(key, number)
             here = [digest for digest in named or () if self.driver.blobs.size(digest) is not None]
             if named is None or (named and not here):
-                break  # older payloads were deleted before, or were never here
+                break  # older payloads were deleted before, or never stored
             passed.append(here)
         lately = self._named_lately(state) if passed else set()
         for digests in reversed(passed):
@@ -171,7 +171,7 @@ class BlobPinner:
 
     async def run(self) -> None:
         """Fetch the blobs that each block adds, and apply its replacements."""
-        wanted = set[bytes]()  # blobs that are here, or being fetched
+        wanted = set[bytes]()  # stored blobs, and blobs that are being fetched
         seen: dict[str, object] = {}
         replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:
@@ -197,7 +197,7 @@ class BlobPinner:
         try:
             old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
             made = await trio.to_thread.run_sync(replaced.make, old)
-        except MissingBlobError:  # as on most peers
+        except MissingBlobError:  # most peers do not store the blob
             return
         if made is not None:
             await trio.to_thread.run_sync(blobs.add_bytes, made)

@@ -46,7 +46,7 @@ INBOX_MAX: Final = 128
 INBOX_BYTES_MAX: Final = 32 << 20
 LINK_POLL_SECONDS: Final = 1.0  # between checks for new and broken links during a transfer
 RETRY_SECONDS: Final = 5.0  # between transfers, since claimed heights may be false
-# longest pause in applying blocks during a transfer, whose snapshot makes them needless: both need the processor
+# longest pause in the application of blocks during a transfer, because both need the processor
 APPLY_PAUSE_SECONDS_MAX: Final = 20.0
 DIVERGENCE_REPORTS_KEPT: Final = 3  # a report is as large as the ledger
 
@@ -104,7 +104,7 @@ class StateSync:
         self._not_before = -math.inf
         self._diagnosed: str | None = None
 
-    # The driver's side -----------------------------------------------------------------------------------------------
+    # Calls of the driver -----------------------------------------------------------------------------------------------
 
     def receive_message(self, peer: bytes, data: bytes) -> None:
         """Queue a message, or drop it if the queue is full. Lost messages are requested again."""
@@ -145,7 +145,7 @@ class StateSync:
 
     def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
         basis = make_trust_basis(self._rules, self._applied.current, self._store.get_decision(decided), self._anchor)
-        return basis, decided + SNAPSHOT_HEIGHTS + 1  # exists if the claims are true; an offer proves it
+        return basis, decided + SNAPSHOT_HEIGHTS + 1  # this height exists if the claims are true, which an offer proves
 
     def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
         """Return the basis of a repair. It trusts decided blocks, but not the wrong state or the voters in it."""
@@ -205,7 +205,7 @@ class StateSync:
             self._shelf.add_applied_state(self._news.popleft(), self._now())
         links, before = self._network.connected_peers(), self._links
         self._links = links
-        for peer in self._queue.askers - links:  # a message may be handled after its link ended
+        for peer in self._queue.askers - links:  # a message may be handled after the end of its link
             self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
@@ -263,7 +263,8 @@ class StateSync:
             await self._finish(transfer, transfer.restored)
         else:
             is_overtaken = not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
-            if is_overtaken or transfer.has_no_source(self._now()):  # applied blocks were faster, or no source is left
+            # Applied blocks were faster than the transfer, or no source is left.
+            if is_overtaken or transfer.has_no_source(self._now()):
                 self._end_transfer()
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:

@@ -30,12 +30,12 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Transaction
 
-LIFETIME_HEIGHTS = 200  # blocks until an undecided transaction expires; rounds take seconds
+LIFETIME_HEIGHTS = 200  # heights until an undecided transaction expires; a round takes seconds
 # Half of a member's share of a mempool. Other peers may still hold transactions that are decided here, and they drop all
 # transactions of a member that has too many.
 PENDING_MAX = PENDING_PER_MEMBER_MAX // 2
 COST_IN_LOOP_MAX = 8  # signature checks of a transaction that the event loop does itself: about a millisecond
-DECISION_SECONDS_MAX = 120.0  # after which the person sees that there may be no quorum
+DECISION_SECONDS_MAX = 120.0  # after this time the person is told that a quorum may be missing
 
 
 class TransactionSubmitter:
@@ -89,7 +89,7 @@ class TransactionSubmitter:
         return transaction_digest(decided) == transaction_digest(signed)
 
     def _decided_with(self, nonce: int, height: int) -> Signed | None:
-        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is not here."""
+        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is missing."""
         while (decided := self._driver.store.get_decision(height)) is not None:
             for signed in decode_body(decided.decode().body).transactions:
                 if signed.signer == self.signer.public and _opened(signed).nonce == nonce:

@@ -109,12 +109,12 @@ def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
             if isinstance(request, RemoteProtocolError):
                 known = ", ".join(kind.TAG for kind in handler.requests)
                 raise FolkmootError(f"unknown request ({request}): this worker has {known}")
-            pipes.send_message(handler.handle_request(request))  # a reply that is not finite has no encoding, and raises here too
+            pipes.send_message(handler.handle_request(request))  # encoding raises for a reply with infinite values
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
             pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
-        except Exception as error:  # at the process boundary: the daemon gets the error, and the next request may succeed
+        except Exception as error:  # boundary of the process: the daemon gets the error, and the next request may succeed
             what = "out of memory" if handler.context.backend.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 

@@ -35,16 +35,16 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
-SILENCE_SECONDS_MAX = 120.0  # without a heartbeat during work; one step of a large model on a busy machine takes far less
-DESCRIBE_SECONDS_MAX = 1.0  # a person waits for it, and the last description is nearly as good as a new one
+SILENCE_SECONDS_MAX = 120.0  # without a heartbeat during a request; one step of a large model takes far less
+DESCRIBE_SECONDS_MAX = 1.0  # a person waits, and the last description is nearly as good as a new one
 PING_SECONDS = 30.0  # between pings of an idle worker
 REQUEST_SECONDS_MAX = 3_600.0  # for one request; rounds have their own, shorter timers
 STOP_SECONDS = 4.0  # for the process to end by itself
 BACKOFF_SECONDS_MAX = 60.0
-STARTS_MAX = 3  # failures in a row before the first success, after which it will never start
+STARTS_MAX = 3  # successive failures before the first success; then the supervisor gives up
 QUEUE_MAX = 1_024  # a round needs one proposal and at most TRAINERS_MAX audits
 JOBS_MAX = 8  # jobs to reopen after a restart, equal to the worker's own limit
-STDERR_LINES = 20  # kept as the reason of the worker's death
+STDERR_LINES = 20  # last lines, which explain the death of a worker
 STDERR_LINE_BYTES_MAX = 4_096
 # The machine has no resources for a process now. Later starts may succeed, other than with a missing program.
 TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})

@@ -168,7 +168,7 @@ def list_suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                # a lazy auditor, too, is suspended as a trainer
+                # lazy auditors are suspended as trainers, too
                 cause = replace(audits.suspension_causes[trainer], trainer=trainer)
                 found.append(SuspensionView(until, _audit(cause, state)))
     return tuple(found)

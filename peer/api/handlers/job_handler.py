@@ -44,7 +44,7 @@ from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 
 ROUNDS_SHOWN_MAX = 10_000
-JOBS_WITH_FINDINGS_MAX = 16  # the jobs that this peer started last; their findings stay in memory
+JOBS_WITH_FINDINGS_MAX = 16  # last started jobs whose findings stay in memory
 VOTES_SHOWN_MAX = 100  # rounds; each is read from the block that closed it
 
 BENCHMARK_REFERENCE = "see 'Equal machine time' in docs/benchmarks.md"
@@ -163,7 +163,7 @@ class JobRpcHandler(JobRpc):
                 spec = await trio.to_thread.run_sync(build_example_job, self.peer, request)
             else:
                 spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
-        except OSError as error:  # the text file cannot be read
+        except OSError as error:  # an unreadable text file
             raise UserError(
                 f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
             ) from None

@@ -21,8 +21,8 @@ from protocol.sampling import SamplingOptions
 from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
 
-EXPORT_FETCH_SECONDS_MAX = 600.0  # for all missing updates; after that the export fails and names a block
-UPDATE_FETCH_SECONDS_MAX = 20.0  # for one update, which perhaps no peer holds any more
+EXPORT_FETCH_SECONDS_MAX = 600.0  # for all missing updates; then the export fails and names a block
+UPDATE_FETCH_SECONDS_MAX = 20.0  # for one update, because no peer may have it any more
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class MemberRpcHandler(MemberRpc):
 
     async def resign_as_voter(self) -> str:
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
-        self.peer.membership.wants_to_vote = False  # before the request: else the peer would ask for its vote again at once
+        self.peer.membership.wants_to_vote = False  # this precedes the request: otherwise the peer would stand again at once
         try:
             await self.peer.submitter.submit("member/resign", ResignAsVoter())
         except UserError:
@@ -328,7 +328,7 @@ class JoinRpcHandler(InvitationRpc):
         now_ms = self.peer.now_ms
         expires_ms = now_ms + days * DAY_MS
         made = make_invitation(self.peer.driver.signer, self.peer.genesis, expires_ms, self._addresses(addresses), anchor)
-        # before the string is handed out, so that the operator can always revoke it
+        # The invitation is stored before it is shown, so that the operator can always revoke it.
         await self.peer.invitations.add_invitation(IssuedInvitation(made.invitation, now_ms, made.addresses))
         return invitation_text(made)
 
@@ -361,7 +361,7 @@ class JoinRpcHandler(InvitationRpc):
             raise UserError(
                 f"{known}; name an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
             )
-        if not all(_is_local(address) for address in mine):  # then newcomers are on other machines
+        if not all(_is_local(address) for address in mine):  # newcomers are on other machines in this case
             others = [address for address in others if not _is_local(address)]
         return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]
 

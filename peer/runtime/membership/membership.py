@@ -1,4 +1,4 @@
-"""This peer's membership as its operator configured it: admission, roles, standing as a voter, and approvals by policy.
+"""This peer's membership as its operator configured it: admission, roles, standing as a voter, and automatic approvals.
 
 It shows the operator the pending votes of other voters. It classifies other peers by the applied state and by their invitations.
 """
@@ -37,7 +37,7 @@ from transport.peer_policy import PeerClass, PeerPolicy
 JOIN_RETRY_SECONDS = 1.0  # between attempts of a guest to send its admission, since blocks may not come
 NOT_DECIDED = "its admission is not decided yet"
 
-GUESTS_MAX = 64  # at once, to bound memory; beyond it the oldest guest becomes a stranger
+GUESTS_MAX = 64  # concurrent guests, to bound memory; a further one makes the oldest a stranger
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Membership:
     name: str
     roles: tuple[str, ...]
     wants_to_vote: bool
-    approve_invited: int  # number of approvals by policy
+    approve_invited: int  # number of members that this voter approves by itself
     invitation: InvitationString | None
     former_submitter: TransactionSubmitter | None = None  # signs with the old key until its replacement is decided
     forget_former: Callable[[], None] = lambda: None
@@ -180,13 +180,13 @@ class Membership:
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
         if not is_known or not self.driver.network.connected_peers():
             return
-        if self.submitter.has_pending:  # its admission from before a restart, which other peers sent back
+        if self.submitter.has_pending:  # other peers sent back the admission from before a restart
             return
         me = self.driver.signer.public
         try:
             await self.submitter.submit(ADMIT_KIND, make_admission(self.invitation, me, self.name or short_id(me)), math.inf)
         except UserError:
-            if not self.submitter.has_pending:  # otherwise other peers sent the earlier one meanwhile
+            if not self.submitter.has_pending:  # other peers may have sent back the earlier admission meanwhile
                 raise
 
     async def _approve(self) -> None:
@@ -212,7 +212,7 @@ class PeerClassifier(PeerPolicy):
         applied: CurrentState,
         invitation: InvitationString | None = None,
     ) -> None:
-        """Create a classifier. `invitation` is the one by which this peer asks for admission."""
+        """Create a classifier. `invitation` is the invitation of this peer itself, if it has one."""
         self._invitation = invitation
         self._me, self._chain_id, self._verifier, self._applied = me, chain_id, verifier, applied
         self._seen: LedgerState | None = None

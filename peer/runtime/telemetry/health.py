@@ -19,12 +19,12 @@ from rounds.round_state import PROPOSALS_FACTOR, RoundResult
 
 COMPARE_PEERS = "operators must compare their peers: see docs/how-to/when-something-is-wrong.md"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another channel"
-STALLED_SECONDS = 30.0  # about six failed views; one or two dead leaders, or a busy machine, delay a decision less
-BEHIND_MIN = 4  # heights; one that is being applied and two with votes on the way are normal
-BEHIND_SECONDS = 10.0  # without a decision here, after which fewer heights count, too
+STALLED_SECONDS = 30.0  # about six failed views; a few dead leaders or a busy machine delay a decision less
+BEHIND_MIN = 4  # heights; three are normal: one that is being applied, and two with votes on their way
+BEHIND_SECONDS = 10.0  # without a decision, after which fewer heights count as behind
 
 
-# First words of the texts of `why_halted`.
+# The texts of `why_halted` begin with these words.
 HALT_STATES = {
     "EXPELLED": PeerState.EXPELLED,
     "HALTED": PeerState.HALTED,
@@ -35,8 +35,8 @@ HALT_STATES = {
 WINDOW_SECONDS = 60.0  # rounds of the last minute count, so that one good round does not outweigh the others
 WINDOW_ROUNDS_MIN = 5  # rounds that count even if they took longer
 WINDOW_ROUNDS_MAX = 1_000  # bounds memory; no network decides rounds of 0.06 s for a minute
-LATE_ROUNDS_MIN = 3  # any trainer misses one or two, for example beside another program
-LATE_SECONDS_MIN = 30.0  # sum of missed rounds; the start of a worker takes a third of it, while short rounds pass
+LATE_ROUNDS_MIN = 3  # each trainer misses one or two, for example beside another program
+LATE_SECONDS_MIN = 30.0  # sum of missed rounds; the start of a worker takes a third of this time
 
 
 def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ago: float | None, suspended: str) -> PeerState:
@@ -138,7 +138,7 @@ def vote_lockout_text(below: int) -> str:
 class _RoundTiming:
     absent: bool  # the round was closed without this trainer's update
     proposed: bool  # this trainer had proposed before that
-    seconds: float  # duration of the round here
+    seconds: float  # duration of the round at this peer
 
 
 class StragglerDetector:

@@ -40,8 +40,8 @@ from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.job_spec import AuditMode, JobSpec
 
 REPORT_IT = "this is a bug that affects every peer: report this line"
-FAILURES_REPORTED_MAX = 64  # remembered, so that each is reported once
-DECISION_TIMES_KEPT = 10_000  # for percentiles
+FAILURES_REPORTED_MAX = 64  # remembered failures, so that each is reported once
+DECISION_TIMES_KEPT = 10_000  # durations for the percentiles
 
 # Functions that return the event lines of features. They are imported at start, because a later import fails without a free
 # file descriptor.
@@ -56,11 +56,11 @@ class NodeObserver:
         self.first_decision_at: float | None = None
         self.last_decision_at: float | None = None
         self._awaits_since: float | None = None
-        self._late: dict[bytes, StragglerDetector] = {}  # by job
+        self._late: dict[bytes, StragglerDetector] = {}  # job -> detector
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
-        self._first_seen: dict[int, float] = {}  # time when a block of this height was first stored here
+        self._first_seen: dict[int, float] = {}  # height -> time when this peer first stored a block of it
         self._decided_in: dict[int, float] = {}
-        self._conditions: dict[str, str | bool | None] = {}  # cause by topic, after the last step
+        self._conditions: dict[str, str | bool | None] = {}  # topic -> cause after the last step
         self.failure = ""  # the last failure
         self._failures: dict[str, None] = {}  # reported failures
         self._silent_below = 0
@@ -212,7 +212,7 @@ class NodeObserver:
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
         self.events.add("round", f"round {display_round_number(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
-        if decided_in is None:  # the round was decided while this peer was away
+        if decided_in is None:  # this peer was away when the round was decided
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
@@ -259,11 +259,12 @@ class NodeObserver:
             height=state.height,
             root=state.state_root,
         )
-        if self._before is not None and self._before.height + 1 == state.height:  # otherwise a snapshot was restored
+        if self._before is not None and self._before.height + 1 == state.height:  # no snapshot was restored in between
             for item in block_events(self._before, state):
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
-                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:  # other jobs are tests
+                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:
+                    # Other jobs are tests.
                     self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
