@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def make_demo_peers(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """Return the peers. All serve annotators and vote, and none trains or lies."""
+    """Return the peers. All serve annotators and vote, and all are honest."""
     peers = []
     for number in range(options.peers):
         port = options.web_port + number if options.web_port else 0

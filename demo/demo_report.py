@@ -86,7 +86,7 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
 
 
 def _unpunished(name: str, attack: str, outcome: PeerOutcomes) -> list[str]:
-    """Check that a liar was caught. Sampled audits follow the vote, so its proposals may have been accepted first."""
+    """Check that a dishonest peer was found. Sampled audits follow the vote, so its proposals may have been accepted first."""
     standing, accepted = outcome.audit_record(name), outcome.accepted.get(name, 0)
     if attack == "false-challenge":
         return [] if standing.refuted else [f"no challenge of {name} was refuted"]
@@ -328,7 +328,7 @@ def write_report(demo: Demo, text: str) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file. Raises `StorageError`, such as for a full disk."""
+    """Write a file. Raises `StorageError`, for example for a full disk."""
     with storage_errors(file):
         file.write_text(text)
 

@@ -1,8 +1,8 @@
-"""Trainers that lie, for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module.
+"""Dishonest trainers for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module.
 
-A liar also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had failed.
+Such a peer also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had failed.
 
-`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` runs a complete peer that lies about its updates. ACCOMPLICES are peer ids
+`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` runs a complete peer with this attack. ACCOMPLICES are peer ids
 separated by commas, or `-` for none.
 """
 

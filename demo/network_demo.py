@@ -1,4 +1,4 @@
-"""`peer demo`: a whole network on this machine, with real processes, sockets and votes, and with peers that lie.
+"""`peer demo`: a whole network on this machine, with real processes, sockets and votes, and with dishonest peers.
 
 It starts peers, watches them through their control sockets like a console, and finally reads their disks for the report.
 """
@@ -114,10 +114,10 @@ def _require_usable(path: Path) -> None:
 
 
 def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """Return the peers with their roles. All vote, and the last trainers lie.
+    """Return the peers with their roles. All vote, and the last trainers are dishonest.
 
     At least n − f peers train and re-execute, which is not less than the 2f + 1 that audits need. To judge a false challenge,
-    f + 1 honest trainers are needed besides the accused trainer and the liars.
+    f + 1 honest trainers are needed besides the accused trainer and the dishonest ones.
     """
     # In the demo on text, a peer trains the base and tunes it. The role `full` has both roles, and also serves annotators.
     count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # callers may lack this flag
@@ -365,7 +365,7 @@ async def make_final_report(
 async def _settled(demo: Demo, job: str) -> None:
     """Wait until all honest peers have the same state after the last round, its model is measured, and audits have ended.
 
-    An audit that waits for a liar never ends. It is ignored after `IDLE_SECONDS` without a new block.
+    An audit that waits for a dishonest trainer never ends. It is ignored after `IDLE_SECONDS` without a new block.
     """
     height, since = 0, trio.current_time()
     while True:

@@ -152,7 +152,7 @@ async def _of_running(
 
 
 def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[DoctorFinding]:
-    """Yield findings from the peer's status and alerts, without those on the disk, which has its own check."""
+    """Yield findings from the peer's status and alerts, without alerts about the disk, which has a separate check."""
     if status.version != (here := metadata.version("folkmoot")):
         yield warning("version", f"the running peer has version {status.version}, this program {here}", "restart the peer")
     told = [alert for alert in alerts if alert.severity != AlertSeverity.INFO and alert.cause != AlertCause.DISK_LOW]

@@ -116,7 +116,7 @@ def _readable_format(folder: Path) -> int:
 def _first_wrong_file(folder: Path, found: str) -> str:
     """Return the file to blame for an error in `found`: a file whose digest differs from the manifest's, if there is one.
 
-    For example, a changed genesis shows first as an error in block 1. The manifest proves nothing, but helps to find the cause.
+    For example, a changed genesis shows first as an error in block 1. The manifest is no proof, but it helps to find the cause.
     """
     if found == MANIFEST:
         return found

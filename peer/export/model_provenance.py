@@ -95,7 +95,7 @@ def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[by
     | JOB@newest | the newest model |
     | without JOB | the newest job of text |
 
-    Raises `UserError` if there is no such job or this peer lacks the model.
+    Raises `UserError` if the job is unknown or this peer lacks the model.
     """
     jobs = state.jobs.jobs
     is_newest = text.endswith(NEWEST)

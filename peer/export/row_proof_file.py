@@ -79,7 +79,7 @@ class RowVerdict:
 
 
 def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_module: bool = False) -> RowVerdict:
-    """Check a file and return its facts. Raises `UserError` with the reason if it proves nothing.
+    """Check a file and return its facts. Raises `UserError` with the reason if the proof is invalid.
 
     `trusted` is the known chain id in hex, and `genesis` is a file with the known genesis. Both are optional. With
     `unknown_module` the caller trusts the file's claim that a field is a table, if this program does not know the module.

@@ -127,7 +127,7 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
 
 
 def _clear(folder: Path, existed: bool) -> None:
-    """Remove all files of a failed export, so that none of them looks like an export."""
+    """Remove all files of a failed export, so that none of them is taken for an export."""
     for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -212,7 +212,7 @@ class Node:
 
     @property
     def _is_heard_in_rounds(self) -> bool:
-        """True if this peer may propose or vote in an open round. A round keeps its voters, even if they have left since."""
+        """True if this peer may propose or vote in an open round. A round keeps its voters, even if they leave meanwhile."""
         terms = [book.terms for book in self.rounds.books.values()]
         return any(self.me in of_book.trainers or self.me in of_book.voters for of_book in terms)
 
@@ -485,7 +485,7 @@ class Node:
         return [EvidenceMessage(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
-        """Return the next few links in the ring of all members. Each peer starts at its own place in the ring."""
+        """Return the next few links in the ring of all members. Each peer starts at the place of its key in the ring."""
         known = [peer for peer in self._links if not self.is_stranger(peer)]
         asked = tuple(sorted(known, key=lambda peer: (peer <= self._asked_last, peer))[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last

@@ -231,7 +231,7 @@ class OpenRounds:
     # Messages in
 
     def receive_message(self, signed: Signed, message: RoundMessage, now: float) -> RoundEffects | None:
-        """Add a message, whose signature the caller has verified. Return None if its round is not open here.
+        """Add a message, whose signature the caller has verified. Return None if its round is not open.
 
         A message of a later round is buffered.
         """
@@ -262,7 +262,7 @@ class OpenRounds:
     def _restore_own_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
     ) -> None:
-        """Add a message of ours that our log lacks. It remains valid, and we sign nothing more in its round."""
+        """Add a message of this peer that its disk lacks. It remains valid, and this peer signs nothing more in its round."""
         self.muted |= {(message.job, message.round)}
         if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
@@ -307,7 +307,7 @@ class OpenRounds:
             book.record_verdict(trainer, verdict, now)
 
     def record_replay_start(self, key: RoundKey, trainer: bytes) -> None:
-        """Record that all data for the re-execution of this trainer's proposal is here."""
+        """Record that all data for the re-execution of this trainer's proposal has arrived."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.vouching.started.add(trainer)

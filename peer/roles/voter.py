@@ -82,7 +82,7 @@ class Voter:
 
 
 def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest:
-    """Return a request that continues from the buffers of our last accepted proposal, if they are still here and valid.
+    """Return a request that continues from the buffers of our last accepted proposal, if they are stored and valid.
 
     Starting again without them is always allowed.
     """

@@ -107,7 +107,7 @@ class AuditScheduler:
             self._waited[key] = self._waited.get(key, 0.0) + seconds
 
     def take_waited_seconds(self, key: AuditKey) -> float:
-        """Return and reset the seconds for which the audit has waited at its trainer's cost. A retry begins at zero."""
+        """Return and reset the waiting seconds that count against the trainer. A retry begins at zero."""
         return self._waited.pop(key, 0.0)
 
 
@@ -249,7 +249,7 @@ class AuditVolunteer:
         self._driver, self._author, self._deadlines = driver, author, deadlines
 
     async def run(self) -> None:
-        """Volunteer for one recent round after the other, while this peer's own loss is far above that of earlier rounds.
+        """Volunteer for recent rounds, one after the other, while this peer's training loss is far above that of earlier rounds.
 
         The sampled audits may have missed a harmful false proposal.
         """

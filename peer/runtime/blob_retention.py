@@ -104,7 +104,8 @@ class PayloadPruner:
     def _delete_before(self, key: bytes, first: int, state: LedgerState) -> None:
         """Delete payloads of the rounds before `first`, the oldest first.
 
-        The search goes back from `first` to the first round without payloads. So after an interruption it finds the rest.
+        The search goes back from `first` to the first round without payloads. So after an interruption, it finds the
+        remaining ones.
         """
         passed = list[Sequence[bytes]]()
         for number in range(first - 1, -1, -1):

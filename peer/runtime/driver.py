@@ -289,7 +289,7 @@ class Driver:
         self.network.ban_peer(peer, error)
 
     def _log_about_peer(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
-        """Add an event about a peer. Events about strangers go to the debug log, since they could displace all others."""
+        """Add an event about a peer. Events about strangers go to the debug log, because they could displace all other events."""
         if self.node.is_stranger(peer):
             log.debug("%s (a stranger)", text)
         else:
@@ -490,7 +490,7 @@ def _seconds_slept() -> float:
 def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:
     """Return the inputs of a round's model step from the stored round and the block that closed it.
 
-    Raises `StorageError` if either is not here.
+    Raises `StorageError` if either is missing.
     """
     stored = store.closed_round(job, number)
     decided = store.get_decision(stored.height) if stored else None

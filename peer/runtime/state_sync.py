@@ -1,7 +1,7 @@
 """Snapshots in the daemon: this peer serves them, and fetches one if it is far behind or has computed a wrong state.
 
-This module only carries messages between `ledger.snapshots`, which makes the decisions, the network and the disk. Nothing here
-delays a vote: messages have their own queue, disk work runs in a thread, and answers have the lowest priority.
+This module only carries messages between `ledger.snapshots`, which makes the decisions, the network and the disk.
+No vote waits for this module: messages have a separate queue, disk work runs in a thread, and answers have the lowest priority.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class StateSync:
                 self._drop_peer(peer, error)
 
     async def _serve(self) -> None:
-        """Answer one request. The loop returns here at once if more requests wait."""
+        """Answer one request. The loop calls this method again at once if more requests wait."""
         request = self._queue.pop_request(self._now())
         if request is None:
             return

@@ -52,7 +52,7 @@ class TransactionSubmitter:
 
     @property
     def has_pending(self) -> bool:
-        """True if a transaction of ours is not decided yet."""
+        """True if a transaction of this peer is not decided yet."""
         return bool(self._waiting())
 
     async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
@@ -98,7 +98,7 @@ class TransactionSubmitter:
         return None
 
     async def _keep_on_log(self, signed: Signed) -> None:
-        """Queue the transaction again, or its substitute if it is refused, unless one of ours with the next nonce waits."""
+        """Queue the transaction again, or its substitute if it is refused, unless a transaction with the next nonce waits."""
         following, members = self.nonce + 1, self._driver.state.members
         if following in self._waiting():
             return

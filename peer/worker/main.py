@@ -1,6 +1,6 @@
 """The worker process, `python -m peer.worker.main`: it reads requests from stdin, computes, and replies on stdout.
 
-Only this process imports an engine, and with it torch. It holds no state that would be missed, so it may be killed at any
+Only this process imports an engine, and with it torch. It has no state that must survive, so it may be killed at any
 instruction. It ends by itself when its daemon ends.
 """
 

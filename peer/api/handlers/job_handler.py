@@ -300,7 +300,7 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
 
 
 def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
-    """Return, for people, the share of own steps in a machine's computing and the network's speedup over one machine.
+    """Return a text on the share of a machine's own steps in its compute, and on the network's speedup over one machine.
 
     The text is empty for a single trainer and for an objective that needs no worker.
     """
@@ -318,7 +318,7 @@ def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
-    """Return the mean number of updates that a worker re-executes in a round, over the whole job and without liars."""
+    """Return the mean number of updates that a worker re-executes in a round, over the whole job and without faulty peers."""
     terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
     vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
     if spec.audit is not AuditMode.SAMPLED:

@@ -349,7 +349,7 @@ class JoinRpcHandler(InvitationRpc):
         return f"connected to {short_id(await self.peer.network.connect(address))} at {address}"
 
     def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the addresses for an invitation: those in `said`, else this peer's own, then peers that it has dialed."""
+        """Return the addresses for an invitation: those in `said`, otherwise those of this peer, then those of dialed peers."""
         if len(said) > ADVERTISED_MAX:
             raise UserError(f"--address: an invitation holds at most {ADVERTISED_MAX} addresses, {len(said)} were given")
         for address in said:

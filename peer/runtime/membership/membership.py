@@ -159,7 +159,7 @@ class Membership:
             await self._approve()
 
     async def _replace(self, former: TransactionSubmitter) -> None:
-        """Replace the key of `former` by ours, unless that was decided before.
+        """Replace the key of `former` by this peer's key, unless the change is decided already.
 
         Raises `UserError` if the old key was expelled, or was replaced by another key.
         """

@@ -51,9 +51,9 @@ def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ag
 
 
 def heights_behind(node: Node, links: Set[bytes]) -> int | None:
-    """Return the number of decided heights that are not applied here, or None if no other voter is linked.
+    """Return the number of decided heights that this peer has not applied, or None if no other voter is linked.
 
-    A height counts if f + 1 voters claim it, or all linked voters if they are fewer, since a faulty voter can claim any height.
+    A height counts if f + 1 voters report it, or all linked voters if they are fewer: a faulty voter can report any height.
     """
     voters = VoterSet(node.state.members.voters)
     others = voters.members - {node.me}
@@ -90,7 +90,7 @@ def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
 
 
 def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
-    """Return the reason why this peer signs nothing that counts, or an empty string. `member` is the peer's own entry."""
+    """Return the reason why this peer signs no valid message, or an empty string. `member` is the peer's own entry."""
     if member is not None and member.expelled is not None:
         return f"EXPELLED at height {member.expelled}: a block has two statements of this key that exclude each other"
     if replica.divergence is not None:
@@ -150,10 +150,10 @@ class StragglerDetector:
         self._told = 0  # value of `_missed` at the last warning, or 0 before the first
 
     def record_round(self, outcome: RoundResult, me: bytes, proposed: bool, seconds: float) -> bool:
-        """Add a closed round. Return whether the operator is to be warned now.
+        """Add a closed round. Return True if the operator must be warned now.
 
         The first warning comes as soon as the trainer is a straggler. Further ones come when the number of missed rounds has
-        doubled, for later readers of the log.
+        doubled, so that the end of the log has one, too.
         """
         absent = me in outcome.absent
         if not absent and me not in outcome.accepted and me not in outcome.rejected:

@@ -115,7 +115,7 @@ class NodeObserver:
         )
 
     def report_conditions(self, replica: Replica, unsupported: str) -> None:
-        """Warn of lasting conditions when they begin. All but a copied key are reported again when their cause changes.
+        """Warn of lasting conditions when they begin. A new cause of a condition is reported again, except for a copied key.
 
         `unsupported` describes a decided upgrade that this program lacks, long before it takes effect.
         """
@@ -202,7 +202,7 @@ class NodeObserver:
         return JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
 
     def record_closed_round(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
-        """Add an event for a closed round and return its measurements. `opened` is the time when it was opened here."""
+        """Add an event for a closed round and return its measurements. `opened` is the time when this peer opened it."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
         own = self._labels(closed.job)
@@ -218,7 +218,7 @@ class NodeObserver:
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
     def check_straggling(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundEnded) -> None:
-        """Warn this trainer now and then while its updates come too late."""
+        """Warn the operator from time to time while this trainer's updates come too late."""
         running = state.jobs.running()
         self._late = {key: late for key, late in self._late.items() if key in running}
         if closed.job in running:
