@@ -412,10 +412,18 @@ FAULTS = (
     Fault("port of the metrics taken", taken_metrics, "metrics", FindingLevel.WARNING, "the address was taken"),
     Fault("stopped, clock an hour late", late_clock_of_one_that_is_stopped, "clock", FindingLevel.FAULT, "behind"),
     Fault(
-        "running, clock an hour late", lambda fleet: wrong_clock(fleet, -HOUR), "clock", FindingLevel.FAULT, "behind the others"
+        "running, clock an hour late",
+        lambda fleet: wrong_clock(fleet, -HOUR),
+        "clock",
+        FindingLevel.FAULT,
+        "behind the other peers",
     ),
     Fault(
-        "running, clock an hour ahead", lambda fleet: wrong_clock(fleet, HOUR), "clock", FindingLevel.FAULT, "ahead of the others"
+        "running, clock an hour ahead",
+        lambda fleet: wrong_clock(fleet, HOUR),
+        "clock",
+        FindingLevel.FAULT,
+        "ahead of the other peers",
     ),
     Fault("disk of 4 MB", full_disk, "disk", FindingLevel.FAULT, "are free"),
     Fault("390 MB of address space for a trainer", little_memory, "memory", FindingLevel.FAULT, "ulimit -v"),
