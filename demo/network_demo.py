@@ -153,7 +153,7 @@ async def _run(demo: Demo) -> int:
     with display:
         make_directories(demo)
         await start_peers(demo)
-        display.print_line(f"{len(demo.peers)} peers run, with data in", demo.folder)
+        display.print_line(f"{len(demo.peers)} peers are running, with data in", demo.folder)
         if demo.options.web:
             try:
                 demo.page = f"{await wait_for_web_address(demo.watched)}live"

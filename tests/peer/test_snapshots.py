@@ -198,7 +198,7 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
         await voters[0].until(lambda driver: not driver.state.jobs.running())
         for voter in voters:
             liar.network.send(voter.public, codec.encode(Status(1_000_000, 0)))
-            await voter.event("snapshot", "asking")
+            await voter.event("snapshot", "requesting")
         await one_root(voters, await voters[0].start_job())
         assert not [event for voter in voters for event in await voter.events.wait_for_events(0, 0.0) if "restored" in event.text]
 
@@ -416,7 +416,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         for text in ("", "other", "zz"):
             with pytest.raises(UserError, match=r"fits no running or queued jobs .* 'long'"):
                 await service.cancel_job(text)
-        assert await service.cancel_job("long") == "job 'long' is ended"
+        assert await service.cancel_job("long") == "job 'long' has ended"
 
 
 async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:
