@@ -146,7 +146,7 @@ def model_from_export(folder: Path, text: str) -> ExportableModel:
     key = _chosen(name, specs, {job: place for place, job in enumerate(specs)})
     spec, parameters, origin = read[key]
     if number not in (None, origin.round):
-        raise UserError(f"the model of job {spec.name!r} at round {number} is not in the export, which has round {origin.round}")
+        raise UserError(f"the model of job {spec.name!r} at round {number} is not in the export, which has @{origin.round}")
     return ExportableModel(
         network=network,
         chain_id=chain_id,

@@ -219,7 +219,7 @@ def test_an_export_gives_the_same_model_and_its_tokenizer_is_checked(chain: Chai
     write_model_files(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
-    with pytest.raises(UserError, match="at round 0 is not in the export, which has round 1"):
+    with pytest.raises(UserError, match="at round 0 is not in the export, which has @1"):
         finding.model_from_export(tmp_path / "run", "bpe@0")
     (tokenizer,) = (tmp_path / "run" / "tokenizers").iterdir()
     tokenizer.write_bytes(tokenizer.read_bytes()[:-1])
