@@ -1,1 +1,1 @@
-"""Networks on one machine, with peers that lie."""
+"""Networks on one machine, with dishonest peers."""

@@ -39,8 +39,8 @@ from training.data.default_text import default_text
 TASKS = 40
 PROJECT = "sentences"
 KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"  # with --keep, for people who come after the crowd has answered all tasks
-ACCURACY_MIN = 0.9  # of the settled tasks
-SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends without the rest
+ACCURACY_MIN = 0.9  # least share of right labels among settled tasks
+SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends
 CONVERGENCE_SECONDS_MAX = 20.0  # until all peers have the same height and state root
 POLL_SECONDS = 0.25
 PORT_MAX = 65_535
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def make_demo_peers(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """Return the peers. All serve annotators and vote, and none trains or lies."""
+    """Return the peers. All serve annotators and vote, and all are honest."""
     peers = []
     for number in range(options.peers):
         port = options.web_port + number if options.web_port else 0
@@ -87,8 +87,8 @@ def make_demo_peers(options: argparse.Namespace, folder: Path) -> list[DemoPeer]
 
 async def _run(demo: Demo) -> int:
     options = demo.options
-    people = f"a crowd of {options.crowd}" if options.crowd else "no crowd"
-    print(f"folkmoot demo: {len(demo.peers)} peers that serve annotators, {people}", flush=True)
+    people = f"{options.crowd} simulated annotators" if options.crowd else "no simulated annotators"
+    print(f"folkmoot demo: {len(demo.peers)} peers serve annotators, {people}", flush=True)
     make_directories(demo)
     await start_peers(demo)
     sites = [await _served(peer) for peer in demo.peers]
@@ -101,7 +101,7 @@ async def _run(demo: Demo) -> int:
         demo, f"{demo.watched.name} imported {pluralize(project.tasks, 'task')}: is a sentence intact, or are its words shuffled?"
     )
     if not options.crowd:
-        print("Open an address in a browser to label them.")
+        print("Open one of the addresses in a browser to label the tasks.")
         await keep_running(demo)
         return 0
     crowd = make_annotators(options.crowd, sites, truth, options.seed)
@@ -116,7 +116,7 @@ async def _run(demo: Demo) -> int:
     if options.keep:
         kept = make_tasks(default_text().decode(), KEPT_TASKS, options.seed + 1)
         await _import(demo, KEPT_PROJECT, [text for text in kept if text not in truth], 1)
-        print(f"\nThe crowd is gone. New tasks wait for you: {sites[0].address}join")
+        print(f"\nThe simulated annotators have finished. Label new tasks at {sites[0].address}join")
         await keep_running(demo)
     return 0 if report else 1
 
@@ -148,12 +148,12 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
             while not finished:
                 gone = [peer.name for peer in demo.peers if peer.process is None or peer.process.poll() is not None]
                 if gone:
-                    _say(demo, f"{', '.join(gone)} ended")
+                    _say(demo, f"{', '.join(gone)} ended unexpectedly")
                     break
                 try:
                     (view,) = await cast(CurationRpc, demo.watched.client).projects()
                 except UserError:
-                    await trio.sleep(POLL_SECONDS)  # the peer is stopping; the next pass finds its process ended
+                    await trio.sleep(POLL_SECONDS)  # the peer is stopping, and the next pass finds that its process has ended
                     continue
                 done = view.settled + view.review
                 finished = done == view.tasks
@@ -194,7 +194,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
     failures += [] if equal else ["peers hold different roots"]
     if outcome.share_right < ACCURACY_MIN:
         failures.append(
-            f"{outcome.right} of {pluralize(outcome.settled, 'settled task')} are right, fewer than {ACCURACY_MIN:.0%}"
+            f"only {outcome.right} of {pluralize(outcome.settled, 'settled task')} are right, expected {ACCURACY_MIN:.0%}"
         )
     report = {
         "passed": not failures,

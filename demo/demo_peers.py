@@ -107,7 +107,7 @@ class Demo:
 
     @property
     def is_sampled(self) -> bool:
-        """True if audits are sampled, so that lies are found after the vote."""
+        """True if audits are sampled, so that false updates are found after the vote."""
         return self.overrides.get("audit") == "sampled"
 
     @property

@@ -25,7 +25,7 @@ from rlhf.objectives.policy_monitors import PolicyMetrics
 from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
 
-TARGET_BITS_PER_BYTE = 3.6  # with the default flags; with others the loss must only fall
+TARGET_BITS_PER_BYTE = 3.6  # for the default flags; with other flags, the loss must only fall
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def check_outcomes(demo: Demo, equal: bool, finished: bool, outcome: PeerOutcome
     tolerated = faults_tolerated(len(demo.peers))
     if options.malicious > tolerated:
         failures.append(
-            f"{options.malicious} liars of {len(demo.peers)} voters are beyond the bound f = {tolerated}: nothing is promised"
+            f"{options.malicious} of {len(demo.peers)} voters are dishonest, more than the {tolerated} that are tolerated"
         )
     if not finished:
         failures.append("the job did not finish")
@@ -61,11 +61,11 @@ def check_outcomes(demo: Demo, equal: bool, finished: bool, outcome: PeerOutcome
 def _of_honest(name: str, outcome: PeerOutcomes) -> list[str]:
     standing, failures = outcome.audit_record(name), []
     if name in outcome.suspensions:
-        failures.append(f"{name} is honest and was suspended")
+        failures.append(f"{name} is honest, but was suspended")
     if standing.refuted:
-        failures.append(f"{name} is honest and its challenge was found false")
+        failures.append(f"{name} is honest, but its challenge was refuted")
     if name in outcome.expelled:
-        failures.append(f"{name} is honest and was expelled")
+        failures.append(f"{name} is honest, but was expelled")
     return failures
 
 
@@ -77,22 +77,22 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
     elif accepted and attack != "equivocate":  # one of its proposals is honest, and may be accepted before both are seen
         failures.append(f"the network accepted {pluralize(accepted, 'proposal')} of {name}")
     elif not (accepted or rejected):
-        failures.append(f"{name} was never named")
+        failures.append(f"no verdict names {name}")
     if attack == "silent" and not rejected.get("absent"):
-        failures.append(f"{name} was not named absent")
+        failures.append(f"no round reports {name} as absent")
     if attack == "equivocate" and name not in outcome.expelled:
         failures.append(f"{name} was not expelled")
     return failures
 
 
 def _unpunished(name: str, attack: str, outcome: PeerOutcomes) -> list[str]:
-    """Check that a liar was caught. Sampled audits follow the vote, so its proposals may have been accepted first."""
+    """Check that a dishonest peer was found. Sampled audits follow the vote, so its proposals may have been accepted first."""
     standing, accepted = outcome.audit_record(name), outcome.accepted.get(name, 0)
     if attack == "false-challenge":
-        return [] if standing.refuted else [f"no challenge of {name} was found false"]
+        return [] if standing.refuted else [f"no challenge of {name} was refuted"]
     if name in outcome.suspensions or (outcome.rejected.get(name) and not accepted):
         return []
-    return [f"{name} was not suspended, {accepted} of its proposals were accepted"]
+    return [f"{name} was not suspended, and {accepted} of its proposals were accepted"]
 
 
 def check_loss(demo: Demo, held_out: dict[int, float]) -> list[str]:
@@ -100,15 +100,15 @@ def check_loss(demo: Demo, held_out: dict[int, float]) -> list[str]:
         return ["the held-out loss was not measured"]
     first, last = held_out[min(held_out)], held_out[max(held_out)]
     if last >= first:
-        return [f"held-out loss did not fall: {first:.3f} → {last:.3f} bits/byte"]
+        return [f"the held-out loss did not fall: {first:.3f} → {last:.3f} bits/byte"]
     if demo.is_default and last > TARGET_BITS_PER_BYTE:
-        return [f"held-out loss {last:.3f} bits/byte is above {TARGET_BITS_PER_BYTE}"]
+        return [f"the held-out loss of {last:.3f} bits/byte is above {TARGET_BITS_PER_BYTE}"]
     return []
 
 
 def check_policy_value(rlhf: RlhfResult | None) -> list[str]:
     if rlhf is None:
-        return ["what was tuned was not measured"]
+        return ["the tuned policy was not measured"]
     return [] if rlhf.value > rlhf.reference_value else ["the tuned policy is no better than its reference"]
 
 
@@ -286,7 +286,7 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     """Make the folder of the report, and check that both places are writable before the run. Raises `UserError`."""
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
-        with path_errors_as_user_errors("--report", folder, "name a new folder where you may write"):
+        with path_errors_as_user_errors("--report", folder, "name a new folder that you can write"):
             if folder.exists() and not folder.is_dir():
                 raise UserError(f"--report {folder} is a file: name a new folder")
             if folder.exists() and any(folder.iterdir()):
@@ -298,12 +298,12 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     except UserError:
         for path in made:
             with suppress(OSError):
-                path.rmdir()  # a demo that did not start leaves no folder
+                path.rmdir()  # no folder remains of a demo that did not start
         raise
 
 
 def _try_file(file: Path) -> None:
-    with path_errors_as_user_errors("--json", file, "name a file in a folder that is there, where you may write"):
+    with path_errors_as_user_errors("--json", file, "name a file in an existing folder that you can write"):
         require_writable_kind(file)
         was_there = file.exists()
         file.open("ab").close()
@@ -328,7 +328,7 @@ def write_report(demo: Demo, text: str) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file. Raises `StorageError`, such as for a full disk."""
+    """Write a file. Raises `StorageError`, for example for a full disk."""
     with storage_errors(file):
         file.write_text(text)
 
@@ -345,7 +345,7 @@ def draw_loss(report: DemoReport, file: Path) -> None:
         report.heldout_bits_per_byte,
         color="#0b6e4f",
         linewidth=2,
-        label=f"{report.voters} peers, {len(report.malicious)} lying ({report.attack})",
+        label=f"{report.voters} peers, {len(report.malicious)} dishonest ({report.attack})",
     )
     if report.baseline_bits_per_byte is not None:
         axes.axhline(report.baseline_bits_per_byte, color="#8a8a8a", linestyle="--", label="one process, same accepted samples")

@@ -41,7 +41,7 @@ from training.objectives import registry
 
 ROUNDS_SHOWN = 8
 SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture in the report
-FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and one space at each side
+FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border of a panel, and one space at each side
 HEAD_HEIGHT = 2  # lines above the tables
 
 
@@ -61,16 +61,16 @@ class DemoDisplay:
 
     def __enter__(self) -> DemoDisplay:
         options = self._demo.options
-        liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
+        liars = f"{options.malicious} of them dishonest ({options.attack})" if options.malicious else "all honest"
         begins = f"folkmoot demo: {options.peers} peers, {liars}, training on"
         if options.rlhf == TEXT:
-            self._print(f"folkmoot demo: {options.peers} peers, {liars}: a base, a reward model, a policy that is tuned by it")
+            self._print(f"folkmoot demo: {options.peers} peers, {liars}: a base model, a reward model, and a policy")
         elif options.rlhf:
-            self._print(f"folkmoot demo: {options.peers} peers, {liars}, tuning a toy whose best policy is known")
+            self._print(f"folkmoot demo: {options.peers} peers, {liars}, tuning a toy with a known best policy")
         elif options.data:
             self._print(begins, Path(options.data))
         else:
-            self._print(f"{begins} the language reference inside Python")
+            self._print(f"{begins} the language reference in Python")
         if self._live:
             self._live.start()
         return self
@@ -95,15 +95,15 @@ class DemoDisplay:
         seen = self._demo.watched.stats
         for key in set(seen.expelled if seen is not None else ()) - self._expelled:
             self._expelled.add(key)
-            self.print_line(f"{self._names[key]} is expelled: every peer holds two messages of it that exclude each other")
+            self.print_line(f"{self._names[key]} is expelled: a block has two statements of it that exclude each other")
 
     @property
     def _why_suspended(self) -> str:
         if not self._demo.is_sampled:
             return INVALID_UPDATES_REASON
         if self._demo.options.attack == "lazy":
-            return "more trainers contradict the losses that it reports than may lie, so it replays nothing"
-        return "an audit, or re-execution before the vote, found its update false or withheld"
+            return "more trainers contradict its reported losses than can be faulty"
+        return "its update was false, or its buffers were withheld"
 
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended_until.items():
@@ -113,7 +113,7 @@ class DemoDisplay:
                 )
         self._suspended = dict(job.suspended_until)
         for told in job.undone_rounds[self._undone :]:
-            self.print_line(f"{told}; the model goes on from before them")
+            self.print_line(f"{told}; the job continues from the model before them")
         self._undone = len(job.undone_rounds)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
@@ -146,7 +146,7 @@ class DemoDisplay:
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
         peers = self._peers_table(job)
-        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # one line is for the cursor
+        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # minus a line for the cursor
         shown = next(
             (
                 to_renderable(table)
@@ -235,7 +235,7 @@ def _learned(report: DemoReport, left: int) -> Iterator[Row]:
         yield from _tuned(report.rlhf)
     if report.baseline_bits_per_byte is not None and bits:
         ratio = bits[-1] / report.baseline_bits_per_byte
-        yield "one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that"
+        yield "one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; the network's loss is {ratio:.3f} × that"
 
 
 def _tuned(rlhf: RlhfResult) -> Iterator[Row]:
@@ -247,7 +247,7 @@ def _tuned(rlhf: RlhfResult) -> Iterator[Row]:
         yield "responses", f"{rlhf.response_tokens:.1f} tokens, distinct-2 {rlhf.distinct_2:.4f} in the last round"
     if rlhf.pair_accuracy is not None:
         beside = f", by a linear model {rlhf.linear_accuracy:.1%}" if rlhf.linear_accuracy is not None else ""
-        yield "held-out preferences", f"foretold {rlhf.pair_accuracy:.1%}{beside}"
+        yield "held-out preferences", f"predicted {rlhf.pair_accuracy:.1%}{beside}"
 
 
 def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
@@ -258,13 +258,13 @@ def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
         told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
         yield name, Text(f"{'not accepted' if ABSENT in reasons else 'rejected'}: {told}", "red")
     for name, height in report.expelled.items():
-        yield name, Text(f"expelled at height {height}: the chain holds two messages of it that exclude each other", "red")
+        yield name, Text(f"expelled at height {height}: a block has two statements of it that exclude each other", "red")
     for name, count in report.suspensions.items():
         yield name, Text(f"suspended {_times(count)}: {why_suspended}", "red")
     for told in report.undone:
         yield "model", Text(told, "red")
     for name, count in report.false_challenges.items():
-        yield name, Text(f"challenged honest work {_times(count)}", "red")
+        yield name, Text(f"challenged honest proposals {_times(count)}", "red")
 
 
 def _spent(report: DemoReport, left: int) -> Iterator[Row]:
@@ -289,8 +289,8 @@ def _spent(report: DemoReport, left: int) -> Iterator[Row]:
 def _verdict(report: DemoReport) -> Text:
     if not report.passed:
         return Text("FAILED: " + "; ".join(report.failures), "bold red")
-    lies = "every liar was found out" if report.audit == "sampled" else "no lie was accepted"
-    lies = lies if report.malicious else "nobody lied"
+    lies = "each dishonest peer was found" if report.audit == "sampled" else "no false update was accepted"
+    lies = lies if report.malicious else "all peers were honest"
     gain = "the loss fell" if report.rlhf is None else "the policy is better than its reference"
     return Text(f"all honest roots are equal, {lies}, {gain}", "bold green")
 

@@ -1,8 +1,8 @@
-"""Trainers that lie, for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module.
+"""Dishonest trainers for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module.
 
-A liar also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had failed.
+Such a peer also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had failed.
 
-`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` runs a complete peer that lies about its updates. ACCOMPLICES are peer ids
+`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` runs a complete peer with this attack. ACCOMPLICES are peer ids
 separated by commas, or `-` for none.
 """
 
@@ -72,11 +72,11 @@ class Liar(Trainer):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
         if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
-            return await super().check_proposal(round, signed, proposal)  # these attacks lie after the vote
+            return await super().check_proposal(round, signed, proposal)  # these attacks begin after the vote
         return Verdict.REPLAY
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
-        return Verdict.ACCEPT  # only for accomplices: `check_proposal` has rejected all others
+        return Verdict.ACCEPT  # `check_proposal` has rejected all but accomplices
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
         """Report a match for accomplices. `false-pass` and `lazy` report one for all, `false-challenge` a mismatch for others."""
@@ -125,7 +125,7 @@ class Liar(Trainer):
         try:
             return request, await self.ask_worker(replace(round, spec=other), request)
         finally:
-            self._job(round).opened = False  # the worker still has the other reward
+            self._job(round).opened = False  # the worker must open the job again with the true reward
 
     def _corrupt(
         self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply
@@ -179,7 +179,7 @@ class Liar(Trainer):
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
         m = _decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
-        m[0] += np.float32(1e-6)  # so that equal digests do not reveal the copy
+        m[0] += np.float32(1e-6)  # different digests hide the copy
         await publish_proposal(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
@@ -292,12 +292,12 @@ async def equivocate(context: ParticipantContext, first: Proposal, second: Propo
 def main(arguments: list[str]) -> int:
     attack, accomplices, *rest = arguments
     if attack not in ATTACKS:
-        raise UserError(f"{attack!r} is no attack; there are {', '.join(ATTACKS)}")
+        raise UserError(f"unknown attack {attack!r}; the known ones are {', '.join(ATTACKS)}")
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 
     def make_liar(context: ParticipantContext) -> Liar:
-        assert context.worker is not None, "a liar trains"
+        assert context.worker is not None, "a dishonest peer must be a trainer"
         return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=partial(equivocate, context))
 
     return local_commands.run_peer_with_config(settings_from_options(options).config, console=False, make_participant=make_liar)

@@ -1,4 +1,4 @@
-"""`peer demo`: a whole network on this machine, with real processes, sockets and votes, and with peers that lie.
+"""`peer demo`: a whole network on this machine, with real processes, sockets and votes, and with dishonest peers.
 
 It starts peers, watches them through their control sockets like a console, and finally reads their disks for the report.
 """
@@ -50,9 +50,9 @@ ANY_PORT_FLAGS = ("--web-listen", "127.0.0.1:0")
 START_SECONDS_MAX = 60.0  # until a new peer answers, with Python and numpy on a cold disk
 POLL_SECONDS = 0.5
 SERVED_SECONDS_MAX = 60.0
-STALL_SECONDS_MAX = 180.0  # without a decided round; then the demo gives up
+STALL_SECONDS_MAX = 180.0  # without a decided round, after which the demo ends
 CERTIFY_SECONDS_MAX = 20.0  # after the last round, until the slowest peer has applied the next block
-IDLE_SECONDS = 5.0  # without a decision; then no audit is expected to progress
+IDLE_SECONDS = 5.0  # without a decision, after which no audit progresses
 AUDITS_SECONDS_MAX = 90.0  # after the last round: withheld buffers take 30 s to a report, and 30 s to a judgement
 STOP_SECONDS_MAX = 10.0
 ROUNDS_MAX = 10_000  # rounds in one call
@@ -71,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
     folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).expanduser().absolute()
     demo = Demo(options, folder, assign_roles(options, folder))
     if options.attack in ("false-challenge", "lazy") and not demo.is_sampled:
-        raise UserError(f"--attack {options.attack}: only sampled audits draw auditors and have challenges; say --audit sampled")
+        raise UserError(f"--attack {options.attack}: only sampled audits have auditors and challenges; add --audit sampled")
     # Invalid settings of the job are also reported before anything starts.
     register_features()
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
@@ -101,7 +101,7 @@ def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
 
 def _require_usable(path: Path) -> None:
     """Raise `UserError` if a path holds no usable training data, before anything starts."""
-    with path_errors_as_user_errors("--data", path, "name a text file or a folder that can be read"):
+    with path_errors_as_user_errors("--data", path, "name a readable text file or folder"):
         if token_shards.is_token_folder(path):
             token_shards.open_token_folder(path)
         else:
@@ -114,15 +114,15 @@ def _require_usable(path: Path) -> None:
 
 
 def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """Return the peers with their roles. All vote, and the last trainers lie.
+    """Return the peers with their roles. All vote, and the last trainers are dishonest.
 
     At least n − f peers train and re-execute, which is not less than the 2f + 1 that audits need. To judge a false challenge,
-    f + 1 honest trainers are needed besides the accused trainer and the liars.
+    f + 1 honest trainers are needed besides the accused trainer and the dishonest ones.
     """
     # In the demo on text, a peer trains the base and tunes it. The role `full` has both roles, and also serves annotators.
-    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # other callers lack this flag
+    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # callers may lack this flag
     faults = (count - 1) // 3
-    asked = getattr(options, "trainers", None) or 0  # nor this one
+    asked = getattr(options, "trainers", None) or 0  # callers may lack this flag
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
     peers = []
     for number in range(count):
@@ -142,7 +142,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 serves=ANY_PORT_FLAGS if trains and rlhf == TEXT else (),
             )
         )
-    if getattr(options, "web", False):  # nor this one
+    if getattr(options, "web", False):  # callers may lack this flag
         first = next(peer for peer in peers if peer.trains and not peer.lies)
         first.serves = ("--web-listen", f"127.0.0.1:{options.web_port or 0}")
     return peers
@@ -153,17 +153,17 @@ async def _run(demo: Demo) -> int:
     with display:
         make_directories(demo)
         await start_peers(demo)
-        display.print_line(f"{len(demo.peers)} peers are running, data in", demo.folder)
+        display.print_line(f"{len(demo.peers)} peers are running, with data in", demo.folder)
         if demo.options.web:
             try:
                 demo.page = f"{await wait_for_web_address(demo.watched)}live"
                 display.print_line(f"watch it at {demo.page}")
-            except UserError as error:  # the network works without a page
+            except UserError as error:  # the demo continues without a page
                 display.print_line(str(error))
         job = await begin_job(demo)
         rounds, finished = await watch_job(demo, job, display)
         while finished and (then := await rlhf_demo.wait_for_next_job(demo, job)):
-            display.print_line(f"job {job[:8]} is finished, {then[:8]} goes on from it")
+            display.print_line(f"job {job[:8]} is finished, {then[:8]} continues from its model")
             job = then
             rounds, finished = await watch_job(demo, job, display)
         report = await make_final_report(demo, job, rounds, finished, display)
@@ -253,7 +253,7 @@ async def wait_until_ready(peer: DemoPeer) -> None:
 def last_line(file: Path) -> str:
     """Return the last line of a log with a word. A group of exceptions ends with a line of dashes."""
     lines = [line for line in file.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
-    return lines[-1].strip(" |") if lines else "it said nothing"
+    return lines[-1].strip(" |") if lines else "its log is empty"
 
 
 def stop_peers(demo: Demo) -> None:
@@ -304,7 +304,9 @@ async def watch_job(demo: Demo, job: str, display: DemoDisplay) -> tuple[tuple[R
             return rounds, True
         gone = [peer.name for peer in demo.honest if peer.process is None or peer.process.poll() is not None]
         if gone or trio.current_time() - last_progress > STALL_SECONDS_MAX:
-            display.print_line(f"{', '.join(gone)} ended" if gone else f"no round was decided for {STALL_SECONDS_MAX:.0f} s")
+            display.print_line(
+                f"{', '.join(gone)} ended unexpectedly" if gone else f"no round was decided for {STALL_SECONDS_MAX:.0f} s"
+            )
             return rounds, False
         await trio.sleep(POLL_SECONDS)
 
@@ -329,7 +331,7 @@ async def measure_peer(peer: DemoPeer) -> None:
 async def make_final_report(
     demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, display: DemoDisplay
 ) -> DemoReport:
-    display.print_line("waiting for the closing block, then reading every peer's disk")
+    display.print_line("waiting for the last block, then checking the disk of each peer")
     patience = AUDITS_SECONDS_MAX if demo.is_sampled else CERTIFY_SECONDS_MAX
     with trio.move_on_after(patience if finished else 1.0):
         await _settled(demo, job)
@@ -352,7 +354,7 @@ async def make_final_report(
         await trio.to_thread.run_sync(stop_peers, demo)
     baseline: dict[float, float] = {}
     if demo.options.baseline and finished:
-        display.print_line("training the same model alone, on the same number of accepted samples")
+        display.print_line("training the same model in one process, on the same number of samples")
         baseline = await train_baseline(demo, job, rounds)
     tuned = await rlhf_demo.evaluate_policy(demo, job, watched) if demo.options.rlhf and finished else None
     report = await trio.to_thread.run_sync(make_report, demo, job, finished, seconds, baseline, tuned)
@@ -363,7 +365,7 @@ async def make_final_report(
 async def _settled(demo: Demo, job: str) -> None:
     """Wait until all honest peers have the same state after the last round, its model is measured, and audits have ended.
 
-    An audit that waits for a liar never ends. It is ignored after `IDLE_SECONDS` without a new block.
+    An audit that waits for a dishonest trainer never ends. It is ignored after `IDLE_SECONDS` without a new block.
     """
     height, since = 0, trio.current_time()
     while True:
@@ -381,13 +383,13 @@ async def _settled(demo: Demo, job: str) -> None:
 
 
 async def keep_running(demo: Demo) -> None:
-    print("\nThe network goes on running. In another terminal:")
+    print("\nThe network keeps running. In another terminal, use:")
     for peer in demo.peers:
         command = shlex.join([sys.argv[0], "console", "--data-dir", str(peer.directory)])
         print(f"  {command}    # {peer.name}, {short_id(peer.identity.public)}")
     if demo.page:
         print(f"  {demo.page}")
-    print("Ctrl-C stops it.", flush=True)
+    print("Ctrl-C stops the network.", flush=True)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             break

@@ -57,7 +57,7 @@ def check_demo(demo: Demo) -> None:
     if options.preferences:
         path = Path(options.preferences)
         with (
-            path_errors_as_user_errors("--preferences", path, "name a file of JSONL that can be read"),
+            path_errors_as_user_errors("--preferences", path, "name a readable JSONL file"),
             open_regular(path) as stream,
         ):
             preference_sets.read_preference_file(path.name, stream)
@@ -87,7 +87,7 @@ async def wait_for_next_job(demo: Demo, job: str) -> str:
         while all(view.job != then for view in await demo.watched.client.jobs()):  # noqa: ASYNC110
             await trio.sleep(0.1)
         return then
-    raise UserError(f"the stage after job {job[:8]} does not begin: the plan is {(await calls.rlhf_status()).state}")
+    raise UserError(f"the stage after job {job[:8]} does not start: the plan is {(await calls.rlhf_status()).state}")
 
 
 async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:

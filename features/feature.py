@@ -49,6 +49,16 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
+class EventKind:
+    """A kind of event in the log of a peer."""
+
+    name: str  # `kind` of the event
+    meaning: str  # for people: one sentence
+    levels: tuple[str, ...] = ("info",)  # levels of its log lines
+    fields: tuple[str, ...] = ()  # further keys of its JSON lines
+
+
+@dataclass(frozen=True, slots=True)
 class EventLine:
     """A line of the event log about a change that a block made."""
 
@@ -78,6 +88,7 @@ class Feature:
     rpc: str = ""  # `module:class` of the `Protocol` class that declares the calls (`features.rpc`)
     # `module:function`: takes the states before and after a block as `StateReader`s, and returns `EventLine`s.
     event_lines: str = ""
+    event_kinds: tuple[EventKind, ...] = ()  # kinds of events of its own; the events of a service have the service's name as kind
     # `module:function`: takes the state and its height, and returns texts for an alert about recent failures.
     failures: str = ""
     rpc_handler: str = ""  # `module:class` that handles the calls; the first call constructs it with the running peer

@@ -124,11 +124,11 @@ def _status_of(error: BaseException) -> int | None:
     if not isinstance(error, OSError):
         return _print_error(error)
     if error.filename is not None:
-        return _print_error(UserError(f"{error.filename}: {error.strerror}; choose another place, or make this one usable"))
+        return _print_error(UserError(f"{error.filename}: {error.strerror}; correct its path or its permissions"))
     if error.errno not in UNWRITABLE:
         return None
     mute_output()
-    return _print_error(UserError(f"standard output: {error.strerror}; the output of this command is lost"))
+    return _print_error(UserError(f"cannot write to standard output: {error.strerror}"))
 
 
 def _print_error(error: BaseException) -> int:

@@ -37,7 +37,7 @@ def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
 FEATURES: list[Feature] = [
     Feature(
         name="core",
-        about="members, jobs, their audits, and what the network runs",
+        about="members, jobs, audits, and upgrades of the network",
         modules=_core_modules,
         roles=(Role("voter", "checks, votes on and applies updates with numpy; never loads torch"),),
     ),
@@ -65,8 +65,8 @@ def roles() -> dict[str, Role]:
     able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]
     registers = tuple(sorted({name for role in able for name in role.registered_roles}))
     of_roles = tuple(dict.fromkeys(name for role in together for name in role.services))
-    assert set(of_roles) <= services().keys(), "a role names a service that no feature brings"
-    assert FULL_ROLE not in found, "a feature calls a role as all of them together are called"
+    assert set(of_roles) <= services().keys(), "a role names a service that no feature has"
+    assert FULL_ROLE not in found, "a feature has a role with the reserved name `full`"
     return {
         **found,
         FULL_ROLE: Role(FULL_ROLE, "all of these roles", registers, of_roles, any(role.needs_worker for role in together)),
@@ -104,7 +104,7 @@ def feature_settings() -> dict[str, Setting]:
 def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, item in items:
-        assert name not in found, f"two features bring a {what} called {name!r}"
+        assert name not in found, f"two features have a {what} {name!r}"
         found[name] = item
     return found
 
@@ -155,13 +155,13 @@ class _NoJobs:
     """Job rules for callers that only list modules: each method fails."""
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
-        raise AssertionError("no job is looked at")
+        raise AssertionError("no job is read")
 
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
-        raise AssertionError("no job is looked at")
+        raise AssertionError("no job is read")
 
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
-        raise AssertionError("no job is looked at")
+        raise AssertionError("no job is read")
 
 
 def rules_of(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier | None = None) -> LedgerRules:

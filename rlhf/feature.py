@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from features.feature import Feature, Role
+from features.feature import EventKind, Feature, Role
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -29,6 +29,12 @@ RLHF = Feature(
         "measuring": "rlhf.services:FinalModelEvaluator",
     },
     services_everywhere=("sets", "measuring"),
+    event_kinds=(
+        EventKind(
+            "sets", "This peer derived the preference set of a tuning plan and compared it with the set that the plan names."
+        ),
+        EventKind("figures", "A round of a policy closed, with its measurements.", fields=("job",)),
+    ),
     commands="rlhf.commands",
     rpc="rlhf.rpc:RlhfRpc",
     event_lines="rlhf.ledger.rlhf_module:policy_event_lines",

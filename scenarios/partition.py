@@ -136,8 +136,8 @@ async def _unnamed(peer: DemoPeer, group: list[DemoPeer], peers: Network) -> lis
     waiting = (await peer.client.status()).waiting
     here, _, there = waiting.partition("; not heard: ")
     wanted = (
-        f"partition: {len(group)} of {len(peers.peers)} voters here",
-        f"nothing is decided until {needed - len(group)} more com",
+        f"partition: {len(group)} of {len(peers.peers)} voters are connected",
+        f", {needed} are needed",
     )
     names = all((other.name in here) == (other in group) and (other.name in there) != (other in group) for other in peers.peers)
     return [] if names and all(text in here for text in wanted) else [f"{peer.name} says {waiting!r}"]

@@ -58,6 +58,7 @@ from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, sign_message, signing_preimage
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
 from protocol.name_validation import REFUSED_CHARACTERS
+from protocol.refusal_reasons import REASON_MEANINGS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
 from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import InstructionExample, PreferencePair
@@ -568,13 +569,12 @@ def test_every_role_is_documented_and_no_other() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == features.roles().keys()
 
 
-def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None:
+def test_every_reason_of_a_refusal_has_a_meaning() -> None:
     source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    used = set(re.findall(r'(?:RemoteProtocolError|\.refuse)\(\s*"([a-z-]+)"', source))
-    section = (DOCS / "guide.md").read_text().split("\n## What `refused` counts\n")[1].split("\n## ")[0]
-    explained = set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE))
-    assert {"bad-signature", "handshake-timeout"} < used, "the pattern no longer finds the reasons"
-    assert not used - explained
+    used = set(re.findall(r'(?:RemoteProtocolError|\.refuse|\._refuse|count_refusal)\(\s*"([a-z-]+)"', source))
+    assert {"bad-signature", "handshake-timeout", "gave-way"} < used, "the pattern no longer finds the reasons"
+    assert not used - REASON_MEANINGS.keys()
+    assert [reason for reason in REASON_MEANINGS if source.count(f'"{reason}"') < 2] == [], "declared, but not used"
 
 
 def test_every_decision_is_listed_once_and_has_its_four_parts() -> None:

@@ -27,6 +27,7 @@ from peer import cli, features
 from peer.daemon.daemon import running_daemon
 from peer.export.row_proof_file import write_row_proof
 from peer.features import FEATURES, founding_modules, known_modules, modules_of, rules_of
+from peer.runtime.telemetry.event_kinds import event_kinds
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import format_settings, load_settings, setting_descriptions
 from peer.worker.supervisor import WorkerSupervisor
@@ -113,6 +114,7 @@ def seen() -> dict[str, bool]:
         "services": "scribe" in features.roles()["full"].services,
         "objectives": registry.find_objective("ones") is not None,
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
+        "event kinds": "scribe" in event_kinds(),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
         "engines": "slate" in features.engines() and "pytorch or slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
@@ -221,10 +223,10 @@ def test_all_that_features_name_is_there(feature: None) -> None:
 @pytest.mark.parametrize(
     ("twin", "what"),
     [
-        (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role called 'scribe'"),
-        (Feature(name="twin", about="", roles=(Role("full", ""),)), "as all of them together"),
-        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a service that no feature brings"),
-        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "service called 'scribe'"),
+        (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role 'scribe'"),
+        (Feature(name="twin", about="", roles=(Role("full", ""),)), "the reserved name"),
+        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a service that no feature has"),
+        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "service 'scribe'"),
         (Feature(name="twin", about="", settings=(Setting("listen", "", ""),)), "the peer's own"),
     ],
 )
@@ -404,7 +406,7 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
     assert not any(name.startswith("notes/") for name in state.tables)
     with pytest.raises(UserError, match="this network has no table 'notes/lines': it has curation/projects, curation/"):
         write_row_proof(founded(), state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
-    with pytest.raises(UserError, match="this network has no table 'notes/lines': none of its modules holds one"):
+    with pytest.raises(UserError, match="this network has no table 'notes/lines': its modules have no tables"):
         write_row_proof(World().genesis, World().state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
     assert not (tmp_path / "row.proof").exists()
 
@@ -530,7 +532,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             # A program with the line asks the worker of a program without it.
             other = WorkerSupervisor()
             await nursery.start(other.run)
-            with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: it has .*open-job, propose"):
+            with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: this worker has .*open-job, propose"):
                 await other.ask(CountParameters(bytes(32)))
             with pytest.raises(WorkerFailed, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
                 await other.ask(opening)
@@ -542,7 +544,7 @@ async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name()
         SQUARES.validated()
     with pytest.raises(RemoteProtocolError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
         JobSpec.decode(SQUARES.encode())
-    with pytest.raises(LocalProtocolError, match="the worker request 'count-parameters': it has open-job, propose"):
+    with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': the known ones are open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
 
 
@@ -608,7 +610,7 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
         (tmp_path / "changed.proof").write_bytes(honest[:at] + bytes([honest[at] ^ 1]) + honest[at + 1 :])
         assert cli.main(["verify", str(tmp_path / "changed.proof")]) == 2
     refusals = capsys.readouterr().err.splitlines()
-    assert refusals and all(re.match(r"peer: error: .*changed.proof proves nothing: [a-z-]+: .", line) for line in refusals)
+    assert refusals and all(re.match(r"peer: error: .*changed.proof is invalid: [a-z-]+: .", line) for line in refusals)
     FEATURES.remove(NOTES)
     assert await trio.to_thread.run_sync(cli.main, checking) == 2
     assert await trio.to_thread.run_sync(cli.main, [*checking, "--unknown-module"]) == 0

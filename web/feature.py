@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from features.feature import Feature, Setting
+from features.feature import EventKind, Feature, Setting
 from protocol.addresses import is_loopback, parse_address
 from protocol.errors import UserError
 
@@ -42,6 +42,14 @@ WEB = Feature(
     about="pages and HTTP routes of the other features, and metrics",
     services={"serve": "web.web_service:WebService", "metrics": "web.metrics_endpoint:MetricsEndpoint"},
     services_everywhere=("metrics",),
+    event_kinds=(
+        EventKind(
+            "serve",
+            "This peer serves pages for people or could not, read its certificate again, or found faulty answers or imports.",
+            ("info", "warning"),
+        ),
+        EventKind("metrics", "The address of the metrics opened, or could not be opened.", ("info", "warning")),
+    ),
     settings=(
         Setting(
             "metrics",

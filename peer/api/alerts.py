@@ -4,19 +4,99 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from features.peer_names import SHORT_ID_LENGTH
 from protocol.api import AlertCause, AlertSeverity, AlertView, PeerState, StatusView
 
 DISK_WARNING_BYTES = 4 << 30
-DISK_CRITICAL_BYTES = 512 << 20  # a full disk ends the peer
+DISK_CRITICAL_BYTES = 512 << 20  # below it, a full disk will soon end the peer
 EXPULSION_ALERT_HEIGHTS = 1_000  # an expulsion is shown this long; the member table keeps it forever
-WORKER_START_SECONDS_MAX = 120.0  # a first start may take as long: torch is read from a cold disk
+WORKER_START_SECONDS_MAX = 120.0  # the first start reads torch from a cold disk
 # Links come and go, so these causes are shown only after this time. A voter that restarts is away for a minute or less.
 HOLD_MS = {AlertCause.NO_QUORUM: 3_000, AlertCause.NO_SPARE: 60_000, AlertCause.STALLED: 3_000, AlertCause.BEHIND: 10_000}
 # Prefixes of `StatusView.waiting` that mean a missing quorum.
 NO_QUORUM_PREFIXES = ("partition", "waiting for a quorum", "waiting for the voters", "waiting for a decision")
 SEVERITY_ORDER = list(AlertSeverity)
+CRITICAL, WARNING, INFO = AlertSeverity.CRITICAL, AlertSeverity.WARNING, AlertSeverity.INFO
+READ_LOG: Final = "read the lines before it in `peer log`"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertKind:
+    meaning: str  # one sentence for people
+    severities: tuple[AlertSeverity, ...]  # the first is the usual one
+    remedy: str
+
+
+ALERT_KINDS: Final = {
+    AlertCause.HALTED: AlertKind(
+        "This peer signs nothing: its key is expelled or used elsewhere, or its disk, state or version is not up to date.",
+        (CRITICAL,),
+        f"see docs/how-to/when-something-is-wrong.md for this text; {READ_LOG}",
+    ),
+    AlertCause.DISPUTED: AlertKind(
+        "Two blocks of one height are certified: more voters are faulty than the network tolerates.",
+        (CRITICAL,),
+        "keep the data directory unchanged, and compare the blocks of that height with the other operators",
+    ),
+    AlertCause.MODULE_FAILED: AlertKind(
+        "The program has a bug, and a module of the ledger skipped a step. The alert lasts until the peer is restarted.",
+        (CRITICAL,),
+        "report the line, install the release that fixes it, and restart the peer",
+    ),
+    AlertCause.NO_QUORUM: AlertKind(
+        "Too few voters are connected, or no block was decided for 30 seconds although work waits.",
+        (CRITICAL,),
+        "find the missing voters with `peer peers` and `peer reach`, and ask their operators to start them",
+    ),
+    AlertCause.NO_SPARE: AlertKind(
+        "For a minute, the connected voters have been just a quorum: if one more stops, nothing is decided.",
+        (WARNING,),
+        "ask the operators of the missing voters to start them; retire a voter that is gone for good with `peer retire`",
+    ),
+    AlertCause.DISK_LOW: AlertKind(
+        "The disk has less than 4 GiB free, or less than 512 MiB (critical). A full disk ends the peer.",
+        (WARNING, CRITICAL),
+        "free some disk space",
+    ),
+    AlertCause.STALLED: AlertKind(
+        "A round has waited 30 seconds for ballots or for a trainer.",
+        (WARNING,),
+        f"find missing peers with `peer peers`; {READ_LOG}",
+    ),
+    AlertCause.BEHIND: AlertKind(
+        "This peer applies blocks later than the other voters.",
+        (WARNING,),
+        "wait until it has caught up; if it does not, use a faster disk, processor or link",
+    ),
+    AlertCause.NO_ROOM: AlertKind(
+        "A job may need more disk space than is free.",
+        (WARNING,),
+        "free some disk space; until then this peer may not train the job",
+    ),
+    AlertCause.WORKER_GONE: AlertKind(
+        "The worker has not started within two minutes, or has crashed and not restarted yet.",
+        (WARNING,),
+        f"check memory, torch and the setting `device`; {READ_LOG}",
+    ),
+    AlertCause.TRAINING_FAILED: AlertKind(
+        "A job ended without any accepted update, or a plan failed because its reward model is too inaccurate. "
+        "The alert lasts 1,000 heights.",
+        (WARNING,),
+        "read the verdicts with `peer rounds`, and the reason of a plan with `peer rlhf status`",
+    ),
+    AlertCause.NO_PROGRESS: AlertKind(
+        "A job ended because its last eight rounds accepted no update. The alert lasts 1,000 heights.",
+        (WARNING,),
+        "read the verdicts with `peer rounds`; if they are `diverging`, start the job again with a lower learning rate",
+    ),
+    AlertCause.LIAR_FOUND: AlertKind(
+        "A member was expelled in the last 1,000 heights, or is suspended in a job. The suspension of this peer is a warning.",
+        (INFO, WARNING),
+        "read the accusation with `peer audits`",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,59 +116,50 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
     status, unheard = look.status, look.unheard
     has_no_quorum = status.waiting.startswith(NO_QUORUM_PREFIXES)
     has_no_spare = not status.waiting and unheard and status.voter and status.voters - len(unheard) == status.quorum
-    here = f"{status.quorum} of {status.voters} voters are here, as many as decide: if one more stops, nothing is decided"
-    is_disk_low, is_disk_full = (look.free_bytes < bound for bound in (DISK_WARNING_BYTES, DISK_CRITICAL_BYTES))
+    here, missing = f"{status.quorum} of {status.voters} voters", ", ".join(peer[:SHORT_ID_LENGTH] for peer in unheard)
     is_worker_late = "restarted" in look.worker or status.uptime_seconds > WORKER_START_SECONDS_MAX
-    critical, warning = AlertSeverity.CRITICAL, AlertSeverity.WARNING
     rows = (
-        (status.halted and status.state != PeerState.JOINING, AlertCause.HALTED, critical, status.halted),
-        (status.fork, AlertCause.DISPUTED, critical, status.fork),
-        (status.module_failure, AlertCause.MODULE_FAILED, critical, status.module_failure),
-        (has_no_quorum, AlertCause.NO_QUORUM, critical, status.waiting),
-        (status.waiting and not has_no_quorum, AlertCause.STALLED, warning, status.waiting),
+        (status.halted and status.state != PeerState.JOINING, AlertCause.HALTED, status.halted),
+        (status.fork, AlertCause.DISPUTED, status.fork),
+        (status.module_failure, AlertCause.MODULE_FAILED, status.module_failure),
+        (has_no_quorum, AlertCause.NO_QUORUM, status.waiting),
+        (status.waiting and not has_no_quorum, AlertCause.STALLED, status.waiting),
         (
             has_no_spare,
             AlertCause.NO_SPARE,
-            warning,
-            f"{here}; not heard: {', '.join(peer[:SHORT_ID_LENGTH] for peer in unheard)}",
+            f"only {here} are connected: no block is decided if one more stops; missing: {missing}",
         ),
         (
             status.state == PeerState.BEHIND,
             AlertCause.BEHIND,
-            warning,
-            f"this peer is {status.heights_behind} heights behind the others",
+            f"this peer is {status.heights_behind} heights behind the other voters",
         ),
         (
-            is_disk_low,
+            look.free_bytes < DISK_WARNING_BYTES,
             AlertCause.DISK_LOW,
-            critical if is_disk_full else warning,
-            f"{look.free_bytes >> 20} MiB are free on the disk of this peer",
+            f"only {look.free_bytes >> 20} MiB are free on the disk of this peer",
         ),
-        (status.disk_shortage, AlertCause.NO_ROOM, warning, status.disk_shortage),
+        (status.disk_shortage, AlertCause.NO_ROOM, status.disk_shortage),
         (
             look.worker.startswith("starting") and is_worker_late,
             AlertCause.WORKER_GONE,
-            warning,
-            f"the worker of this peer is gone: {look.worker}",
+            f"the worker does not run: {look.worker}",
         ),
-        (look.failed, AlertCause.TRAINING_FAILED, warning, "; ".join(look.failed)),
-        (look.without_progress, AlertCause.NO_PROGRESS, warning, "; ".join(look.without_progress)),
+        (look.failed, AlertCause.TRAINING_FAILED, "; ".join(look.failed)),
+        (look.without_progress, AlertCause.NO_PROGRESS, "; ".join(look.without_progress)),
     )
-    yield from (AlertView(cause, "", severity, text) for holds, cause, severity, text in rows if holds)
+    for holds, cause, text in rows:
+        if holds:
+            is_disk_full = cause == AlertCause.DISK_LOW and look.free_bytes < DISK_CRITICAL_BYTES
+            yield AlertView(cause, "", CRITICAL if is_disk_full else ALERT_KINDS[cause].severities[0], text)
     for peer, height in look.expelled.items():
-        if peer != look.status.peer and look.status.height - height < EXPULSION_ALERT_HEIGHTS:
-            yield AlertView(
-                AlertCause.LIAR_FOUND,
-                peer,
-                AlertSeverity.INFO,
-                f"expelled at height {height}: it signed two statements that exclude each other",
-            )
+        if peer != status.peer and status.height - height < EXPULSION_ALERT_HEIGHTS:
+            text = f"expelled at height {height}: it signed two statements that exclude each other"
+            yield AlertView(AlertCause.LIAR_FOUND, peer, INFO, text)
     for peer, job in look.suspended.items():
         if peer not in look.expelled:
-            severity = AlertSeverity.WARNING if peer == look.status.peer else AlertSeverity.INFO
-            yield AlertView(
-                AlertCause.LIAR_FOUND, peer, severity, f"suspended in {job}: its updates were found false or withheld"
-            )
+            text = f"suspended in {job}: its updates were false, or it withheld its buffers"
+            yield AlertView(AlertCause.LIAR_FOUND, peer, WARNING if peer == status.peer else INFO, text)
 
 
 class AlertTracker:

@@ -34,13 +34,13 @@ from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 VERSION = "folkmoot-control/1"
-VERSION_MISMATCH_HINT = "if it was started before an update of the program, start it again"
+VERSION_MISMATCH_HINT = "restart the peer if the program was updated after its start"
 REQUEST_SECONDS_MAX = 10.0  # from connection to complete request; callers are local programs
-REPLY_SECONDS_MAX = 10.0  # to send an answer or a part to a caller that reads slowly
+REPLY_SECONDS_MAX = 10.0  # until a caller has read an answer or a part
 CALLS_MAX = 32  # concurrent calls; a console makes two at most
 SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Linux
 TEXT_SHOWN_MAX = 64  # characters of a text quoted in an error
-SOCKET_PATH_FILE = "control.path"  # in the data directory: holds the socket's path if the usual path is too long
+SOCKET_PATH_FILE = "control.path"  # file of the data directory with the socket's path, if the usual path is too long
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
     return bytes(data)
 
 
-# Place of the socket -------------------------------------------------------------------------------------------------
+# Path of the socket -------------------------------------------------------------------------------------------------
 
 
 def socket_path(directory: Path, configured: str = "") -> Path:
@@ -90,7 +90,9 @@ def _place_for(directory: Path, configured: str) -> Path:
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX and path.parent.is_dir():
         return path
     if configured:
-        raise UserError(f"control_socket {configured!r}: its directory must exist and its path fit {SOCKET_PATH_BYTES_MAX} bytes")
+        raise UserError(
+            f"control_socket {configured!r}: its directory must exist, its path has at most {SOCKET_PATH_BYTES_MAX} bytes"
+        )
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     is_usable = given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK)
     path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=given if is_usable else "/tmp")) / "control.sock"
@@ -106,7 +108,7 @@ async def _bind(path: Path) -> trio.SocketListener:
         mode = None
     if mode is not None:
         if not stat.S_ISSOCK(mode):
-            raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
+            raise UserError(f"the control socket needs {path}, which is another file; move it away")
         try:
             stream = await trio.open_unix_socket(str(path))
         except OSError:
@@ -118,7 +120,7 @@ async def _bind(path: Path) -> trio.SocketListener:
     try:
         with storage_errors(path):
             await listening.bind(str(path))
-            path.chmod(0o600)  # before `listen`, when no client can connect yet
+            path.chmod(0o600)  # no client can connect before `listen`
         listening.listen(CALLS_MAX)
     except BaseException:
         listening.close()
@@ -170,7 +172,7 @@ async def _answer(api: PeerApi, stream: trio.SocketStream) -> None:
     except RemoteProtocolError as error:
         logger.warning("control socket: %s", error)
     except (trio.BrokenResourceError, trio.TooSlowError):
-        pass  # the caller has gone
+        pass  # the caller has disconnected
 
 
 async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -194,7 +196,7 @@ async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[
 async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> list[Any] | None:
     """Return the final reply, or None if the caller reads the parts of its answer too slowly or has left."""
     if not isinstance(request, list) or len(request) != 3 or request[0] != VERSION:
-        return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
+        return ["error", f"this peer uses the control protocol {VERSION}; use the `peer` command of the same installation"]
     call = rpc_methods().get(request[1]) if isinstance(request[1], str) else None
     if call is None:
         return ["error", f"this peer has no method {str(request[1])[:40]!r}; {VERSION_MISMATCH_HINT}"]
@@ -216,13 +218,13 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
         return ["ok", None]
     except (UserError, RemoteProtocolError) as error:
         return ["error", str(error)]
-    except (OSError, sqlite3.Error) as error:  # such as a full disk
+    except (OSError, sqlite3.Error) as error:  # for example a full disk
         logger.warning("control socket: %s failed: %s", request[1], error)
         way = "free some space, or check the disk and its permissions"
         return ["error", f"the peer failed at {request[1]!r}: {getattr(error, 'strerror', None) or error}; {way}"]
     except Exception:  # a failed call must not stop the daemon
         logger.exception("control socket: %s failed", request[1])
-        return ["error", f"the peer failed at {request[1]!r}; its log says why"]
+        return ["error", f"the peer failed at {request[1]!r}; `peer log` has the cause"]
 
 
 # Client --------------------------------------------------------------------------------------------------------------
@@ -278,9 +280,9 @@ class _Client:
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
             way = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
             if not self._directory.exists():
-                way = "it is not there; make a peer with `peer init` or `peer join`, or name its place with --data-dir"
+                way = "it does not exist; create it with `peer init` or `peer join`, or name another --data-dir"
             if process := DataDirectory(self._directory).starting_process():
-                way = f"process {process} is starting, or ending, and does not answer yet: try again in some seconds"
+                way = f"process {process} is starting or stopping; try again in a few seconds"
             raise NotRunningError(f"no peer runs on {self._directory}: {way}", self._directory) from None
 
     async def stop_peer(self) -> None:

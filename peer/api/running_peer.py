@@ -57,9 +57,9 @@ class RunningPeer:
     membership: Membership
     auditor: Auditor
     liveness_monitor: LivenessMonitor
-    addresses: Callable[[], tuple[str, ...]]  # addresses at which others reach this peer, as far as it knows
+    addresses: Callable[[], tuple[str, ...]]  # known addresses at which other peers reach this one
     optional_services: Sequence[OptionalService] = ()
-    stopped: trio.Event = field(default_factory=trio.Event)  # set when the peer is told to stop
+    stopped: trio.Event = field(default_factory=trio.Event)  # set by the request to stop the peer
     reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP; services then reread files
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
@@ -97,7 +97,7 @@ class RunningPeer:
         try:
             self.text_slots.acquire_nowait()
         except trio.WouldBlock:
-            raise UserError(f"{CONCURRENT_TEXTS_MAX} texts are being made at this peer: wait until one of them ends") from None
+            raise UserError(f"this peer already generates {CONCURRENT_TEXTS_MAX} texts: try again when one has ended") from None
         try:
             yield
         finally:
@@ -118,9 +118,9 @@ class RunningPeer:
     def require_member(self) -> None:
         members = self.state.members
         if members.is_expelled(self.me):
-            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+            raise UserError("this peer was expelled: a block has two statements of its key that exclude each other")
         if not members.is_current_key(self.me):
-            raise UserError("this peer is not a member yet: it follows the log until its admission is decided")
+            raise UserError("this peer is not a member yet: wait until its admission is decided")
 
 
 class RunningServiceContext:

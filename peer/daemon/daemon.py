@@ -87,7 +87,7 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
 
     local = Path(context.config.local_data).expanduser() if context.config.local_data else None
     if local is not None:
-        next(read_text(local))  # an unreadable file fails now, not in the middle of a round
+        next(read_text(local))  # an unreadable file must fail at the start, and not during a round
     return Trainer(context.worker, context.text_folder, local, context.config.evaluate)
 
 
@@ -190,13 +190,13 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         for name in (*features.roles()[peer.config.role].services, *everywhere)
     }
     beside_agreement = {
-        "the store of shared files": BlobPinner(driver).run,
+        "the blob store": BlobPinner(driver).run,
         "the check of first models": StartModelAttester(driver, peer.submitter).run,
         "the deletion of old payloads": PayloadPruner(driver).run,
         "auditing": peer.auditor.run,
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
-        "the look for alerts": partial(_watch_alerts, peer.api),
+        "the check for alerts": partial(_watch_alerts, peer.api),
         "the address book": partial(
             save_addresses_periodically, peer.directory.addresses, network.peer_addresses, driver.applied
         ),
@@ -263,7 +263,7 @@ async def wait_for_stop(
 ) -> None:
     """Wait until a user, one of the signals `ending`, or SIGHUP stops the peer.
 
-    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP; it returns True if the peer goes on.
+    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP; it returns True if the peer continues.
     """
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, peer, ending, hung_up)
@@ -288,7 +288,7 @@ async def _stop_on_signal(
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
             if peer.stopped.is_set():
-                os._exit(128 + number)  # second signal: all essential data is on disk already
+                os._exit(128 + number)  # a second signal ends the process, because all essential data is on the disk
             peer.stopped.set()
             break
 
@@ -311,7 +311,7 @@ async def restart_on_fault(
                 raise
             reason = _fault_reason(error)
         if reason != told:
-            tell(f"{what} failed ({reason}) and is tried again every {RETRY_SECONDS:g} s; the peer goes on")
+            tell(f"{what} failed ({reason}); the peer continues and retries it every {RETRY_SECONDS:g} s")
             told = reason
         await trio.sleep(RETRY_SECONDS)
 

@@ -20,6 +20,7 @@ from features.text_tables import Column, TextTable, pluralize
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
+from peer.api.alerts import ALERT_KINDS
 from peer.doctor import machine
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
 from peer.doctor.reachability_checks import (
@@ -46,24 +47,8 @@ from storage.ledger_store import ReadOnlyStore
 from transport.discovery.reachability import ReachabilityState
 
 ANSWER_SECONDS: Final = 10.0  # for all calls to the running peer: each takes some hundredths of a second
-LOG_ADVICE = "`peer log` says what came before"
-DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it dials only")
-ADVICE = {  # by cause of an alert
-    AlertCause.HALTED: f"{LOG_ADVICE}; docs/how-to/when-something-is-wrong.md has each halt",
-    AlertCause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
-    AlertCause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
-    AlertCause.NO_SPARE: "ask the operators of those voters; `peer retire` takes the vote of one that is gone for good",
-    AlertCause.STALLED: f"`peer peers` shows who is linked, and {LOG_ADVICE}",
-    AlertCause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
-    AlertCause.NO_ROOM: "free some space: until then it does not train that job",
-    AlertCause.WORKER_GONE: f"{LOG_ADVICE}: most often memory, torch or the setting `device`",
-    AlertCause.MODULE_FAILED: f"tell the authors of this program, and start the peer again; {LOG_ADVICE}",
-    AlertCause.TRAINING_FAILED: "`peer rounds` has the verdicts",
-    AlertCause.NO_PROGRESS: "`peer rounds` has the verdicts; if they are `diverging`, a lower learning rate helps",
-    AlertCause.LIAR_FOUND: "`peer audits` shows of what it is accused",
-}
-
-NO_PEER_ADVICE = "make a peer there with `peer init` or `peer join`, or name another place with --data-dir"
+DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it only dials")
+NO_PEER_ADVICE = "create a peer there with `peer init` or `peer join`, or name another directory with --data-dir"
 
 
 async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFinding]:
@@ -101,14 +86,14 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
     except NotRunningError:
         return [*found, *await _of_stopped(config, role, directory, genesis, key)], None
     except trio.TooSlowError:
-        text = f"the peer that runs on {directory.path} has not answered for {ANSWER_SECONDS:g} s"
-        return [*found, fault("peer", text, "look at its log and at the machine's load; start it again")], 0
+        text = f"the running peer of {directory.path} has not answered for {ANSWER_SECONDS:g} s"
+        return [*found, fault("peer", text, "read its log and check the machine's load; then restart the peer")], 0
     except RemoteProtocolError as error:
-        text = f"the answer of the peer that runs cannot be read ({error}): it is of another version than this program"
-        return [*found, fault("peer", text, "ask with the program that it runs, or start it again with this one")], 0
+        text = f"cannot read the answer of the running peer ({error}): its version differs from this program's"
+        return [*found, fault("peer", text, "use the program of the running peer, or restart the peer with this one")], 0
     except UserError as error:
         return [*found, fault_of_error("peer", error)], 0
-    if genesis is None:  # a finding of `check_network` reports it
+    if genesis is None:  # `check_network` has a finding on it
         return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.replace_ids(finding.text)) for finding in found]
@@ -131,12 +116,12 @@ async def _of_stopped(
     try:
         with directory.lock():
             last_ms, damaged = last_block_ms(directory, genesis)
-    except UserError as error:  # a daemon holds the lock but does not answer
-        return [fault_of_error("peer", error, "kill that process, and start the peer again")]
+    except UserError as error:  # a daemon holds the lock, but does not answer
+        return [fault_of_error("peer", error, "kill that process, and restart the peer")]
     others = await check_other_peers(
         _known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key}
     )
-    return [*damaged, ok("peer", "it does not run"), *ports, *others, machine.check_clock(None, last_ms, genesis.created_ms)]
+    return [*damaged, ok("peer", "the peer is stopped"), *ports, *others, machine.check_clock(None, last_ms, genesis.created_ms)]
 
 
 async def _of_running(
@@ -168,17 +153,17 @@ async def _of_running(
 
 
 def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[DoctorFinding]:
-    """Yield findings from the peer's status and alerts, without those on the disk, which has its own check."""
+    """Yield findings from the peer's status and alerts, without alerts about the disk, which has a separate check."""
     if status.version != (here := metadata.version("folkmoot")):
-        yield warning("version", f"{status.version} runs, and this program is {here}", "start the peer again")
+        yield warning("version", f"the running peer has version {status.version}, this program {here}", "restart the peer")
     told = [alert for alert in alerts if alert.severity != AlertSeverity.INFO and alert.cause != AlertCause.DISK_LOW]
     for alert in told:
         make = fault if alert.severity == AlertSeverity.CRITICAL else warning
-        yield make("peer", alert.text, ADVICE[AlertCause(alert.cause)])
+        yield make("peer", alert.text, ALERT_KINDS[AlertCause(alert.cause)].remedy)
     if why := why_unhealthy(status) if not told else "":
-        yield warning("peer", why, f"wait a minute; then {LOG_ADVICE}")
+        yield warning("peer", why, "wait a minute; then read `peer log`")
     elif not told:
-        yield ok("peer", f"it runs, process {status.process}, height {status.height}, {pluralize(status.links, 'link')}")
+        yield ok("peer", f"the peer runs: process {status.process}, height {status.height}, {pluralize(status.links, 'link')}")
 
 
 def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
@@ -187,7 +172,7 @@ def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
 
 
 def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:
-    shown = TextTable("is", "what", Column("found", wraps=True), Column("what to do", wraps=True))
+    shown = TextTable("level", "check", Column("finding", wraps=True), Column("remedy", wraps=True))
     for finding in findings:
         shown.add_row(finding.level, finding.check, finding.text, finding.advice)
     return shown
@@ -197,42 +182,48 @@ def check_key(directory: DataDirectory) -> tuple[bytes | None, list[DoctorFindin
     """Return the peer's public key and the findings on it. The key is None if it is missing, damaged or readable by others."""
     path = directory.identity_key
     if not path.exists():
-        return None, [fault("key", f"{path} is not there", NO_PEER_ADVICE)]
+        return None, [fault("key", f"{path} does not exist", NO_PEER_ADVICE)]
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        text = f"{path} has mode {mode:04o}: others of this machine can sign as this peer"
-        advice = f"chmod 600 {shlex.quote(str(path))}; if anybody may have read it, stop the peer and give `peer rekey`"
+        text = f"{path} has mode {mode:04o}: other users of this machine can sign as this peer"
+        advice = f"chmod 600 {shlex.quote(str(path))}; if another user may have read it, stop the peer and run `peer rekey`"
         return None, [fault("key", text, advice)]
     try:
         key = directory.load_identity().public
     except UserError as error:
-        return None, [fault_of_error("key", error, "restore it from a copy")]
+        return None, [fault_of_error("key", error, "restore it from a backup")]
     found = [ok("key", f"{peer_id(key)}, mode {mode:04o}")]
     if directory.former_key.exists():
-        text = f"{directory.former_key} is there: the network has not decided the change of this key yet"
-        found.append(warning("key", text, "let the peer run until it has; a quorum of voters must be there"))
+        text = f"{directory.former_key} exists: the network has not decided the change of this key yet"
+        found.append(warning("key", text, "run the peer until the change is decided; this needs a quorum of connected voters"))
     return key, found
 
 
 def why_unusable(path: Path) -> DoctorFinding | None:
     """Return a fault if the data directory cannot be examined."""
     if not path.is_dir():
-        return fault("data", f"{path} is not there", NO_PEER_ADVICE)
+        return fault("data", f"{path} does not exist", NO_PEER_ADVICE)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return fault("data", f"{path} cannot be used by user {os.getuid()}", f"run as user {path.stat().st_uid}, or chown it")
+        return fault(
+            "data",
+            f"user {os.getuid()} has no access to {path}",
+            f"run the command as user {path.stat().st_uid}, or change the owner with chown",
+        )
     return None
 
 
 def check_folder(path: Path) -> Iterator[DoctorFinding]:
     if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o022:
-        yield warning("data", f"{path} has mode {mode:04o}: others of this machine can replace files in it", f"chmod go-w {path}")
+        yield warning(
+            "data", f"{path} has mode {mode:04o}: other users of this machine can replace files in it", f"chmod go-w {path}"
+        )
 
 
 def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[DoctorFinding]]:
     """Return the genesis of the peer's network, or None, and the findings on it."""
     if not directory.genesis.exists():
-        text = f"{directory.path} belongs to no network yet"
-        return None, [fault("data", text, "found one with `peer init`, or `peer join INVITATION`")]
+        text = f"{directory.path} has no network yet"
+        return None, [fault("data", text, "create one with `peer init`, or join one with `peer join INVITATION`")]
     try:
         genesis = Genesis.decode(directory.genesis.read_bytes())
     except (RemoteProtocolError, OSError) as error:
@@ -250,14 +241,12 @@ def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | Non
     try:
         with contextlib.closing(ReadOnlyStore(directory.ledger, genesis.chain_id)) as store:
             if store.is_older:
-                text = f"{directory.ledger} is whole, of format {store.version}: the next start brings it to the present one"
+                text = f"{directory.ledger} is complete and has the older format {store.version}: the next start converts it"
                 return None, [ok("data", f"{text}; its blocks were not read")]
             height = store.decided_height
             decided = store.get_decision(height) if height else None
     except LostVotesError as error:
-        return None, [
-            fault_of_error("data", error, "give `peer rekey`: with a new key it contradicts nothing that the old one signed")
-        ]
+        return None, [fault_of_error("data", error, "run `peer rekey`: a new key cannot contradict signatures of the old one")]
     except UserError as error:
-        return None, [fault_of_error("data", error, "look at the disk and at the owner of the file")]
+        return None, [fault_of_error("data", error, "check the disk and the owner of the file")]
     return (None if decided is None else decided.decode().time_ms), []

@@ -13,8 +13,8 @@ class FindingLevel(enum.StrEnum):
     """Levels of findings, the most severe last."""
 
     OK = "ok"
-    WARNING = "warning"  # it works now, but not forever
-    FAULT = "fault"  # the peer cannot run or cannot take part
+    WARNING = "warning"  # the peer works now, and will fail later
+    FAULT = "fault"  # the peer cannot run, or takes no part
 
 
 # The exit status of `peer doctor`
@@ -45,7 +45,7 @@ def fault(check: str, text: str, advice: str) -> DoctorFinding:
     return DoctorFinding(check, FindingLevel.FAULT, text, advice)
 
 
-def fault_of_error(check: str, error: Exception, advice: str = "mend that, and ask again") -> DoctorFinding:
+def fault_of_error(check: str, error: Exception, advice: str = "correct it, and run `peer doctor` again") -> DoctorFinding:
     """Return a fault for an error whose message is `what happened; what to do`. `advice` replaces a missing remedy."""
     text, _, way_out = str(error).partition("; ")
     return fault(check, text, way_out or advice)

@@ -26,16 +26,16 @@ from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEED
 from protocol.api import PeerApi
 from protocol.limits import CLOCK_AHEAD_SECONDS
 
-MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: the bound of `scenarios.idle`
-WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in total
+MEMORY_BYTES_MIN = 120_000_000  # for a peer without a worker and the default model, as bounded by `scenarios.idle`
+WORKER_BYTES_MIN = 400_000_000  # for a peer with its worker
 RUNNING_BYTES_MIN = 64_000_000  # reserve of a running peer, which already has its memory
 INODES_MIN = 10_000  # each blob is a file, and a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_BYTES = 512  # more than the 208 bytes of struct timex that the kernel writes
 
-EVENTS_READ: Final = 500  # last events; decisions are among them
-BLOCKS_READ: Final = 32  # of the last decisions; in most networks each voter leads one of them
-CLOCK_ADVICE = "set it by the network's time (timedatectl set-ntp true, or chrony), then start the peer again"
+EVENTS_READ: Final = 500  # newest events, which contain decisions
+BLOCKS_READ: Final = 32  # blocks of the last decisions; in most networks each voter leads one of them
+CLOCK_ADVICE = "synchronize it over the network (timedatectl set-ntp true, or chrony), then restart the peer"
 
 
 def check_version(role: Role) -> Iterator[DoctorFinding]:
@@ -44,8 +44,8 @@ def check_version(role: Role) -> Iterator[DoctorFinding]:
         if role.name in (part.name, features.FULL_ROLE) and part.needs_package and not find_spec(part.needs_package):
             yield warning(
                 "version",
-                f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served",
-                "run `pip install 'folkmoot[web]'`, or take another --role",
+                f"the role {part.name} needs the package {part.needs_package}, which is not installed: no annotator is served",
+                "run `pip install 'folkmoot[web]'`, or use another --role",
             )
     yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
 
@@ -73,14 +73,14 @@ def check_disk(folder: Path) -> Iterator[DoctorFinding]:
     while not folder.exists():
         folder = folder.parent
     usage, inodes = shutil.disk_usage(folder), _free_inodes(folder)
-    text = f"{_size(usage.free)} of {_size(usage.total)} are free where {folder} is"
-    advice = "free some space, or move the data directory to a larger disk and name it with --data-dir"
+    text = f"{_size(usage.free)} of {_size(usage.total)} are free on the disk of {folder}"
+    advice = "free some space, or move the data directory to a larger disk and set --data-dir"
     if usage.free < DISK_CRITICAL_BYTES:
-        yield fault("disk", text + ", and a full disk ends the peer", advice)
+        yield fault("disk", text + ": a full disk ends the peer", advice)
     elif usage.free < DISK_WARNING_BYTES:
         yield warning("disk", text, advice)
     elif inodes is not None and inodes < INODES_MIN:
-        yield warning("disk", f"{inodes} more files fit where {folder} is, and every blob is one", advice)
+        yield warning("disk", f"the disk of {folder} has room for only {inodes} more files, and each blob is a file", advice)
     else:
         yield ok("disk", text)
 
@@ -99,21 +99,21 @@ def check_memory(config: Config, role: Role, *, runs: bool) -> Iterator[DoctorFi
     free, bound = available_bytes()
     need = RUNNING_BYTES_MIN if runs else WORKER_BYTES_MIN if role.needs_worker else MEMORY_BYTES_MIN
     if free is None:
-        yield ok("memory", "this system does not tell how much is free")
+        yield ok("memory", "this system does not report its free memory")
     elif free < need:
         what = "as a reserve" if runs else f"by the role {role.name} with the default model"
-        text = f"{free / 1e6:.0f} MB are free ({bound}), {need / 1e6:.0f} MB are needed {what}"
-        way = "" if not role.needs_worker else ", or take --role voter, which needs less"
+        text = f"{free / 1e6:.0f} MB are free ({bound}), but {need / 1e6:.0f} MB are needed {what}"
+        way = "" if not role.needs_worker else ", or use --role voter, which needs less"
         make = warning if runs else fault
-        yield make("memory", text, f"end other programs or raise that bound{way}")
+        yield make("memory", text, f"stop other programs or raise that limit{way}")
     else:
         yield ok("memory", f"{free / 1e6:.0f} MB are free ({bound})")
     total = _meminfo().get("MemTotal")
     if total and config.memory_mb_max * 1_000_000 > total:
         yield warning(
             "memory",
-            f"memory_mb_max allows jobs {config.memory_mb_max} MB, and this machine has {total / 1e6:.0f}",
-            "set memory_mb_max below that, or jobs that seem to fit end the worker",
+            f"memory_mb_max allows {config.memory_mb_max} MB for jobs, but this machine has {total / 1e6:.0f} MB",
+            "set memory_mb_max below that: otherwise the worker may run out of memory",
         )
 
 
@@ -139,7 +139,7 @@ def _left_in_group() -> int | None:
         group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         folder = Path("/sys/fs/cgroup", group.lstrip("/"))
         return max(0, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
-    except (OSError, StopIteration, ValueError):  # ValueError: `max`, which means no limit
+    except (OSError, StopIteration, ValueError):  # a ValueError comes from the word `max`, which means no limit
         return None
 
 
@@ -160,16 +160,14 @@ def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFi
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or a process of another user
             soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
-        yield ok("files", f"a process may open as many as a peer with all its connections needs: {needed}")
+        yield ok("files", f"a process may open all {needed} files that a peer with all its connections needs")
         return
-    text = (
-        f"a process may open {hard} files here (soft limit {soft}, hard limit {hard}), and a peer with all its connections needs"
-    )
+    text = f"a process may open {hard} files (soft limit {soft}, hard limit {hard}), but a peer with all its connections needs"
     peers, web = connection_limits(hard)
     of_web = f" and {web} of the web port" if served else ""
     yield warning(
         "files",
-        f"{text} {needed}; it accepts {peers} connections of peers{of_web}",
+        f"{text} {needed}: it accepts only {peers} connections of peers{of_web}",
         f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service",
     )
 
@@ -190,20 +188,22 @@ def check_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int)
     """
     late = max(last_block_ms or 0, genesis_ms) / 1_000 - time.time()
     if ahead is not None and ahead > CLOCK_AHEAD_SECONDS:
-        return fault("clock", f"it is {ahead:.0f} s ahead of the others: they refuse what this peer proposes", CLOCK_ADVICE)
+        return fault(
+            "clock", f"the clock is {ahead:.0f} s ahead of the other peers: they refuse blocks of this peer", CLOCK_ADVICE
+        )
     if ahead is not None and ahead < -CLOCK_AHEAD_SECONDS:
-        return fault("clock", f"it is {-ahead:.0f} s behind the others: this peer refuses what they propose", CLOCK_ADVICE)
+        return fault("clock", f"the clock is {-ahead:.0f} s behind the other peers: this peer refuses their blocks", CLOCK_ADVICE)
     if ahead is not None:
-        return ok("clock", f"{abs(ahead):.1f} s from the others'")
+        return ok("clock", f"the clock differs by {abs(ahead):.1f} s from the other peers")
     if late > CLOCK_AHEAD_SECONDS:
-        return fault("clock", f"it is {late:.0f} s or more behind: so much later the last block was decided", CLOCK_ADVICE)
+        return fault("clock", f"the clock is at least {late:.0f} s behind: the last block has a later time", CLOCK_ADVICE)
     if is_clock_synchronized() is False:
         return warning(
             "clock",
-            "the kernel says that nothing keeps it right, and no decision of others was seen here",
+            "the kernel does not synchronize the clock, and no other leader's clock is known",
             CLOCK_ADVICE,
         )
-    return ok("clock", "nothing contradicts it")
+    return ok("clock", "no error found")
 
 
 async def clock_offset(api: PeerApi, me: str) -> float | None:

@@ -36,22 +36,22 @@ DIALS_MAX: Final = 16  # addresses dialed, those of the settings first; the addr
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard -> loopback
 
 DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake; a slower link is too slow for votes, too
-READ_BYTES: Final = 4_096  # a handshake needs a tenth of that
+READ_BYTES: Final = 4_096  # a handshake needs a tenth of them
 
-FIREWALL_ADVICE = "let its operator start it, and open that port in firewalls and routers on the way"
-NETWORK_ADVICE = "this machine has no way there: look at its network, its routes and its firewall"
-BUSY_PEER_ADVICE = "that peer may be full, or have banned this machine: wait a minute"
-ADVICE = {  # by reason of the failed handshake
-    "not-folkmoot": "something else than a peer has that port: correct the address",
-    "wrong-version": "one of the two programs is too old: update it",
-    "wrong-chain": "that peer belongs to another network: correct the address, or take an invitation of yours",
-    "wrong-peer": "the peer there has another key: ask its operator for the present one",
+FIREWALL_ADVICE = "ask its operator to start it, and to open that port in firewalls and routers"
+NETWORK_ADVICE = "check the network, the routes and the firewall of this machine"
+BUSY_PEER_ADVICE = "that peer may be full, or have banned this peer: wait a minute"
+ADVICE = {  # reason of the failed handshake -> remedy
+    "not-folkmoot": "another program uses that port: correct the address",
+    "wrong-version": "update the older of the two programs",
+    "wrong-chain": "that peer belongs to another network: correct the address",
+    "wrong-peer": "that peer has another key: ask its operator for the current peer id",
 }
 
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
 ROUTER_SECONDS_MAX: Final = 15.0  # for the router's answer: the library waits some seconds in each step
 SERVICE_ADVICE: Final = {
-    "upnp": "switch UPnP on in the router; or forward the port by hand, and name it with --advertise",
+    "upnp": "enable UPnP in the router, or forward the port by hand and name it with --advertise",
     "mdns": "name a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
 }
 
@@ -67,7 +67,7 @@ async def check_free_port(check: str, address: str, setting: str) -> DoctorFindi
             await listener.aclose()
     except OSError as error:
         why, _, way = format_listen_error(error).partition("; ")
-        return fault(check, f"{address} cannot be listened on: {why}", f"{way} with --{setting}")
+        return fault(check, f"cannot listen on {address}: {why}", f"{way} with --{setting}")
     return ok(check, f"{address} is free")
 
 
@@ -76,7 +76,13 @@ async def check_own_port(address: str, chain_id: bytes, me: bytes) -> list[Docto
     host, port = parse_address(address)
     here = await dial_peer(format_address(LOOPBACK.get(host, host), port), chain_id, me)
     if here.peer is None:
-        return [fault("port", f"{here.address}, where this peer listens: {here.why}", "look at its log; start it again")]
+        return [
+            fault(
+                "port",
+                f"this peer does not answer on its own address {here.address}: {here.why}",
+                "read its log, and restart the peer",
+            )
+        ]
     return [ok("port", f"{here.address} answers")]
 
 
@@ -90,8 +96,8 @@ def check_listen_settings(wanted: Sequence[str], listening: Sequence[str]) -> li
             return [
                 warning(
                     "port",
-                    f"the settings name {address}, and the peer that runs listens at {', '.join(listening) or 'none'}",
-                    "start the peer again, or ask with the settings that it runs with",
+                    f"the settings name {address}, but the running peer listens at {', '.join(listening) or 'no address'}",
+                    "restart the peer, or run this command with the settings of the running peer",
                 )
             ]
         left.remove(found)
@@ -108,17 +114,17 @@ async def check_advertised_addresses(
     found = []
     for answer in await _called(told[:DIALS_MAX], chain_id):
         if answer.peer is None and are_reached:
-            found.append(ok("port", f"{answer.address} does not answer from inside, and others reach this peer"))
+            found.append(ok("port", f"{answer.address} does not answer from this network, but other peers reach this peer"))
         elif answer.peer is None:
-            text = f"{answer.address}, which others are told to dial: {answer.why}"
-            way = "forward that port to this machine, or correct --advertise; some routers let nobody inside dial their outside"
+            text = f"the announced address {answer.address} does not answer: {answer.why}"
+            way = "forward that port to this machine, or correct --advertise; some routers do not answer dials from inside"
             found.append(warning("port", text, way))
         elif answer.peer != me:
             found.append(
                 fault(
                     "port",
-                    f"at {answer.address}, which others are told to dial, peer {short_id(answer.peer)} answers",
-                    "correct --advertise, or the forwarding of that port",
+                    f"the other peer {short_id(answer.peer)} answers at the announced address {answer.address}",
+                    "correct --advertise, or the port forwarding",
                 )
             )
         else:
@@ -129,13 +135,13 @@ async def check_advertised_addresses(
 def check_reachability(said: str) -> list[DoctorFinding]:
     """Return the finding of other peers that dialed back, if enough of them have."""
     if said == ReachabilityState.DIRECT:
-        return [ok("port", "others reach this peer, as they say")]
+        return [ok("port", "other peers reach this peer")]
     if said == ReachabilityState.RELAYED:
         return [
             warning(
                 "port",
-                "others do not reach this peer, as they say: it links where it dials, or over members",
-                "forward its port in the router, open it in the firewall, name the outside with --advertise",
+                "other peers cannot dial this peer: its links are those that it dials, or go through relays",
+                "forward its port in the router, open it in the firewall, and name the external address with --advertise",
             )
         ]
     return []
@@ -153,22 +159,26 @@ async def check_other_peers(
         return [
             fault(
                 "peers",
-                f"at {copies[0]} a peer runs with this peer's key",
-                "never start both: they would contradict each other, and be expelled",
+                f"a peer with the key of this peer runs at {copies[0]}",
+                "never run both: the key would be expelled for contradicting signatures",
             )
         ]
     others = [answer for answer in answers if answer.peer is None or answer.peer != me]
     reached = [answer for answer in others if answer.peer is not None]
     if not others:
         if alone:
-            return [ok("peers", "this peer is the only voter: it needs nobody")]
-        return [warning("peers", "no address of another peer is known here", "name one with --bootstrap, or wait to be dialed")]
+            return [ok("peers", "this peer is the only voter and needs no other peer")]
+        return [
+            warning(
+                "peers", "no address of another peer is known", "name one with --bootstrap, or wait until a peer dials this one"
+            )
+        ]
     lost = [warning("peers", f"{answer.address}: {answer.why}", answer.advice) for answer in others if answer.peer is None]
     if reached:
         return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
-    none, advice = f"none of {len(others)} addresses answers", "mend what the next lines say"
-    if links:  # the linked peers have dialed this one
-        return [warning("peers", f"{none}; the peer has {pluralize(links, 'link')} all the same", advice), *lost]
+    none, advice = f"none of {len(others)} addresses answers", "correct the errors of the next lines"
+    if links:  # peers that have dialed this one
+        return [warning("peers", f"{none}, but the peer has {pluralize(links, 'link')}", advice), *lost]
     return [fault("peers", none, advice), *lost]
 
 
@@ -181,7 +191,7 @@ async def _called(addresses: Iterable[str], chain_id: bytes) -> list[DialResult]
         try:
             expected = parse_peer_id(peer) if peer else None
         except UserError as error:
-            answers[text] = DialResult(text, None, str(error), "write PEERID@HOST:PORT, or the address alone")
+            answers[text] = DialResult(text, None, str(error), "write PEERID@HOST:PORT or HOST:PORT")
         else:
             answer = await dial_peer(address, chain_id, expected)
             if expected is not None and answer.peer is None:
@@ -246,7 +256,7 @@ async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | 
 def _of_error(error: OSError | ValueError) -> tuple[str, str]:
     """Return reason and advice for a failed connection. Trio attaches the errors of all addresses of a name as the cause."""
     if isinstance(error, (socket.gaierror, ValueError)):
-        return "no such name", "correct the address, or mend this machine's name service"
+        return "the host name is unknown", "correct the address, or the name resolution of this machine"
     group = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else (error,)
     numbers = {cause.errno for cause in group if isinstance(cause, OSError) and cause.errno}
     told = ", ".join(sorted(os.strerror(number).lower() for number in numbers)) or str(error)
@@ -264,7 +274,7 @@ async def check_stopped_services(config: Config, make_router: Callable[[], Gatew
         if getattr(config, name) and not _is_there(package):
             found.append(warning(name, f"the package {package} is not installed", _advice(name)))
         elif name == "mdns" and config.mdns:
-            found.append(ok(name, "its package is there"))
+            found.append(ok(name, "its package is installed"))
         elif name == "upnp" and config.upnp:
             found.append(await _of_router(make_router))
     return found
@@ -279,7 +289,7 @@ async def _of_router(make_router: Callable[[], Gateway]) -> DoctorFinding:
     try:
         with trio.fail_after(ROUTER_SECONDS_MAX):
             host = await trio.to_thread.run_sync(outside, abandon_on_cancel=True)
-            return ok("upnp", f"the router answers, and is {host} outside")
+            return ok("upnp", f"the router answers; its external address is {host}")
     except (RouterError, trio.TooSlowError) as error:
         return warning("upnp", str(error) or f"the router has not answered for {ROUTER_SECONDS_MAX:g} s", SERVICE_ADVICE["upnp"])
 
@@ -289,7 +299,7 @@ def _is_there(package: str) -> bool:
 
 
 def _advice(name: str) -> str:
-    return SERVICE_ADVICE[name] if _is_there(PACKAGES[name]) else f"pip install {PACKAGES[name]}, then start the peer again"
+    return SERVICE_ADVICE[name] if _is_there(PACKAGES[name]) else f"pip install {PACKAGES[name]}, then restart the peer"
 
 
 async def check_free_ports(config: Config, role: Role) -> list[DoctorFinding]:
@@ -313,17 +323,23 @@ async def check_served_endpoints(config: Config, role: Role, parts: Path, me: st
         if written.exists():
             found.append(ok("web", f"web pages are served at {written.read_text()}"))
         else:
-            found.append(warning("web", "web pages are not served", "`peer log` says why; perhaps name another --web-listen"))
+            found.append(
+                warning(
+                    "web", "web pages are not served", "read the cause in `peer log`; a taken port needs another --web-listen"
+                )
+            )
     return found
 
 
 async def _of_metrics(listen: str, written: Path, me: str) -> DoctorFinding:
-    advice = "name another --metrics, and start the peer again with it"
+    advice = "restart the peer with another --metrics"
     if not written.exists():
-        return warning("metrics", f"not served at {listen}: the address was taken, or the peer started without it", advice)
+        return warning(
+            "metrics", f"not served at {listen}: the address was taken, or the peer was started without this setting", advice
+        )
     address = written.read_text()
     if f'peer="{me}"'.encode() not in (await _get(address, "/metrics")):
-        return warning("metrics", f"at {address} not this peer answers", advice)
+        return warning("metrics", f"another peer answers at {address}", advice)
     return ok("metrics", f"served at http://{address}/metrics")
 
 

@@ -51,7 +51,7 @@ from training.corpus import read_manifest
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 
-WRONG_DIGEST = "its bytes do not have the digest it is named after"
+WRONG_DIGEST = "its bytes do not have the digest in its name"
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
 
@@ -90,7 +90,7 @@ def audit_export(
     Raises `UserError` with the first file that is missing, changed or foreign.
     """
     if not (folder / GENESIS).is_file():
-        raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
+        raise UserError(f"{folder} is no export: it has no {GENESIS}; create an export with `peer export FOLDER`")
     try:
         with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
             return _ExportReplay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
@@ -116,7 +116,7 @@ def _readable_format(folder: Path) -> int:
 def _first_wrong_file(folder: Path, found: str) -> str:
     """Return the file to blame for an error in `found`: a file whose digest differs from the manifest's, if there is one.
 
-    For example, a changed genesis shows first as an error in block 1. The manifest proves nothing, but helps to find the cause.
+    For example, a changed genesis shows first as an error in block 1. The manifest is no proof, but it helps to find the cause.
     """
     if found == MANIFEST:
         return found
@@ -145,7 +145,7 @@ class _ExportReplay:
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
         blobs = (folder / payload_path(bytes(32))).parent
-        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # also of initial models
+        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # sizes of all blobs, initial models included
         self._models: dict[bytes, tuple[str, int]] = {}  # digest of parameters -> job and round
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
@@ -184,7 +184,7 @@ class _ExportReplay:
             raise UserError("its height or time does not follow the block before it")
         self._check_parent_certificate(block)
         for digest in initial_model_digests(block.body):
-            if (self._folder / payload_path(digest)).is_file():  # else the job never began, or its start fails
+            if (self._folder / payload_path(digest)).is_file():  # without the file, the job never began, or its start fails below
                 self._check_start(digest)
         self._signatures += len(decision.certificate.signatures)
         self._parent = vote.block
@@ -234,7 +234,8 @@ class _ExportReplay:
         for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
             spec = JobSpec.decode(state.spec)
-            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:  # a candidate
+            # The file may be an initial model.
+            if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
                 digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, state.round))).digest()
                 self._models.setdefault(digest, (job.hex(), state.round))
             self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
@@ -278,7 +279,7 @@ class _ExportReplay:
         for job in models:
             name = model_path(bytes.fromhex(job))
             if (made / name).read_bytes() != self._read(name):
-                raise _BadFile(name, "it is not the model that the blocks give")
+                raise _BadFile(name, "it is not the model that the blocks produce")
         self._expected |= {model_path(bytes.fromhex(job)) for job in models}
         for name in list_files(self._folder):
             if name not in self._expected:
@@ -311,7 +312,7 @@ class _ExportReplay:
             (made / name).symlink_to((self._folder / name).resolve())
         write_manifest(made, summary, self._format)
         if (made / MANIFEST).read_bytes() != text:
-            raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
+            raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list the files of the export")
 
     def _missing(self, manifest: bytes) -> str | None:
         """Return a file that was removed, or None. The manifest must list it and all files that are here."""

@@ -27,7 +27,7 @@ NOT_NAMED: Final = "not named"
 
 FULL_AUDIT_TEXT: Final = (
     "k voters re-executed each update before the vote and signed for it, and the others relied on these signatures (k is the "
-    "number of liars that the votes tolerate, one more for a trainer without a vote)"
+    "number of faulty voters that the votes tolerate, one more for a trainer without a vote)"
 )
 _SNIPPET: Final = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,12 +100,12 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
 def _vocabulary(found: ExportableModel, format: str) -> BpeVocabulary:
     spec = found.spec
     if not spec.resolved_objective.needs_worker:
-        raise UserError(f"job {spec.name!r} trains no model: `jobs` lists those that do")
+        raise UserError(f"job {spec.name!r} trains no model: `peer jobs` lists the jobs with their objectives")
     if not spec.resolved_objective.makes_text and format != TRANSFORMERS:
-        raise UserError(f"job {spec.name!r} gives scores and no text, which GGUF has no place for: take --format {TRANSFORMERS}")
+        raise UserError(f"job {spec.name!r} produces scores, which GGUF cannot store: use --format {TRANSFORMERS}")
     vocabulary = load_vocabulary(found.tokenizer, spec.model.vocabulary)
     if len(vocabulary.ids) > spec.model.vocabulary:
-        raise UserError(f"the {spec.model.vocabulary} tokens of job {spec.name!r} stand for no text: no tokenizer says them")
+        raise UserError(f"job {spec.name!r} has {spec.model.vocabulary} tokens without texts: its vocabulary has no tokenizer")
     return vocabulary
 
 
@@ -179,7 +179,7 @@ def model_card(found: ExportableModel, vocabulary: BpeVocabulary, format: str, l
 
 # {_cell(spec.name)}, round {found.round}
 
-Trained with Folkmoot by people who need not trust each other: two thirds of the voters decided every round.
+Trained with Folkmoot by people who need not trust each other: a quorum of two thirds of the voters decided every round.
 
 | | |
 |---|---|
@@ -208,7 +208,7 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
     if found.accepted is not None:
         yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
     yield "audit", _audit(spec)
-    missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
+    missing = "not measured by this peer" if found.accepted is not None else "exports contain no measurements"
     yield from spec.resolved_objective.metric_rows(found.figures, missing)
     stop = stop_token(spec, vocabulary)
     if stop is not None:
@@ -216,9 +216,9 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
     for note in preparation_notes(spec):
         yield "set", note
     if left_out:
-        added = "the job added it to the embedding of the first token, so that these files give other logits than the job's model"
-        first = f"; {FIRST_TOKEN_VECTOR} changes what the model says: {added}" if FIRST_TOKEN_VECTOR in left_out else ""
-        yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{first}"
+        added = "the job added it to the embedding of the first token, so these files have other logits than the job's model"
+        first = f"; {FIRST_TOKEN_VECTOR} changes the output: {added}" if FIRST_TOKEN_VECTOR in left_out else ""
+        yield "left out", f"{', '.join(left_out)}: vectors of the objective beside the transformer{first}"
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
@@ -230,28 +230,30 @@ def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
 def _tokens(spec: JobSpec, vocabulary: BpeVocabulary) -> str:
     if spec.tokenizer is not None:
         return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
-    return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
+    return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and an end-of-text token"
 
 
 def _data(found: ExportableModel) -> str:
     spec = found.spec
     if spec.data is None:
-        return "each trainer's own text" if spec.resolved_objective.reads_text else "none beside the prompts"
+        return "each trainer's own text" if spec.resolved_objective.reads_text else "only the prompts"
     return f"`{spec.data.hex()}` (SHA-256 of its manifest){f', {found.data_origin}' if found.data_origin else ''}"
 
 
 def _audit(spec: JobSpec) -> str:
-    against = "" if spec.rule is AggregationRule.MEAN else f" against {spec.byzantine_max} liars"
+    against = "" if spec.rule is AggregationRule.MEAN else f" against {spec.byzantine_max} faulty trainers"
     rule = f"updates were aggregated by {spec.rule.value}{against}"
     match spec.audit:
         case AuditMode.FULL:
             return f"full: {FULL_AUDIT_TEXT}; {rule}"
         case AuditMode.SAMPLED:
             replays = spec.audit_rate * spec.auditors
-            closing = f"; in the last {spec.final_full_audit_rounds} rounds as with full" if spec.final_full_audit_rounds else ""
-            return f"sampled: {replays:g} replays of each accepted proposal on average{closing}; {rule}"
+            closing = (
+                f"; in the last {spec.final_full_audit_rounds} rounds as in full audits" if spec.final_full_audit_rounds else ""
+            )
+            return f"sampled: {replays:g} re-executions of each accepted proposal on average{closing}; {rule}"
         case _:
-            return f"off: nobody re-executed anything; {rule}"
+            return f"off: no update was re-executed; {rule}"
 
 
 def _cell(text: str) -> str:

@@ -30,7 +30,7 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.replicated.tensor_layout import Float32Array
 
-ReadTokenizer = Callable[[bytes], bytes]  # by digest
+ReadTokenizer = Callable[[bytes], bytes]  # digest -> tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ExportableModel:
     root: bytes
     parameters: Float32Array
     tokenizer: bytes | None
-    source_text: str  # for the card
+    source_text: str  # origin of the model, for the card
     data_origin: str = ""  # origin of the data, in words
     accepted: int | None = None  # proposals; None: unknown
     rejected: int | None = None
@@ -58,7 +58,7 @@ class ExportableModel:
 def model_from_state(
     state: LedgerState, genesis: Genesis, store: LedgerStore, host: JobModelStore, read_tokenizer: ReadTokenizer, text: str
 ) -> ExportableModel:
-    """Return the model that `text` names (see `choose_model`) from a peer's disk. Raises `UserError` if it is not there."""
+    """Return the model that `text` names (see `choose_model`) from a peer's disk. Raises `UserError` if it is missing."""
     key, number, newer = choose_model(state, host, text)
     job = state.jobs.jobs[key]
     spec, model = JobSpec.decode(job.spec), host.open_decided_model(store, key, job, number)
@@ -95,7 +95,7 @@ def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[by
     | JOB@newest | the newest model |
     | without JOB | the newest job of text |
 
-    Raises `UserError` if there is no such job or this peer lacks the model.
+    Raises `UserError` if the job is unknown or this peer lacks the model.
     """
     jobs = state.jobs.jobs
     is_newest = text.endswith(NEWEST)
@@ -120,12 +120,14 @@ def model_from_data_directory(folder: Path, text: str) -> ExportableModel:
         try:
             return DiskBlobStore(directory.blobs, directory.buffers).read_blob(digest, TOKENIZER_BYTES_MAX)
         except MissingBlobError:
-            raise UserError(f"this peer lacks the tokenizer {digest.hex()[:16]} of the job: run it, and ask it then") from None
+            raise UserError(
+                f"this peer lacks the tokenizer {digest.hex()[:16]} of the job: run the peer, and try again while it runs"
+            ) from None
 
     with directory.lock(), contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
         encoded = store.encoded_state()
         if encoded is None:
-            raise UserError(f"{directory.path}: nothing has been decided yet, so there is no model")
+            raise UserError(f"{directory.path}: no block is decided yet, so there is no model")
         return model_from_state(rules_of(genesis, host).restore_state(encoded), genesis, store, host, read, text)
 
 
@@ -137,14 +139,14 @@ def model_from_export(folder: Path, text: str) -> ExportableModel:
         rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}
         network, chain_id = str(manifest["network"]), str(manifest["chain_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder} is no export, or a damaged one: make one with `peer export FOLDER`") from None
+        raise UserError(f"{folder} is no export, or damaged: create an export with `peer export FOLDER`") from None
     read = {job: checkpoint.read_checkpoint(folder / f"{job.hex()}.safetensors") for job in rounds}
     specs = {job: spec for job, (spec, _, _) in read.items()}
     name, number = _asked(text.removesuffix(NEWEST), {spec.name for spec in specs.values()})
     key = _chosen(name, specs, {job: place for place, job in enumerate(specs)})
     spec, parameters, origin = read[key]
     if number not in (None, origin.round):
-        raise UserError(f"the model of job {spec.name!r} at round {number} is not here: the export has {origin.round}")
+        raise UserError(f"the model of job {spec.name!r} at round {number} is not in the export, which has @{origin.round}")
     return ExportableModel(
         network=network,
         chain_id=chain_id,
@@ -163,7 +165,7 @@ def _exported_tokenizer(folder: Path, digest: bytes) -> bytes:
         return (folder / tokenizer_path(digest)).read_bytes()
     except OSError:
         text = f"{folder} has no {tokenizer_path(digest)}"
-        raise UserError(f"{text}: whoever exported it lacked it; take the model from a peer") from None
+        raise UserError(f"{text}: the exporting peer lacked it; export the model from a peer") from None
 
 
 def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
@@ -172,7 +174,7 @@ def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
     if text in names or not at:
         return text, None
     if not re.fullmatch(r"\d{1,9}", number):
-        raise UserError(f"--job {text!r}: say JOB or JOB@ROUND, where ROUND is a number")
+        raise UserError(f"--job {text!r}: write JOB or JOB@ROUND, where ROUND is a number")
     return job, int(number)
 
 
@@ -180,7 +182,7 @@ def _chosen(text: str, specs: Mapping[bytes, JobSpec], order: Mapping[bytes, int
     if not text:
         with_text = [key for key, spec in specs.items() if spec.resolved_objective.needs_worker and spec.has_text]
         if not with_text:
-            raise UserError("no model of text has been trained yet: start one with `train`")
+            raise UserError("no language model has been trained yet: start a job with `peer train`")
         return max(with_text, key=lambda key: (order[key], key))
     found = [key for key, spec in specs.items() if text == spec.name or key.hex().startswith(text.lower())]
     if len(found) != 1:

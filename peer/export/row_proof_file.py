@@ -29,10 +29,10 @@ def write_row_proof(
     Raises `UserError` if the table or the key is invalid, or the file cannot be written.
     """
     if table not in state.tables:
-        known = f"it has {', '.join(state.tables)}" if state.tables else "none of its modules holds one"
+        known = f"it has {', '.join(state.tables)}" if state.tables else "its modules have no tables"
         raise UserError(f"this network has no table {table!r}: {known}")
     if not 1 <= len(key) <= ROW_KEY_BYTES_MAX:
-        raise UserError(f"a key of {len(key)} bytes: those of tables have 1 to {ROW_KEY_BYTES_MAX}")
+        raise UserError(f"the key has {len(key)} bytes: keys of tables have 1 to {ROW_KEY_BYTES_MAX}")
     data = make_row_proof(genesis, state, links, table, key)
     found = _checked(data, "this proof")
     _write(path, data)
@@ -50,7 +50,7 @@ def _write(path: Path, data: bytes) -> None:
                 path.unlink(missing_ok=True)
                 raise
     except FileExistsError:
-        raise UserError(f"{path} exists: name a new file") from None
+        raise UserError(f"{path} already exists: name a new file") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
@@ -79,7 +79,7 @@ class RowVerdict:
 
 
 def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_module: bool = False) -> RowVerdict:
-    """Check a file and return its facts. Raises `UserError` with the reason if it proves nothing.
+    """Check a file and return its facts. Raises `UserError` with the reason if the proof is invalid.
 
     `trusted` is the known chain id in hex, and `genesis` is a file with the known genesis. Both are optional. With
     `unknown_module` the caller trusts the file's claim that a field is a table, if this program does not know the module.
@@ -91,21 +91,21 @@ def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_mod
         trust = f"the genesis in {genesis}"
     if trusted:
         if not re.fullmatch("[0-9a-fA-F]{64}", trusted):
-            raise UserError(f"--chain-id {trusted!r} is no chain id, which has 64 hexadecimal digits")
+            raise UserError(f"--chain-id {trusted!r} is no chain id: it must have 64 hexadecimal digits")
         _require_same(path, chain_id, trusted.lower(), "--chain-id")
-        trust = trust or "the chain id that you gave"
+        trust = trust or "the given chain id"
     found = _checked(data, str(path))
     module, field = found.table.split("/")
     if not (found.is_known or unknown_module):
         lacks = f"this program does not know {module} {found.version}"
-        way_out = "install one that does, or take the file's word with --unknown-module"
+        way_out = "install a release that does, or trust the file with --unknown-module"
         raise UserError(f"{path}: {lacks} and cannot tell whether its field {field} is a table: {way_out}")
     assert found.genesis.chain_id.hex() == chain_id
     header = found.certified.header
     return RowVerdict(
         network=found.genesis.network,
         chain_id=chain_id,
-        trust=trust or "the file alone: compare the chain id with one from somebody you trust, or say --genesis or --chain-id",
+        trust=trust or "only the file: compare the chain id with one from a person you trust, or give --genesis or --chain-id",
         height=found.height,
         state_root=header.state_root.hex(),
         certified_by=header.height,
@@ -127,26 +127,26 @@ def _chain_of(data: bytes, what: str) -> str:
     try:
         return chain_id_of_proof(data).hex()
     except RemoteProtocolError as error:
-        raise UserError(f"{what} proves nothing: {error}") from None
+        raise UserError(f"{what} is invalid: {error}") from None
 
 
 def _checked(data: bytes, what: str) -> VerifiedRow:
     try:
         return verify_row_proof_file(data, known_modules(), Ed25519Verifier())
     except RemoteProtocolError as error:
-        raise UserError(f"{what} proves nothing: {error}") from None
+        raise UserError(f"{what} is invalid: {error}") from None
 
 
 def _chain_id(path: Path) -> str:
     try:
         return Genesis.decode(_read(path, MESSAGE_BYTES_MAX)).chain_id.hex()
     except RemoteProtocolError as error:
-        raise UserError(f"{path} is no genesis: {error}") from None
+        raise UserError(f"{path} is not a genesis: {error}") from None
 
 
 def _require_same(path: Path, found: str, trusted: str, where: str) -> None:
     if found != trusted:
-        raise UserError(f"{path} proves nothing here: it is of the chain {found[:16]}…, {where} is of {trusted[:16]}…")
+        raise UserError(f"{path} belongs to another network: its chain is {found[:16]}…, that of {where} is {trusted[:16]}…")
 
 
 def _read(path: Path, size_max: int) -> bytes:

@@ -96,14 +96,14 @@ def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, f
     state = _newest_state(store, host, genesis)
     if store.get_decision(FIRST_HEIGHT) is None:
         first = next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)
-        raise UserError(f"this peer restored a snapshot and holds no block below {first}: {_who_holds_all(state)}")
+        raise UserError(f"this peer restored a snapshot and has no block below {first}: {_who_holds_all(state)}")
     return state
 
 
 def _newest_state(store: LedgerStore, host: JobModelStore, genesis: Genesis) -> LedgerState:
     encoded = store.encoded_state()
     if encoded is None:
-        raise UserError("nothing has been decided yet, so there is nothing to export")
+        raise UserError("no block is decided yet, so there is nothing to export")
     return rules_of(genesis, host).restore_state(encoded)
 
 
@@ -127,7 +127,7 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
 
 
 def _clear(folder: Path, existed: bool) -> None:
-    """Remove all files of a failed export, so that none of them looks like an export."""
+    """Remove all files of a failed export, so that none of them is taken for an export."""
     for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def _who_holds_all(state: LedgerState) -> str:
     founders = [members.current_key(key) for key, member in members.members.items() if member.admitted == 0]
     named = [f"{members.members[key].name} ({short_id(key)})" for key in founders if members.is_current_key(key)]
     such_as = f", such as a founder: {', '.join(named[:FOUNDERS_NAMED_MAX])}" if named else ""
-    return f"run `peer export` on a peer that has been there from the start, with payloads_gb 0{such_as}"
+    return f"run `peer export` at a peer that has all blocks and runs with payloads_gb 0{such_as}"
 
 
 def _newest_models(
@@ -199,7 +199,7 @@ def _write(
             if size is None and digest in initial_model_digests(body) and digest not in begun:
                 continue  # its job never began, or the ledger has dropped it
             if size is None:
-                text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
+                text = f"this peer lacks an update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
             with (folder / payload_path(digest)).open("wb") as stream:
                 for offset in range(0, size, COPIED_BYTES):

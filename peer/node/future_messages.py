@@ -1,4 +1,4 @@
-"""A buffer for messages of rounds that are not open here yet, or in which their signers take no part yet.
+"""A buffer for messages of rounds that this peer has not opened yet, or that do not include their signers yet.
 
 Such messages come from peers that are some blocks ahead. Each voter has its own share of the buffer, so that a flood of one voter
 displaces no message of a quorum. The other members have one share together. Our own messages from before a restart have the

@@ -106,7 +106,7 @@ class RoundOpened:
 
     key: RoundKey
     job: Job
-    has_proposed: bool  # this peer had proposed before a restart
+    has_proposed: bool  # True if this peer proposed before a restart
     renewed: bool  # the round was open already, with other voters
 
 
@@ -176,10 +176,10 @@ class Node:
         self._asked_last = self.me
         self._now = 0.0
         self._turns: list[StepEffects] = []
-        self._deadline: float | None = None  # the replica's
-        self._repeat_at: float | None = None  # while transactions of our own wait
-        self._lingers_until: float | None = None  # while transactions wait for others
-        self._resumes_at: float | None = None  # while closings of rounds are deferred
+        self._deadline: float | None = None  # deadline of the replica
+        self._repeat_at: float | None = None  # set while transactions of this peer wait
+        self._lingers_until: float | None = None  # set while transactions wait for further ones
+        self._resumes_at: float | None = None  # set while closings of rounds are deferred
         self._changes: list[RoundChange] = []
         self._has_started = False
         for evidence in restart.evidence:
@@ -212,7 +212,7 @@ class Node:
 
     @property
     def _is_heard_in_rounds(self) -> bool:
-        """True if this peer may propose or vote in an open round. A round keeps its voters, even if they have left since."""
+        """True if this peer may propose or vote in an open round. A round keeps its voters, even if they leave meanwhile."""
         terms = [book.terms for book in self.rounds.books.values()]
         return any(self.me in of_book.trainers or self.me in of_book.voters for of_book in terms)
 
@@ -355,7 +355,7 @@ class Node:
         self.dropped_transactions += tuple(entry for entry in pruned if entry[0].signer == self.me)
         if any(failure.module == JobsModule.name for failure in item.transition.failures):
             self.ledger.defer_rounds(decode_body(item.decided.decode().body).round_certificates, self._now)
-        self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
+        self._follow_rounds()  # this precedes the replica's request for a block: a closed round must not be closed again
         self._handle_event(_applied_event(item.state))
         self._send(None, *self._accusations())
         if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
@@ -418,7 +418,7 @@ class Node:
                 is_read = self.replica.accepts_answers_of(peer)
                 self._handle_event(inputs.MessageInput(peer, message))
                 self._conclude()  # our forgotten statements must be known before we sign a message of a round
-                if is_read:  # otherwise this voter is asked again
+                if is_read:  # after a failure, this voter is asked again
                     self._recall.add_answer(peer, message.height)
             case _:
                 self._handle_event(inputs.MessageInput(peer, message))
@@ -485,7 +485,7 @@ class Node:
         return [EvidenceMessage(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
-        """Return the next few links in the ring of all members. Each peer starts at its own place in the ring."""
+        """Return the next few links in the ring of all members. Each peer starts at the place of its key in the ring."""
         known = [peer for peer in self._links if not self.is_stranger(peer)]
         asked = tuple(sorted(known, key=lambda peer: (peer <= self._asked_last, peer))[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last

@@ -29,7 +29,8 @@ class NonVoterRollbackCheck:
     def has_quorum(self, voters: VoterSet, height: int) -> bool:
         """Return whether a quorum has answered. `height` is the next one that this peer applies.
 
-        A voter at a greater height has forgotten rounds that are still open here. Its answer counts once we reach its height.
+        A voter at a greater height has forgotten rounds that are still open at this peer. Its answer counts once this peer
+        reaches its height.
         """
         reached = sum(self._claims.get(voter, height + 1) <= height for voter in voters.keys)
         self.is_over = self.is_over or reached >= voters.quorum

@@ -29,8 +29,8 @@ VOUCH_SECONDS_START = 10.0  # from the delivery of a proposal to its vouch, unti
 REPLAYS_FACTOR = 8.0
 # The time to check one proposal of a job without re-execution before the ballot, for a large payload on a busy machine.
 CHECK_SECONDS = 1.0
-CHECKS_FACTOR = 3.0  # other voters may be slower by this factor
-TIMINGS_MAX = 16  # kept measurements of each kind
+CHECKS_FACTOR = 3.0  # factor by which other voters may be slower
+TIMINGS_MAX = 16  # stored measurements of each kind
 RETURN_ROUNDS_MAX = 256  # rounds between two waits for one idle trainer, each of which costs all peers T1
 NO_LINKS: Mapping[bytes, float] = MappingProxyType({})
 # Interval of requests for the messages of a round that cannot be closed.
@@ -147,18 +147,19 @@ class OpenRounds:
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = OpenRoundState(terms, me, now, timers), job.opened_height
         replaced = self._replaced.pop(key, None)
-        if replaced is not None and replaced.terms.signed_fields == terms.signed_fields:  # otherwise the earlier state was wrong
+        # Different terms mean that the earlier state was wrong.
+        if replaced is not None and replaced.terms.signed_fields == terms.signed_fields:
             self.books[key].import_from(replaced)
         effects = RoundEffects(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, effects)
         for signed in accepted:
-            with contextlib.suppress(RemoteProtocolError):  # the round may have other trainers now
+            with contextlib.suppress(RemoteProtocolError):  # the renewed round may have other trainers
                 self._add_message(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self.early.pop_round((key, job.round)):
             try:
                 self._accept_message(self.books[key], kept.signed, kept.decode(), now, effects)
             except RemoteProtocolError:
-                continue  # it could not be checked when it came
+                continue  # the message could not be checked on its arrival
         return effects
 
     def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
@@ -230,7 +231,7 @@ class OpenRounds:
     # Messages in
 
     def receive_message(self, signed: Signed, message: RoundMessage, now: float) -> RoundEffects | None:
-        """Add a message, whose signature the caller has verified. Return None if its round is not open here.
+        """Add a message, whose signature the caller has verified. Return None if its round is not open.
 
         A message of a later round is buffered.
         """
@@ -261,7 +262,7 @@ class OpenRounds:
     def _restore_own_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
     ) -> None:
-        """Add a message of ours that our log lacks. It remains valid, and we sign nothing more in its round."""
+        """Add a message of this peer that its disk lacks. It remains valid, and this peer signs nothing more in its round."""
         self.muted |= {(message.job, message.round)}
         if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
@@ -297,7 +298,7 @@ class OpenRounds:
             effects.counted_messages.append((signed.signer, message))
         if pair is not None:
             effects.evidence.append(Evidence(*pair))
-            effects.sends.extend(pair)  # otherwise voters would judge different proposals of one trainer
+            effects.sends.extend(pair)  # without both proposals, voters would judge different ones
 
     def record_verdict(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
         """Record the result of the checks that need no re-execution."""
@@ -306,7 +307,7 @@ class OpenRounds:
             book.record_verdict(trainer, verdict, now)
 
     def record_replay_start(self, key: RoundKey, trainer: bytes) -> None:
-        """Record that all data for the re-execution of this trainer's proposal is here."""
+        """Record that all data for the re-execution of this trainer's proposal has arrived."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.vouching.started.add(trainer)

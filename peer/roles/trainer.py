@@ -34,7 +34,7 @@ R = TypeVar("R")
 log = logging.getLogger("peer")
 
 EVALUATION_PAUSE_FACTOR = 3.0  # pause in durations of the last evaluation, so that the worker has time for training
-OBSERVE_SECONDS_MAX = 3_600.0  # longer waits are in vain: no peer has the job's text any more
+OBSERVE_SECONDS_MAX = 3_600.0  # after this time, no peer has the job's text any more
 WORKER_DEATHS_MAX = 3  # deaths of the worker during one request, after which the request fails
 
 SAMPLE_INTERVAL_ROUNDS = 10  # between two samples
@@ -42,7 +42,7 @@ SAMPLES_KEPT = 2
 SAMPLE_PROMPT, SAMPLE_OPTIONS = (
     "The ",
     SamplingOptions(max_tokens=120),
-)  # always the same, so that samples differ by the model alone
+)  # the prompt is fixed, so that samples differ only by the model
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _JobProgress:
     opening: trio.Lock = field(default_factory=trio.Lock)
     opened: bool = False
     opening_seconds: float = 0.0  # worker time for opening the job, until it is reported with a proposal
-    observed: bool = False  # `observe_round` runs now
+    observed: bool = False  # True while `observe_round` runs
     to_evaluate: OpenRoundContext | None = None  # the newest model that waits for its evaluation
     evaluation: trio.Lock = field(default_factory=trio.Lock)
     evaluated: int | None = None  # round of the newest evaluated model
@@ -73,7 +73,7 @@ class Trainer(Voter):
     _left: set[Path] = field(default_factory=set)  # output of the worker for rounds that closed before it finished
 
     def __post_init__(self) -> None:
-        self._left.update(self.text_folder.glob("*.buffer*"))  # left by an earlier process
+        self._left.update(self.text_folder.glob("*.buffer*"))  # files of an earlier process
 
     @property
     def worker_client(self) -> WorkerClient | None:
@@ -85,10 +85,10 @@ class Trainer(Voter):
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
-        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # with lists of parts
+        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # and their lists of parts
         try:
             done = await self.ask_worker(round, request)
-            left = self._left - made  # one job trains at a time, so the worker writes these no more
+            left = self._left - made  # one job trains at a time, so the worker writes no more of these files
             await round.wait_to_propose()
             await publish_proposal(round, request, done)
             await trio.to_thread.run_sync(_delete, left)
@@ -181,7 +181,7 @@ class Trainer(Voter):
                 tokens, tokenized = manifest.tokens, manifest.tokenized
             elif round.spec.resolved_objective.reads_text:
                 if self.local_data is None:
-                    raise UserError("this job trains on local data: name yours with `peer run --local-data PATH`")
+                    raise UserError("this job trains on local data: name your text with `peer run --local-data PATH`")
                 text = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
                 await trio.to_thread.run_sync(_copy_text, self.local_data, text)
             if round.spec.tokenizer is not None:

@@ -69,7 +69,7 @@ class Voter:
     async def audit(self, round: RoundContext, request: AuditRequest) -> AuditReply:
         """Re-execute a proposal of a job that needs no worker. Raises `UserError` for other jobs."""
         if round.spec.resolved_objective.needs_worker:
-            raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
+            raise UserError("this peer must audit but has no worker: restart it with --role trainer")
         from training.replay import proposal_replay
 
         return await trio.to_thread.run_sync(proposal_replay.audit_proposal, request, proposal_replay.known_update(round.spec))
@@ -82,7 +82,7 @@ class Voter:
 
 
 def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest:
-    """Return a request that continues from the buffers of our last accepted proposal, if they are still here and valid.
+    """Return a request that continues from the buffers of our last accepted proposal, if they are stored and valid.
 
     Starting again without them is always allowed.
     """
@@ -205,7 +205,7 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
         if digest is not None:
             await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # it may be of a warm-up round
+        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # the proposal may be of a warm-up round
         await round.fetch(previous["previous_payload"], payload_bytes(round.model.layout, bits), (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
@@ -277,7 +277,7 @@ def read_opening(folder: Path, job: bytes, number: int, trainer: bytes) -> LossO
         found: LossOpening = codec.decode(LossOpening, path.read_bytes())
         return found
     except (OSError, RemoteProtocolError) as error:
-        log.warning("%s cannot be opened (%s): what that round earned is lost", path, error)
+        log.warning("%s cannot be read (%s): the reward of that round is lost", path, error)
         return None
 
 

@@ -24,15 +24,15 @@ from transport.blobs.blob_exchange import WINDOW_CHUNKS_START
 from transport.connections.connection_manager import ConnectionManager
 
 RATE_SECONDS = 20  # window of measured rates, long enough that bytes in the queues of a link hardly change them
-RATE_DECAY = 0.998  # of the best rate, per second: it halves in six minutes, after which the link may be another one
+RATE_DECAY = 0.998  # factor of the best rate per second: it halves in six minutes, because the link may change
 # An auditor that gets less than this part of an equal share does not use the uplink: it is slow itself, or delays this trainer.
 ACTIVE_SHARE_MIN = 1 / 4
 # An auditor whose audits have just begun counts as active for this time, in which eight transfers get one chunk each at
 # 2 Mbit/s beside an update that others fetch. It gets this time once, until it has fetched all its audits.
 GRACE_SECONDS = 10
 QUEUED_BYTES = WINDOW_CHUNKS_START * BLOB_CHUNK_BYTES  # requests of an auditor before it knows the link's rate
-POLL_SECONDS = 0.1  # between two checks while a proposal waits; a fast link has sent all by the next one
-BACKLOG_SHARE_MAX = 1 / 8  # of the auditors' time, so that the backlog and all downloads of a new proposal fit in
+POLL_SECONDS = 0.1  # between two checks while a proposal waits; a fast link finishes its uploads in this time
+BACKLOG_SHARE_MAX = 1 / 8  # share of the auditors' time, so that the backlog and a new proposal both fit
 
 Audits = Mapping[Hashable, int]  # bytes to fetch for each audit of one auditor
 
@@ -45,7 +45,7 @@ class AuditBacklog:
 
     def __init__(self) -> None:
         self._seen: Mapping[bytes, int] = {}  # bytes sent by auditor, since the start
-        self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # the same, once a second
+        self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # copies of `_seen`, one per second
         self._seconds = 0
         self._best = 0.0  # best rate in bytes per second, over all seconds
         self._fastest = 0.0  # best rate in bytes per second, over seconds with uploads
@@ -65,7 +65,8 @@ class AuditBacklog:
             # On a fast link a whole audit is sent between two calls, and its report is decided a round or two later.
             before, base, began = self._owed.get(auditor, ({}, self._seen.get(auditor, 0), self._seconds))
             ended = sum(size for audit, size in before.items() if audit not in audits)
-            if ended and base + ended <= sent.get(auditor, 0):  # it fetched and reported; a faulty auditor lets its audits lapse
+            # The audit was fetched and reported, or a faulty auditor let it lapse.
+            if ended and base + ended <= sent.get(auditor, 0):
                 began = self._seconds
             owed[auditor] = audits, min(base + ended, sent.get(auditor, 0)), began
         self._owed, self._seen = owed, dict(sent)

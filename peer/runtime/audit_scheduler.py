@@ -51,7 +51,7 @@ LOOKBACK_ROUNDS = 8
 KNOWN_MIN = 4  # earlier rounds, without which a jump cannot be distinguished from chance
 # A round's mean loss over ten batches of 1,024 bytes changes by 3 % between rounds, and that over one batch by 7 %.
 SPIKE_FACTOR = 1.1
-SPIKE_CHANGES = 4  # in usual changes from round to round; with one batch, one honest round in seventy exceeds it
+SPIKE_CHANGES = 4  # usual changes between rounds; with one batch, one honest round in seventy exceeds them
 CHANCE_MAX = 1 / 3  # bounds the usual change, as part of the usual loss, because faulty trainers can increase it at will
 
 
@@ -77,8 +77,8 @@ class AuditScheduler:
     def __init__(self) -> None:
         self.fetching: Set[AuditKey] = frozenset()  # the audits that may fetch
         self._seen: dict[AuditKey, int] = {}  # the open round when this peer first saw the audit due
-        self._behind: dict[AuditKey, AuditKey] = {}  # the fetching audit whose seconds count for a waiting one
-        self._waited: dict[AuditKey, float] = {}  # seconds that count
+        self._behind: dict[AuditKey, AuditKey] = {}  # waiting audit -> the fetching audit whose seconds count for it
+        self._waited: dict[AuditKey, float] = {}  # audit -> its counted seconds
 
     def schedule_audits(
         self,
@@ -107,7 +107,7 @@ class AuditScheduler:
             self._waited[key] = self._waited.get(key, 0.0) + seconds
 
     def take_waited_seconds(self, key: AuditKey) -> float:
-        """Return and reset the seconds for which the audit has waited at its trainer's cost. A retry begins at zero."""
+        """Return and reset the waiting seconds that count against the trainer. A retry begins at zero."""
         return self._waited.pop(key, 0.0)
 
 
@@ -136,7 +136,7 @@ class WithheldDeadlines:
         `queued` are the seconds for which this audit has waited for others of its trainer. They shorten the wait, because the
         trainer could have proposed later.
         """
-        if due.is_second_verdict:  # this judge has found `withheld` before
+        if due.is_second_verdict:  # this peer already reported `withheld` here
             await trio.sleep_forever()
         state, seconds = self._driver.state, 0.0
         audits = state.audits.jobs.get(due.job)
@@ -234,7 +234,7 @@ async def result_before(late: Callable[[], Awaitable[None]], fetched: Awaitable[
             try:
                 found = await fetched
             except (FolkmootError, OSError) as raised:
-                error = raised  # raised outside the nursery, so that it is not wrapped in a group
+                error = raised  # it is raised outside the nursery, because a nursery would wrap it in a group
             nursery.cancel_scope.cancel()
         if error is not None:
             raise error
@@ -249,7 +249,7 @@ class AuditVolunteer:
         self._driver, self._author, self._deadlines = driver, author, deadlines
 
     async def run(self) -> None:
-        """Volunteer for one recent round after the other, while this peer's own loss is far above that of earlier rounds.
+        """Volunteer for recent rounds, one after the other, while this peer's training loss is far above that of earlier rounds.
 
         The sampled audits may have missed a harmful false proposal.
         """
@@ -273,7 +273,7 @@ class AuditVolunteer:
                     f"in round {display_round_number(jump)}"
                 )
                 self._driver.events.add("audit", text, job=job, round=number)
-            if not suspected:  # a false proposal must be found within its audit window, so new losses are checked at once
+            if not suspected:  # new losses are checked at once, because a false proposal must be found within its audit window
                 await result_before(applied.wait, noted.wait())
 
     def _suspected(self, state: LedgerState, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:

@@ -56,7 +56,7 @@ CHALLENGE_MARGIN = 2
 
 log = logging.getLogger("peer")
 
-RETRY_SECONDS = 5.0  # after this peer's own worker failed, or its transaction was refused; doubled each time
+RETRY_SECONDS = 5.0  # pause after a failure of this peer's worker or a refused transaction; each failure doubles it
 RETRY_SECONDS_MAX = 300.0
 
 
@@ -88,7 +88,7 @@ class Auditor:
             self._nursery.start_soon(self._wake_when_applied)
             self._nursery.start_soon(AuditVolunteer(self._driver, self._author, self._deadlines).run)
             verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_retained, abandon_on_cancel=True)
-            self._nursery.start_soon(verify)  # concurrently, since it may read many gigabytes
+            self._nursery.start_soon(verify)  # it runs concurrently, because it may read many gigabytes
             while True:
                 self._wake = trio.Event()
                 # Delete the files of this peer's audits that are over.
@@ -148,7 +148,7 @@ class Auditor:
                     found = await self._replay(due, past, found)
                 await self._report(due, past.spec, found)
         except (FolkmootError, OSError) as error:
-            went = isinstance(error, MissingBlobError)  # another audit's end may delete buffers that this one fetched
+            went = isinstance(error, MissingBlobError)  # the end of another audit may delete fetched buffers
             if isinstance(error, StorageError) and not went:
                 raise
             pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
@@ -167,9 +167,10 @@ class Auditor:
         try:
             model = await trio.to_thread.run_sync(driver.host.open_verified_model, due.job, due.round)
         except StorageError as error:
-            raise _CannotAudit(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
+            # The model was pruned or damaged, or this peer began with a snapshot of a later round.
+            raise _CannotAudit(str(error)) from None
         if model.root != due.proposal.model_root:
-            raise _CannotAudit(f"the model before round {display_round_number(due.round)} that is here has another root")
+            raise _CannotAudit(f"the model of this peer before round {display_round_number(due.round)} has another root")
         directory, fetch = driver.host.round_directory(due.job, due.round), partial(self._fetch_in_turn, key)
         return RoundContext(self._me, model.spec, model, directory, driver.blobs, fetch)
 
@@ -207,7 +208,7 @@ class Auditor:
                 loss = self._secrets.seal_loss(due, replayed.last_loss)
         said = AuditFinding(due.job, *due.proposal_key, finding, round(1e6 * error), loss)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
-        await self._author.submit(kind, said, math.inf)  # no timeout, since the duration of rounds is not known
+        await self._author.submit(kind, said, math.inf)  # there is no timeout, because the duration of rounds is unknown
 
 
 class LotteryLock:
@@ -215,7 +216,7 @@ class LotteryLock:
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # by waiting task: whether it has priority
+        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # event of a waiting task -> whether the task has priority
 
     @asynccontextmanager
     async def hold(self, is_first: Callable[[], bool]) -> AsyncIterator[None]:
@@ -331,25 +332,23 @@ def describe_audit_entry(entry: AuditLogEntry, state: LedgerState) -> str:
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
         case AuditResult.PASSED:
-            return f"{auditor} replayed {where}: passed"
+            return f"{auditor} re-executed {where}: passed"
         case AuditResult.CHALLENGED:
             return f"{auditor} challenges {where}{found}"
         case AuditResult.LAPSED:
             return f"{auditor} did not report on {where} in time"
         case AuditResult.SUSPENDED:
-            return f"{trainer} is suspended: most re-executors confirm what {auditor} found{found}"
+            return f"{trainer} is suspended: most auditors confirm the challenge of {auditor}{found}"
         case AuditResult.REFUTED:
-            return f"most re-executors find nothing wrong with {where}, which {auditor} challenged{found}"
+            return f"the challenge of {auditor} is refuted: most auditors find no fault with {where}{found}"
         case AuditResult.SHUNNED:
-            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong"
+            return f"{trainer} is suspended: too many auditors could not get its buffers, although most find no fault"
         case AuditResult.DROPPED:
-            return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
+            return f"the challenge of {auditor} is dropped: too few auditors judged {where}{found}"
         case AuditResult.WRONG_LOSS:
-            return f"{auditor} reported another loss of {where} than {trainer} opened: one of the two is wrong"
+            return f"{auditor} reported another loss for {where} than {trainer} opened: one of the two is wrong"
         case AuditResult.LAZY:
-            return (
-                f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last is {where}"
-            )
+            return f"{auditor} is suspended: more trainers contradict its reported losses than can be faulty, lastly {where}"
 
 
 def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
@@ -376,9 +375,9 @@ def suspension_reason(person: bytes, state: LedgerState) -> str:
             return f"{since}: {INVALID_UPDATES_REASON}"
         cause = state.audits.jobs[job].suspension_causes[person]
         if cause.result is AuditResult.SHUNNED:
-            return f"{since}: too many could not get what it commits to"
+            return f"{since}: too many auditors could not get its buffers"
         if cause.result is AuditResult.LAZY:
-            return f"{since}: it reported other losses than the trainers had, as if it replayed nothing"
+            return f"{since}: its audits reported other losses than the trainers"
         found = finding_label(cause, state) or "failed"
         return f"{since}: replay {found} found by {short_id(state.members.current_key(cause.auditor))}"
     return ""

@@ -21,7 +21,7 @@ from protocol.messages import Proposal
 from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
 from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
-FORGOTTEN_JOB_HEIGHTS = 256  # as ROUNDS_MIN, since a height closes at most one round of each job
+FORGOTTEN_JOB_HEIGHTS = 256  # equal to ROUNDS_MIN, because a height closes at most one round of each job
 
 assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
@@ -29,7 +29,7 @@ FETCHES_MAX = 8  # concurrent fetches of pinned blobs, which leave room for the 
 
 log = logging.getLogger("peer")
 
-RETRY_SECONDS = 5.0  # after a transaction was not decided, or the disk had no room
+RETRY_SECONDS = 5.0  # pause after an undecided transaction, or while the disk is full
 
 
 @dataclass
@@ -104,14 +104,15 @@ class PayloadPruner:
     def _delete_before(self, key: bytes, first: int, state: LedgerState) -> None:
         """Delete payloads of the rounds before `first`, the oldest first.
 
-        The search goes back from `first` to the first round without payloads. So after an interruption it finds the rest.
+        The search goes back from `first` to the first round without payloads. So after an interruption, it finds the
+        remaining ones.
         """
         passed = list[Sequence[bytes]]()
         for number in range(first - 1, -1, -1):
             named = self._accepted(key, number)
             here = [digest for digest in named or () if self.driver.blobs.size(digest) is not None]
             if named is None or (named and not here):
-                break  # older payloads were deleted before, or were never here
+                break  # older payloads were deleted before, or never stored
             passed.append(here)
         lately = self._named_lately(state) if passed else set()
         for digests in reversed(passed):
@@ -171,7 +172,7 @@ class BlobPinner:
 
     async def run(self) -> None:
         """Fetch the blobs that each block adds, and apply its replacements."""
-        wanted = set[bytes]()  # blobs that are here, or being fetched
+        wanted = set[bytes]()  # stored blobs, and blobs that are being fetched
         seen: dict[str, object] = {}
         replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:
@@ -188,7 +189,7 @@ class BlobPinner:
     async def _pin_blob(self, module: str, digest: bytes, size_max: int) -> None:
         async with self._places:
             if self.driver.blobs.size(digest) is None:
-                log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
+                log.debug("%s names the blob %s: fetching it", module, digest.hex()[:16])
             await self.driver.network.fetch_blob(digest, size_max, ())
             self.driver.blobs.pin_blob(digest)
 
@@ -197,7 +198,7 @@ class BlobPinner:
         try:
             old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
             made = await trio.to_thread.run_sync(replaced.make, old)
-        except MissingBlobError:  # as on most peers
+        except MissingBlobError:  # most peers do not store the blob
             return
         if made is not None:
             await trio.to_thread.run_sync(blobs.add_bytes, made)
@@ -251,7 +252,7 @@ class StartModelAttester:
             problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
             if problem is not None:
                 self._driver.events.add(
-                    "warning", f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}", job=key
+                    "warning", f"job {spec.name!r} cannot start: {problem}; this voter votes to end it", job=key
                 )
             while key in self._due():
                 try:
@@ -259,7 +260,9 @@ class StartModelAttester:
                         *(("job/attest-start-model", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
                     )
                 except UserError as error:
-                    self._driver.events.add_detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)
+                    self._driver.events.add_detail(
+                        "warning", f"the first model of job {spec.name!r} is not attested: {error}", job=key
+                    )
                     await trio.sleep(RETRY_SECONDS)
         self._begun.discard(key)
 
@@ -280,7 +283,7 @@ class StartModelAttester:
                 break
             except UserError as error:
                 if not told:
-                    self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                    self._driver.events.add("warning", f"job {spec.name!r} waits until this voter has its first model: {error}")
                 told = True
                 await trio.sleep(RETRY_SECONDS)
         await self._driver.network.fetch_blob(spec.initial_model, size, ())

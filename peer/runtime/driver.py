@@ -52,7 +52,7 @@ log = logging.getLogger("peer")
 # Items that wait for the driver, and bytes of their messages. If the inbox is full, the network is not read (backpressure).
 INBOX_MAX, INBOX_BYTES_MAX = 512, 4 * MESSAGE_BYTES_MAX
 LAG_HEIGHTS_MAX = 2  # decided but not applied heights; a peer with more was away, and its missed rounds do not measure its speed
-BATCH_MAX = 64  # items in one step, which bounds the time that a vote waits for the fsync
+BATCH_MAX = 64  # items in one step; this bounds the wait of a vote for the fsync
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class AwaitedAction(StepAction):
 class _PendingRestore:
     restored: RestoredSnapshot
     links: tuple[LightBlock, ...]
-    repairs: bool  # it replaces a wrong state, whatever height that has
+    repairs: bool  # the snapshot replaces a wrong state of any height
     done: trio.Event
     is_taken: bool = False
 
@@ -95,7 +95,8 @@ class Driver:
         """
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
-        self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now, so that none is deleted
+        # While an export copies payloads, no payload is deleted.
+        self.payload_bytes, self.running_exports = payload_bytes, 0
         self.rules, self.applied, self.chain_id = rules, applied, rules.chain_id
         self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
@@ -137,7 +138,7 @@ class Driver:
         self.block_applied = trio.Event()  # set and replaced when a block was applied
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _PendingRestore | None = None
-        self._copied: DuplicateIdentity | None = None  # a restored node gets it again
+        self._copied: DuplicateIdentity | None = None  # kept for a restored node
 
     def _restored_node(self, measured: RoundTimings | None = None) -> Node:
         """Return a node with the state and the journal in the store."""
@@ -255,7 +256,8 @@ class Driver:
         for send in turn.sends:
             if not isinstance(send, SendMessage):
                 self._answering.enqueue_request(send)
-        await trio.lowlevel.checkpoint_if_cancelled()  # the thread always finishes, and the round executor may be closed by then
+        # The thread always finishes, but the round executor may be closed meanwhile.
+        await trio.lowlevel.checkpoint_if_cancelled()
         changes = self.node.take_round_changes()
         self._observe_step(turn, changes)
         self._follow_rounds(changes, items)
@@ -283,20 +285,21 @@ class Driver:
                 self._log_about_peer("peer", f"{what} {short_id(item.peer)}", item.peer)
 
     def drop_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
-        self._log_about_peer("warning", f"dropped {short_id(peer)}: {error}", peer, reason=error.reason)
+        self._log_about_peer("warning", f"closed the link to {short_id(peer)}: {error}", peer, reason=error.reason)
         self.network.ban_peer(peer, error)
 
     def _log_about_peer(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
-        """Add an event about a peer. Events about strangers go to the debug log, since they could displace all others."""
+        """Add an event about a peer. Events about strangers go to the debug log, because they could displace all other events."""
         if self.node.is_stranger(peer):
-            log.debug("%s, a stranger", text)
+            log.debug("%s (a stranger)", text)
         else:
             self.events.add(kind, text, peer=peer, **fields)
 
     def _observe_step(self, turn: StepEffects, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundEnded)}
         for signer, message in self.node.counted_messages:
-            if signer != self.signer.public or (message.job, message.round) not in opened:  # otherwise it was read from disk
+            # Other messages of this peer were read from the disk.
+            if signer != self.signer.public or (message.job, message.round) not in opened:
                 self.observer.report_round_message(signer, message)
         for evidence in turn.evidence:
             self.observer.report_evidence(evidence)
@@ -308,7 +311,7 @@ class Driver:
         failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
         self.observer.report_failures(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped_transactions:
-            log.debug("our transaction left the pool: %s", reason)
+            log.debug("a transaction of this peer left the mempool undecided: %s", reason)
         if turn.decided_blocks:
             decided, self._decided = self._decided, trio.Event()
             decided.set()
@@ -330,11 +333,11 @@ class Driver:
                 await self.state_sync.wait_to_apply()
                 block = decided.decode()
                 if block.state_root != state.state_root:
-                    return  # the state is wrong; this task begins again after the certified one is restored
+                    return  # the state is wrong; this task restarts after the certified state is restored
                 last = self.rules.last_supported_height(state)
                 if last is not None and block.height > last:
-                    return  # a newer program has to apply it
-                if len(block.body) > LARGE_BYTES:  # observers, and peers that were away, have not verified its signatures
+                    return  # only a newer program can apply the block
+                if len(block.body) > LARGE_BYTES:  # observers and returning peers have not verified its signatures
                     await trio.to_thread.run_sync(self._verify_ahead, block.body)
                 transition = self.rules.apply_block(state, block)
                 before, state = state, transition.finish_state(await self._step_models(transition))
@@ -345,13 +348,13 @@ class Driver:
                 save = partial(self.store.save_state, tables=state.tables)
                 await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
-                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # a trained model is kept
+                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # trained models are kept
                         self.host.discard_job(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
     def _verify_ahead(self, body: bytes) -> None:
-        with contextlib.suppress(RemoteProtocolError):  # `apply_block` finds it again
+        with contextlib.suppress(RemoteProtocolError):  # `apply_block` reports the error
             self.rules.preverify_signatures(decode_body(body))
 
     async def _step_models(self, transition: StateTransition) -> dict[bytes, bytes]:
@@ -373,19 +376,22 @@ class Driver:
         for closed in transition.model_steps:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
-                self.blobs.pin_blob(proposal.payload)  # before the fetch, so that a stored payload is not deleted meanwhile
+                # The payload is pinned before the fetch, so that a stored one is not deleted meanwhile.
+                self.blobs.pin_blob(proposal.payload)
                 await self.network.fetch_blob(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
                 self.blobs.pin_blob(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.apply_round, closed, self.blobs.read_range)
         return roots
 
     def _recover_models(self) -> None:
-        """Compute models again that a stop of the machine kept from the disk."""
+        """Recompute models that were not written to the disk before the machine stopped."""
         for name, job in self.state.jobs.jobs.items():
             judged = partial(_judged_round, self.store, name, job.spec)
             computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
             if computed:
-                self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
+                self.events.add(
+                    "warning", f"recomputed {computed} rounds of job {job.name} that were missing on the disk", job=name
+                )
 
     # Snapshots
 
@@ -484,13 +490,13 @@ def _seconds_slept() -> float:
 def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:
     """Return the inputs of a round's model step from the stored round and the block that closed it.
 
-    Raises `StorageError` if either is not here.
+    Raises `StorageError` if either is missing.
     """
     stored = store.closed_round(job, number)
     decided = store.get_decision(stored.height) if stored else None
     if stored is None or decided is None:
         raise StorageError(
-            f"the block that closed round {display_round_number(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
+            f"cannot recompute round {display_round_number(number)} of job {job.hex()[:8]}: its block is missing on this disk"
         )
     closings = decode_body(decided.decode().body).round_certificates
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))

@@ -37,7 +37,7 @@ from training.model_store import JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from transport.connections.connection_manager import ConnectionManager
 
-LOSS_ROUNDS_KEPT = 64  # more than the rounds of a rollback and those compared with them
+LOSS_ROUNDS_KEPT = 64  # more rounds than a rollback undoes, and the earlier rounds for comparison
 
 RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # `Driver.run_action`
 _Judges = Callable[[OpenRoundContext], Awaitable[Verdict]]
@@ -78,7 +78,7 @@ class RoundExecutor:
         self._open: dict[RoundKey, OpenRoundContext] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
         self._begun: set[tuple[RoundKey, bytes, str]] = set()  # judgements: round, trainer, kind of work
-        self._replays = Counter[RoundKey]()  # re-executions begun
+        self._replays = Counter[RoundKey]()  # number of begun re-executions
         self.loss_history, self.loss_recorded = LossHistory(), trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -168,7 +168,7 @@ class RoundExecutor:
             if opened.me in opened.terms.trainers and not spoken:
                 self._working[key].start_soon(self._train, job, opened)
             await self.disk_space.check_job(opened.job, job)
-            await trio.to_thread.run_sync(self._delete_old_files, key, job)  # nothing waits for it
+            await trio.to_thread.run_sync(self._delete_old_files, key, job)  # no task waits for the deletion
             await trio.sleep_forever()
 
     async def _train(self, job: Job, opened: OpenRoundContext) -> None:
@@ -215,7 +215,7 @@ class RoundExecutor:
             for signed in list(book.proposals.values()):
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 keep |= {proposal.buffer, proposal.inner, *self._declared(proposal)}
-        with skip_without_descriptors("the deletion of files that have passed"):
+        with skip_without_descriptors("the deletion of unneeded files"):
             self._blobs.delete_unowned({digest for digest in keep if digest is not None})
 
     def _declared(self, proposal: Proposal) -> Iterable[bytes]:
@@ -301,7 +301,7 @@ def _figure(name: str, value: float, number: int, unit: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DiskShortage:
     text: str
-    blocks_training: bool  # even the next rounds do not fit
+    blocks_training: bool  # True if even the next rounds do not fit
 
 
 @dataclass
@@ -315,7 +315,7 @@ class DiskSpaceMonitor:
     applied: CurrentState
     payload_bytes: int = 0  # bound of the kept payloads of a job; 0 means no bound
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
-    _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # by job
+    _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # job -> shortage
 
     @property
     def shortage_text(self) -> str:
@@ -333,7 +333,7 @@ class DiskSpaceMonitor:
         going_on, before = self.applied.current.jobs.unfinished(), self._lacks.get(key)
         self._lacks = {of: lack for of, lack in self._lacks.items() if of != key and of in going_on}
         if found is None and before is not None:
-            self.events.add("job", f"job {job.name} fits on this peer's disk now", job=key)
+            self.events.add("job", f"job {job.name} has enough disk space at this peer now", job=key)
         if found is not None:
             self._lacks[key] = found
             if before is None or before.blocks_training is not found.blocks_training:
@@ -353,9 +353,9 @@ class DiskSpaceMonitor:
         if free >= whole:
             return None
         for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept
-        lacks = f"job {job.name} may take {format_bytes(whole)} more of this peer's disk, and {format_bytes(free)} are free"
-        refuses = "this peer does not train it until there is room"
-        return DiskShortage(f"{lacks}: {refuses if trains and for_now else 'free some before the disk is full'}", for_now)
+        lacks = f"job {job.name} may need {format_bytes(whole)} more on the disk of this peer, and {format_bytes(free)} are free"
+        refuses = "free some space, until then this peer does not train it"
+        return DiskShortage(f"{lacks}: {refuses if trains and for_now else 'free some space before the disk is full'}", for_now)
 
 
 def _size(folder: Path) -> int:

@@ -1,7 +1,7 @@
 """Snapshots in the daemon: this peer serves them, and fetches one if it is far behind or has computed a wrong state.
 
-This module only carries messages between `ledger.snapshots`, which makes the decisions, the network and the disk. Nothing here
-delays a vote: messages have their own queue, disk work runs in a thread, and answers have the lowest priority.
+This module only carries messages between `ledger.snapshots`, which makes the decisions, the network and the disk.
+No vote waits for this module: messages have a separate queue, disk work runs in a thread, and answers have the lowest priority.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INBOX_MAX: Final = 128
 INBOX_BYTES_MAX: Final = 32 << 20
 LINK_POLL_SECONDS: Final = 1.0  # between checks for new and broken links during a transfer
 RETRY_SECONDS: Final = 5.0  # between transfers, since claimed heights may be false
-# longest pause in applying blocks during a transfer, whose snapshot makes them needless: both need the processor
+# longest pause in the application of blocks during a transfer, because both need the processor
 APPLY_PAUSE_SECONDS_MAX: Final = 20.0
 DIVERGENCE_REPORTS_KEPT: Final = 3  # a report is as large as the ledger
 
@@ -104,7 +104,7 @@ class StateSync:
         self._not_before = -math.inf
         self._diagnosed: str | None = None
 
-    # The driver's side -----------------------------------------------------------------------------------------------
+    # Calls of the driver -----------------------------------------------------------------------------------------------
 
     def receive_message(self, peer: bytes, data: bytes) -> None:
         """Queue a message, or drop it if the queue is full. Lost messages are requested again."""
@@ -139,13 +139,13 @@ class StateSync:
         for item in decided:
             if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
                 raise StorageError(
-                    f"height {item.height} was decided with another block than the invitation names: the peers that were reached "
-                    "follow another history; ask whoever invited you for a new invitation, and join with a new data directory"
+                    f"the block of height {item.height} differs from the one in the invitation: the reached peers "
+                    "have another history; ask for a new invitation, and join with a new data directory"
                 )
 
     def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
         basis = make_trust_basis(self._rules, self._applied.current, self._store.get_decision(decided), self._anchor)
-        return basis, decided + SNAPSHOT_HEIGHTS + 1  # exists if the claims are true; an offer proves it
+        return basis, decided + SNAPSHOT_HEIGHTS + 1  # this height exists if the claims are true, which an offer proves
 
     def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
         """Return the basis of a repair. It trusts decided blocks, but not the wrong state or the voters in it."""
@@ -153,9 +153,9 @@ class StateSync:
             self._diagnosed = reason
             try:
                 folder = save_divergence_report(self._store.path.parent, self._rules, self._applied.current, reason)
-                kept = f"what was here is kept in {folder}"
+                kept = f"the old state is kept in {folder}"
             except OSError as error:
-                kept = f"no diagnostic could be kept: {error.strerror}"
+                kept = f"the old state could not be kept: {error.strerror}"
             self._events.add("warning", f"{reason}; restoring the certified state, {kept}")
         decided = self._store.get_decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
@@ -205,7 +205,7 @@ class StateSync:
             self._shelf.add_applied_state(self._news.popleft(), self._now())
         links, before = self._network.connected_peers(), self._links
         self._links = links
-        for peer in self._queue.askers - links:  # a message may be handled after its link ended
+        for peer in self._queue.askers - links:  # a message may be handled after the end of its link
             self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
@@ -228,7 +228,7 @@ class StateSync:
                 self._drop_peer(peer, error)
 
     async def _serve(self) -> None:
-        """Answer one request. The loop returns here at once if more requests wait."""
+        """Answer one request. The loop calls this method again at once if more requests wait."""
         request = self._queue.pop_request(self._now())
         if request is None:
             return
@@ -263,21 +263,22 @@ class StateSync:
             await self._finish(transfer, transfer.restored)
         else:
             is_overtaken = not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
-            if is_overtaken or transfer.has_no_source(self._now()):  # applied blocks were faster, or no source is left
+            # Applied blocks were faster than the transfer, or no source is left.
+            if is_overtaken or transfer.has_no_source(self._now()):
                 self._end_transfer()
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:
         self._wanted = None
         self._begun = self._now()
         self._transfer = SnapshotDownload(self._rules, self._host, basis, wanted, self._begun)
-        self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
+        self._events.add("snapshot", f"requesting a snapshot of height {wanted} or later", height=wanted)
         for peer in request_order(self._links, basis.voters, self._asked_last):
             self._apply_step(self._transfer.add_peer(peer, self._now()))
 
     async def _finish(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> None:
         own = [self._store.get_decision(decided.height) for decided in restored.decisions]
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
-            self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
+            self._warn_of_fork(f"the snapshot has another certified block at height {restored.height} than this peer")
             transfer.discard_parts()
         elif not restored.is_overtaken(self._applied.current.height, self._repairs) and await self._restore_state(
             restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
@@ -294,7 +295,7 @@ class StateSync:
         self._end_transfer()
 
     def _warn_of_fork(self, what: str) -> None:
-        self._events.add("warning", f"{what}: nothing is restored; ask people you trust which history is the true one")
+        self._events.add("warning", f"{what}: it is not restored; ask people you trust which history is right")
 
     def _end_transfer(self) -> None:
         if self._transfer is not None:

@@ -30,12 +30,12 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Transaction
 
-LIFETIME_HEIGHTS = 200  # blocks until an undecided transaction expires; rounds take seconds
+LIFETIME_HEIGHTS = 200  # heights until an undecided transaction expires; a round takes seconds
 # Half of a member's share of a mempool. Other peers may still hold transactions that are decided here, and they drop all
 # transactions of a member that has too many.
 PENDING_MAX = PENDING_PER_MEMBER_MAX // 2
 COST_IN_LOOP_MAX = 8  # signature checks of a transaction that the event loop does itself: about a millisecond
-DECISION_SECONDS_MAX = 120.0  # after which the person sees that there may be no quorum
+DECISION_SECONDS_MAX = 120.0  # after this time the person is told that a quorum may be missing
 
 
 class TransactionSubmitter:
@@ -52,7 +52,7 @@ class TransactionSubmitter:
 
     @property
     def has_pending(self) -> bool:
-        """True if a transaction of ours is not decided yet."""
+        """True if a transaction of this peer is not decided yet."""
         return bool(self._waiting())
 
     async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
@@ -68,7 +68,7 @@ class TransactionSubmitter:
                     if await self._was_decided(signed, transaction):
                         return transaction
         raise UserError(
-            f"{kind} was not decided within {seconds_max:.0f} s, and may still be: is a quorum of voters running? (`peers` shows)"
+            f"{kind} is undecided after {seconds_max:.0f} s and may still be decided: see `peer peers` for missing voters"
         )
 
     async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
@@ -84,12 +84,12 @@ class TransactionSubmitter:
             await applied.wait()
         decided = await trio.to_thread.run_sync(self._decided_with, transaction.nonce, self._driver.state.height)
         if decided is None:
-            text = "may have been decided: a snapshot was restored without the block that shows it; look before you try again"
+            text = "may have been decided: this peer restored a snapshot that skips the block; check before you try again"
             raise UserError(f"{transaction.kind} {text}")
         return transaction_digest(decided) == transaction_digest(signed)
 
     def _decided_with(self, nonce: int, height: int) -> Signed | None:
-        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is not here."""
+        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is missing."""
         while (decided := self._driver.store.get_decision(height)) is not None:
             for signed in decode_body(decided.decode().body).transactions:
                 if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
@@ -98,7 +98,7 @@ class TransactionSubmitter:
         return None
 
     async def _keep_on_log(self, signed: Signed) -> None:
-        """Queue the transaction again, or its substitute if it is refused, unless one of ours with the next nonce waits."""
+        """Queue the transaction again, or its substitute if it is refused, unless a transaction with the next nonce waits."""
         following, members = self.nonce + 1, self._driver.state.members
         if following in self._waiting():
             return

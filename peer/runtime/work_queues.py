@@ -26,10 +26,12 @@ from storage.ledger_store import LedgerStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import DataReceived, Priority
 
-REQUESTS_PER_PEER_MAX = 32  # equal to the node's burst of answers to one peer; requests beyond it are repeated later
+REQUESTS_PER_PEER_MAX = 32  # equal to the node's burst of answers to one peer; peers repeat dropped requests
 LARGE_BYTES = 2_048  # a dozen statements; the event loop itself verifies smaller messages
-BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, on one link; messages beyond it are dropped, and sent again later
-BYTES_MAX = 32 << 20  # waiting, on all links, to bound memory
+BYTES_PER_PEER_MAX = (
+    PENDING_BYTES_PER_MEMBER_MAX  # of waiting messages on one link; further ones are dropped, and their senders repeat them
+)
+BYTES_MAX = 32 << 20  # of waiting messages on all links, to bound memory
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # between two checks of the budgets
 PREVERIFIED_KINDS: tuple[type[Any], ...] = (GossipEnvelope, BlockBytes)
 _PREFIXES = tuple(
@@ -42,7 +44,7 @@ T = TypeVar("T")
 class PeerWorkQueue(Generic[T]):
     def __init__(self, network: ConnectionManager) -> None:
         self._network = network
-        self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # by peer, the next one first
+        self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # peer -> its items; the next peer is first
         self._more = trio.Event()
 
     def count(self, peer: bytes) -> int:
@@ -124,7 +126,7 @@ class SignaturePreverifier:
     ) -> None:
         self._rules, self._network, self._applied, self._deliver = rules, network, applied, deliver
         self._queue = PeerWorkQueue[DataReceived](network)
-        self._bytes_of = Counter[bytes]()  # by peer
+        self._bytes_of = Counter[bytes]()  # peer -> waiting bytes
         self.dropped = 0
 
     @property
@@ -154,7 +156,7 @@ class SignaturePreverifier:
             await self._deliver(event)
 
     def _verify(self, data: bytes) -> None:
-        with contextlib.suppress(RemoteProtocolError):  # the node finds it again, and reports the sender's fault
+        with contextlib.suppress(RemoteProtocolError):  # the node finds the false signature again, and reports its sender
             self._rules.preverify_signatures(self._body_in(data))
 
     def _body_in(self, data: bytes) -> BlockBody:

@@ -1,6 +1,6 @@
 """The worker process, `python -m peer.worker.main`: it reads requests from stdin, computes, and replies on stdout.
 
-Only this process imports an engine, and with it torch. It holds no state that would be missed, so it may be killed at any
+Only this process imports an engine, and with it torch. It has no state that must survive, so it may be killed at any
 instruction. It ends by itself when its daemon ends.
 """
 
@@ -108,13 +108,13 @@ def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
         try:
             if isinstance(request, RemoteProtocolError):
                 known = ", ".join(kind.TAG for kind in handler.requests)
-                raise FolkmootError(f"no feature of this worker has such a request ({request}): it has {known}")
-            pipes.send_message(handler.handle_request(request))  # a reply that is not finite has no encoding, and raises here too
+                raise FolkmootError(f"unknown request ({request}): this worker has {known}")
+            pipes.send_message(handler.handle_request(request))  # encoding raises for a reply with infinite values
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
             pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
-        except Exception as error:  # at the process boundary: the daemon gets the error, and the next request may succeed
+        except Exception as error:  # boundary of the process: the daemon gets the error, and the next request may succeed
             what = "out of memory" if handler.context.backend.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
@@ -138,11 +138,13 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         signal.signal(number, signal.SIG_IGN)
     features.register_features()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
-    parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
+    parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="library that computes")
     add_arguments(parser)
-    parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
-    parser.add_argument("--rank", type=int, default=0, help="of a process that assists a worker; its orders come on stdin")
-    parser.add_argument("--store", type=Path, help="file where all processes of a worker meet")
+    parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="upper bound of sequences per forward pass")
+    parser.add_argument(
+        "--rank", type=int, default=0, help="rank of a process that assists a worker (its requests come on stdin)"
+    )
+    parser.add_argument("--store", type=Path, help="rendezvous file of all processes of a worker")
     arguments = parser.parse_args()
     resources = EngineResources.from_options(arguments)
     if not arguments.rank:  # an assistant inherits both settings
@@ -151,7 +153,7 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     kind: EngineBackend = import_object(features.engines()[arguments.engine])
-    assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
+    assert kind.name == arguments.engine, "a feature lists the engine under another name"
     if arguments.rank:
         kind.run_rank(resources, arguments.rank, arguments.store, sys.stdin.buffer)
     pipes = _own_pipes()

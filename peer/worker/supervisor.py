@@ -35,16 +35,16 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
-SILENCE_SECONDS_MAX = 120.0  # without a heartbeat during work; one step of a large model on a busy machine takes far less
-DESCRIBE_SECONDS_MAX = 1.0  # a person waits for it, and the last description is nearly as good as a new one
+SILENCE_SECONDS_MAX = 120.0  # without a heartbeat during a request; one step of a large model takes far less
+DESCRIBE_SECONDS_MAX = 1.0  # a person waits, and the last description is nearly as good as a new one
 PING_SECONDS = 30.0  # between pings of an idle worker
 REQUEST_SECONDS_MAX = 3_600.0  # for one request; rounds have their own, shorter timers
 STOP_SECONDS = 4.0  # for the process to end by itself
 BACKOFF_SECONDS_MAX = 60.0
-STARTS_MAX = 3  # failures in a row before the first success, after which it will never start
+STARTS_MAX = 3  # successive failures before the first success; then the supervisor gives up
 QUEUE_MAX = 1_024  # a round needs one proposal and at most TRAINERS_MAX audits
 JOBS_MAX = 8  # jobs to reopen after a restart, equal to the worker's own limit
-STDERR_LINES = 20  # kept as the reason of the worker's death
+STDERR_LINES = 20  # last lines, which explain the death of a worker
 STDERR_LINE_BYTES_MAX = 4_096
 # The machine has no resources for a process now. Later starts may succeed, other than with a missing program.
 TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
@@ -128,7 +128,7 @@ class WorkerSupervisor:
         kind = self._kinds.get(type(request))
         if kind is None:
             known = ", ".join(known.TAG for known in self._kinds)
-            raise LocalProtocolError(f"no feature of this program has the worker request {request.TAG!r}: it has {known}")
+            raise LocalProtocolError(f"unknown worker request {request.TAG!r}: the known ones are {known}")
         return _PendingRequest(kind.priority, order, request, deadline_seconds)
 
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
@@ -154,14 +154,16 @@ class WorkerSupervisor:
                 failures = 0 if session.was_useful else failures + 1
                 if self.restarts == 0 and not session.was_ready:
                     if failures >= STARTS_MAX and not session.has_no_room:
-                        raise UserError(f"the worker process does not start: {session.reason} (try: {' '.join(self.command)})")
+                        raise UserError(
+                            f"the worker process does not start: {session.reason}; try it by hand: {' '.join(self.command)}"
+                        )
                 else:
                     self.restarts += 1
                 # The kernel sends SIGKILL when memory is short. Smaller micro-batches need less.
                 if session.returncode == -signal.SIGKILL and not session.killed and self.open_jobs:
                     most = max(JobSpec.decode(job.spec).micro_batch for job in self.open_jobs.values())
                     self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
-                log.warning("worker ended: %s; starting it again", session.reason)
+                log.warning("the worker ended (%s): restarting it", session.reason)
                 await trio.sleep(min(BACKOFF_SECONDS_MAX, self._backoff_seconds * 2**failures))
         finally:
             self._stopped = True
@@ -235,7 +237,7 @@ class _WorkerProcess:
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._worker.pid = self._process.pid
-        ready = await self._receive(START_SECONDS_MAX, "did not get ready")
+        ready = await self._receive(START_SECONDS_MAX, "was not ready")
         # A later start would fail for the same reason, unless an earlier process has been ready.
         if isinstance(ready, worker_protocol.RequestFailed):
             if self._worker.restarts == 0:
@@ -308,7 +310,7 @@ class _WorkerProcess:
                 await self._process.wait()
             self._end(self._exit_reason())
         except RemoteProtocolError as error:
-            self._end(f"it broke the framing: {error}")
+            self._end(f"it sent an invalid frame: {error}")
 
     async def _read_exactly(self, count: int) -> bytes:
         assert self._process.stdout is not None

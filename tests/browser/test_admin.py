@@ -148,7 +148,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await press_button(page, "Start it")
         await page.until("document.querySelector('#jobs [data-row]')?.textContent.includes('proverbs')")
         await press_button(page, "cancel", "Cancel the job")
-        await told(page, "job 'proverbs' is ended")
+        await told(page, "job 'proverbs' has ended")
         await press_button(page, "Log")
         actions = "[...document.querySelectorAll('#log td:nth-child(3)')].map((cell) => cell.textContent)"
         await page.until(f"String({actions}) === 'cancel,train,train,allow,refuse,invite,sign in'")

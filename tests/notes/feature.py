@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from features.feature import Feature, Role, Setting
+from features.feature import EventKind, Feature, Role, Setting
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -37,6 +37,7 @@ NOTES = Feature(
     services={"scribe": "tests.notes.part:Scribe"},
     settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),
     event_lines="tests.notes.module:news",
+    event_kinds=(EventKind("scribe", "The first note was decided."),),
     failures="tests.notes.module:find_full_books",
     commands="tests.notes.words",
     rpc="tests.notes.words:NoteCalls",

@@ -177,7 +177,7 @@ def test_half_of_the_days_before_its_operator_is_told_day_by_day(voters: Voters)
     voters.live(3.9, FIVE[:1])
     name = short_id(GONE.public)
     assert voters.told == [
-        f"this peer has heard nothing of {name} for {days} days: after 4 days it wants it retired" for days in (2, 3)
+        f"{name} has been silent at this peer for {days} days: after 4 days this peer votes to retire it" for days in (2, 3)
     ]
 
 
@@ -199,7 +199,7 @@ def test_all_wish_about_the_same_one_of_several(tmp_path: Path) -> None:
     voters.live(DAYS + 0.1, eight[2:])
     assert voters.members.members[eight[0].public].retired is not None, "the smaller key"
     assert voters.members.members[eight[1].public].retired is None
-    assert any("f falls without it" in text for text in voters.told)
+    assert any("lowers the number of tolerated faulty voters" in text for text in voters.told)
 
 
 @pytest.mark.virtual
@@ -255,7 +255,7 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
 def test_a_line_that_cannot_be_read_is_told_and_its_silence_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "silences").write_text("nobody 5\n")
     told: list[str] = []
-    assert load_silences(tmp_path / "silences", told.append) == {} and "counted anew" in told[0]
+    assert load_silences(tmp_path / "silences", told.append) == {} and "counts from now" in told[0]
 
 
 def membership_of(seat: Seat, stands: bool = True, approve_invited: int = 0) -> Membership:
@@ -269,15 +269,15 @@ async def test_it_is_said_how_many_wishes_there_are_and_are_needed_and_f_is_kept
         name = short_id(gone.public)
         with pytest.raises(UserError, match="0 may lie, not 1 as now: it takes a quorum that says --lower-tolerance"):
             await services[0].retire_member(name, False)
-        assert (await services[0].retire_member(name, True)).startswith(f"1 of the 3 voters needed want {name} retired;")
+        assert (await services[0].retire_member(name, True)).startswith(f"1 of 3 needed voters want {name} retired;")
         moved = await services[0].retire_member(short_id(founders.seats[2].public), True)
-        assert f"Your wish about {name} is withdrawn by this one" in moved
+        assert f"It replaces your vote to retire {name}" in moved
         for service, count in zip(services[:2], (1, 2), strict=True):
-            assert (await service.retire_member(name, True)).startswith(f"{count} of the 3")
+            assert (await service.retire_member(name, True)).startswith(f"{count} of 3")
         await founders.seats[2].until(lambda driver: len(driver.state.members.retirement_votes) == 2)
         view = next(view for view in await services[2].peers() if view.peer.startswith(name))
-        assert "2 of 3 want it retired" in view.membership
-        assert f"{name} is retired: it loses its vote and roles" in await services[2].retire_member(name, True)
+        assert "2 of 3 voters want it retired" in view.membership
+        assert f"{name} is retired: it loses its vote and its roles" in await services[2].retire_member(name, True)
         await founders.seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
         view = next(view for view in await services[0].peers() if view.peer.startswith(name))
         assert (view.roles, view.voter, view.member) == ((), False, True) and "retired at height" in view.membership
@@ -294,7 +294,7 @@ async def test_a_peer_that_is_retired_alive_trains_and_stands_again_and_no_polic
         await seats[0].until(lambda driver: driver.state.members.members[gone.public].roles == (TRAINER,))
         assert seats[0].driver.state.members.candidates[gone.public] == ()
         await gone.event("member", f"{short_id(gone.public)} was retired at height")
-        await seats[2].event("member", f"`peer retire {short_id(gone.public)} --lower-tolerance` says so, too")
+        await seats[2].event("member", f"to agree, run `peer retire {short_id(gone.public)} --lower-tolerance`")
         for seat in seats[:2]:
             await seat.author.submit("member/approve", ApproveVoter(gone.public))
         await gone.until(lambda driver: gone.public in driver.state.members.voters)

@@ -14,7 +14,15 @@ import trio
 from ledger.jobs import NO_PROGRESS_ROUNDS, RequestRollback, StopJob
 from ledger.ledger_state import LedgerState
 from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
-from peer.api.alerts import DISK_CRITICAL_BYTES, EXPULSION_ALERT_HEIGHTS, HOLD_MS, AlertInputs, AlertTracker, find_alerts
+from peer.api.alerts import (
+    ALERT_KINDS,
+    DISK_CRITICAL_BYTES,
+    EXPULSION_ALERT_HEIGHTS,
+    HOLD_MS,
+    AlertInputs,
+    AlertTracker,
+    find_alerts,
+)
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.telemetry.health import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
@@ -33,7 +41,7 @@ from training.api.job_notes import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from training.job_spec import InnerOptimizerKind
 
 WELL = AlertInputs(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
-WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
+WAITING = "waiting for a quorum: 2 of 4 voters are connected, 3 are needed"
 
 
 def of(look: AlertInputs) -> list[tuple[str, str, str]]:
@@ -72,6 +80,7 @@ def of(look: AlertInputs) -> list[tuple[str, str, str]]:
 )
 def test_each_cause_is_told_once(look: AlertInputs, expected: list[tuple[str, str, str]]) -> None:
     assert of(look) == expected
+    assert all(severity in ALERT_KINDS[AlertCause(cause)].severities for cause, _, severity in expected)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +161,7 @@ async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path
             await seat.stop()
         await until_told("no-quorum")
         (alert,) = await api.alerts()
-        assert (alert,) == await api.alerts() and "2 of 4 voters are here" in alert.text
+        assert (alert,) == await api.alerts() and "2 of 4 voters are connected" in alert.text
         for seat in others[:2]:
             await made.start(seat)
         await until_told()
@@ -184,7 +193,7 @@ def test_who_comes_stands_and_goes_is_told(world: Telling) -> None:
     world.decide(world.admission(NEW))
     assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
     world.decide(world.tx(NEW, "member/rename", RenameMember("erin")))
-    assert world.told[1:] == [f"{NAMES[8]} is called erin, and was newcomer before"]
+    assert world.told[1:] == [f"{NAMES[8]} is called erin, renamed from newcomer"]
     height = world.state.height - 1
     world.decide(world.tx(NEW, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))
     world.decide(*(world.tx(person, "member/approve", ApproveVoter(NEW.public)) for person in FOUNDERS[:3]))
@@ -192,8 +201,8 @@ def test_who_comes_stands_and_goes_is_told(world: Telling) -> None:
     for _ in range(3):
         world.decide()
     assert world.told[2:] == [
-        f"{NAMES[8]} votes now, as one of 5",
-        f"{NAMES[3]} votes no more; 4 voters are left",
+        f"{NAMES[8]} is now one of 5 voters",
+        f"{NAMES[3]} has lost its vote; 4 voters are left",
     ]
 
 
@@ -208,16 +217,16 @@ def test_a_new_key_of_a_member_is_nobody_new(world: Telling) -> None:
 
 def test_jobs_that_begin_and_end_are_told(world: Telling) -> None:
     job = world.start()
-    assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
+    assert world.told == [f"job language of {NAMES[0]} started: 2 rounds"]
     world.decide(world.tx(PEOPLE[0], "job/stop", StopJob(job)))
-    assert world.told[1:] == ["job language ended early, after 0 rounds"]
+    assert world.told[1:] == ["job language ended early after 0 rounds"]
 
 
 def test_a_job_that_ends_without_progress_is_told_as_such(world: Telling) -> None:
     key = world.start(spec=UNAUDITED + b":99")
     for _ in range(8):
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.NORM)),))
-    assert world.told[1:] == ["job unaudited ended early, after 8 rounds: its last 8 accepted nothing"]
+    assert world.told[1:] == ["job unaudited ended early after 8 rounds: its last 8 rounds accepted no update"]
 
 
 def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others(world: Telling) -> None:
@@ -226,7 +235,7 @@ def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others(world: 
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)),))
     for _ in range(2):
         world.decide(world.tx(FOUNDERS[1], "job/rollback", RequestRollback(key, 8)))
-    asks = f"{NAMES[1]} asks that job unaudited goes back to @8; whoever agrees says `rollback {key.hex()[:8]} 8`"
+    asks = f"{NAMES[1]} wants job unaudited rolled back to @8: to agree, run `peer rollback {key.hex()[:8]} 8`"
     assert world.told[1:] == [asks]
 
 
@@ -308,7 +317,7 @@ def test_who_computes_too_slowly_is_told_of_threads_and_steps() -> None:
 
 def test_who_proposes_and_is_not_heard_is_told_of_its_link() -> None:
     why = after(True, False, True).describe_cause("text")
-    assert "link is too slow, or cut" in why and "more `local_steps`" in why and "`proposal_seconds`" in why
+    assert "link is too slow, or interrupted" in why and "more `local_steps`" in why and "`proposal_seconds`" in why
 
 
 def test_it_is_told_ever_more_rarely() -> None:

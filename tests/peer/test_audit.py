@@ -144,7 +144,7 @@ def test_a_run_whose_last_round_is_not_certified_yet_exports_the_model_before_it
 
 def test_a_run_without_a_job_is_exported_and_audited(tmp_path: Path) -> None:
     chain = Chain(tmp_path / "chain")
-    with pytest.raises(UserError, match="nothing has been decided yet"):
+    with pytest.raises(UserError, match="no block is decided yet"):
         exported(chain, tmp_path / "export")
     chain.decide(EMPTY_BODY)
     chain.decide(EMPTY_BODY)

@@ -32,7 +32,7 @@ from tests.ledger.world import AUDITS, PEOPLE
 from training.job_spec import AuditMode, JobSpec
 
 REASON = SimpleNamespace(label="rollout", meaning="it trained on other responses")
-JUDGED = "the others judge that, `audits` shows what they find"
+JUDGED = "the other auditors judge the challenge: see `peer audits`"
 SPEC = SimpleNamespace(
     replay_tolerance=1e-3, resolved_objective=SimpleNamespace(reason_labels=("rollout",), rejection_reasons=(REASON,))
 )
@@ -111,8 +111,8 @@ def ask(court: Court) -> Asked:
 
 
 async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(ask: Asked) -> None:
-    told = f"{short_id(B)} replayed {short_id(A)} in round 5: passed"
-    told += "; the re-executed update differs by 0.0007 % of its length, up to 0.2 % pass"
+    told = f"{short_id(B)} re-executed {short_id(A)} in round 5: passed"
+    told += "; the re-executed update differs by 0.0007 % of its length (tolerance 0.2 %)"
     assert await ask(A) == told and ask.volunteered == [4]
     assert await ask(A) == told and await ask(A, 4) == told and ask.volunteered == [4], "it was reported already"
     assert short_id(C) in await ask(C) and ask.volunteered == [4]
@@ -133,7 +133,7 @@ async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volun
 @pytest.mark.parametrize(
     ("finding", "told"),
     [
-        (MISMATCH, "(mismatch); the re-executed update differs by 0.0007 % of its length, up to 0.2 % pass"),
+        (MISMATCH, "(mismatch); the re-executed update differs by 0.0007 % of its length (tolerance 0.2 %)"),
         (ReplayFinding.OWN_0, "(rollout): it trained on other responses"),
     ],
 )
@@ -202,19 +202,19 @@ async def test_two_people_may_ask_at_once(court: Court) -> None:
 
 async def test_what_cannot_be_re_executed_is_said(court: Court, ask: Asked) -> None:
     for trainer, number, why in (
-        (A, 99, "in round 100 is kept"),
-        (A, 0, "in round 1 is kept"),
-        (PEOPLE[7].public, None, "proposed is kept"),
-        (ask.me.public, None, "not its own"),
+        (A, 99, "in round 100 can be audited"),
+        (A, 0, "in round 1 can be audited"),
+        (PEOPLE[7].public, None, " can be audited"),
+        (ask.me.public, None, "its own proposals"),
     ):
         with pytest.raises(UserError, match=why):
             await ask(trainer, number)
     accused(court, PEOPLE[2], A, 4)
-    with pytest.raises(UserError, match="in round 5 is not for this peer to re-execute: it must be undisputed"):
+    with pytest.raises(UserError, match="in round 5: the proposal must be undisputed"):
         await ask(A, 4)
     assert "in round 4:" in await ask(A), "the one before is not disputed"
     ask.participant.worker_client = None
-    with pytest.raises(UserError, match="no worker"):
+    with pytest.raises(UserError, match="without a worker"):
         await ask(A)
 
 
@@ -256,7 +256,7 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court, ask:
         court.ledger.applied.current = court.state.with_modules(audits=replace(court.state.audits, log=()))
 
     ask.each_wait = lost
-    with pytest.raises(UserError, match="the log has lost what this peer reported"):
+    with pytest.raises(UserError, match="no longer has the report of this peer"):
         await ask(A)
 
 

@@ -276,8 +276,8 @@ async def test_an_auditor_that_replays_nothing_is_suspended_by_the_losses_that_t
         assert state.audits.jobs[job].suspension_causes[lazy].result is AuditResult.LAZY
         assert [standing(made, number).wrong_losses for number in range(3)] == [0] * 3
         assert standing(made, 3).reports <= 60 and standing(made, 3).wrong_losses >= 2
-        await made.seats[0].event("audit", "is suspended: more trainers contradict")
-        await made.seats[3].event("warning", "as if it replayed nothing")
+        await made.seats[0].event("audit", "is suspended: more trainers contradict its reported losses")
+        await made.seats[3].event("warning", "its audits reported other losses")
 
 
 @pytest.mark.long
@@ -495,7 +495,7 @@ async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_fr
         with pytest.raises(UserError, match="take one of @0, @8"):
             await services[0].request_rollback("sums", 5)
         said = [await service.request_rollback("sums", 8) for service in services[:3]]
-        assert said[0] == "1 of the 3 voters needed ask that job 'sums' goes back to @8; the others have to ask for the same"
+        assert said[0] == "1 of 3 needed voters want job 'sums' rolled back to @8; the others must give the same command"
         assert "a quorum of the voters wanted the model before them" in said[2]
         (undone,) = made.seats[2].driver.state.jobs.jobs[job].undone_rounds  # the others may not have applied that block
         for seat in made.seats:
@@ -788,8 +788,8 @@ async def test_a_person_has_honest_rounds_re_executed_one_after_the_other(tmp_pa
         with patience():
             told = await service.challenge_trainer(peer_id(trainer), None)
             (entry,) = (entry for entry in asked.driver.state.audits.log if entry.trainer == trainer)
-            assert told == f"{short_id(asked.public)} replayed {short_id(trainer)} in round {entry.round + 1}: passed; " + (
-                "the re-executed update differs by 0 % of its length, up to 0.2 % pass"
+            assert told == f"{short_id(asked.public)} re-executed {short_id(trainer)} in round {entry.round + 1}: passed; " + (
+                "the re-executed update differs by 0 % of its length (tolerance 0.2 %)"
             )
             await asked.until(lambda driver: driver.state.jobs.jobs[job].round > entry.round + 1)
             again = await service.challenge_trainer(peer_id(made.seats[2].public), entry.round + 1)
@@ -807,7 +807,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
     *_, entry = court.state.audits.log
     assert describe_audit_entry(entry, court.state).startswith(f"{short_id(entry.trainer)} is suspended: too many")
     assert suspension_reason(entry.trainer, court.state) == (
-        f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
+        f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many auditors could not get its buffers"
     )
 
 

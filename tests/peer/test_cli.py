@@ -97,7 +97,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("init", "--network"),
         (f"init --network lab --voter {ME} --voter {ME.upper()}", "is repeated"),
         ("join", "INVITATION"),
-        ("status --data-dir /nowhere", "no peer runs on /nowhere: it is not there; make a peer with `peer init`"),
+        ("status --data-dir /nowhere", "no peer runs on /nowhere: it does not exist; create it with `peer init`"),
         ("status --data-dir /", "no peer runs on /: start it with `peer run --data-dir /`"),
         ("console --data-dir /nowhere", "no peer runs on /nowhere"),
         ("console sttas", "did you mean stats?"),
@@ -107,7 +107,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("demo --peers 3", "3 is outside 4..10"),
         ("demo --malicious 2", "4 voters tolerate 1 dishonest"),
         ("demo --malicious 2", "--peers 7"),
-        ("demo --attack false-challenge", "say --audit sampled"),
+        ("demo --attack false-challenge", "add --audit sampled"),
         ("demo --malicious 4 --beyond-bound", "at least one of the 4 peers must be honest"),
         ("demo --attack bribe", "'bribe'"),
         ("demo --rounds 0", "0 is less than 1"),
@@ -220,7 +220,7 @@ def test_what_the_operating_system_says_of_a_file_is_one_line(
     peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_commands(monkeypatch, PermissionError(13, "Permission denied", "/data/x"))
-    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; choose another place, or make this one usable\n")
+    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; correct its path or its permissions\n")
     fake_commands(monkeypatch, OSError("a bug"))
     with pytest.raises(OSError, match="a bug"):
         peer("run")
@@ -369,7 +369,7 @@ async def run(directory: Path, line: str) -> tuple[int, str]:
 @pytest.mark.real("sockets")
 async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve_control_socket, FakeApi(), tmp_path)
-    told = "peer: error: standard output: No space left on device; the output of this command is lost\n"
+    told = "peer: error: cannot write to standard output: No space left on device\n"
     assert await run(tmp_path, "peer peers --data-dir $HERE > /dev/full") == (2, told)
     assert await run(tmp_path, "peer config show > /dev/full") == (2, told)
     assert await run(tmp_path, "peer help > /dev/full") == (2, told)

@@ -209,8 +209,8 @@ async def said(
         ("invite", ["invitation-string"]),
         ("invitations", ["abcdaaaa", "used", "abcebbbb", "open", "2023-11-", "192.0.2.7:7700 [::1]:2"]),
         ("revoke abce", ["abce is revoked"]),
-        ("rollback abce 8", ["1 of 3 voters ask that abce goes back to @8"]),
-        ("retire ben --lower-tolerance", ["1 of the 3 voters needed"]),
+        ("rollback abce 8", ["1 of 3 needed voters want abce rolled back to @8"]),
+        ("retire ben --lower-tolerance", ["1 of 3 needed voters"]),
         ("export out", ["7 files", "peer audit"]),
         ("model out --job tiny@12 --format gguf", ["job 'tiny' at round 12, 6 files, 1.2 MB, without heads.value", "f" * 64]),
         ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 prove it"]),
@@ -447,7 +447,7 @@ async def test_who_says_that_nobody_lies_is_told_what_one_liar_could_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: bool
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
-    assert status == 0 and ("one trainer that does moves the model anywhere" in " ".join(printed.split())) is told
+    assert status == 0 and ("a single faulty one can change the model at will" in " ".join(printed.split())) is told
 
 
 @pytest.mark.parametrize(
@@ -492,8 +492,8 @@ async def test_who_starts_sampled_audits_is_told_that_they_are_not_for_slow_link
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
     printed = " ".join(printed.split())
-    assert status == 0 and ("audit=sampled needs a steady uplink" in printed) is told
-    assert ("nothing says that one who does is found in time" in printed) is ("byzantine_max=0" in words and told)
+    assert status == 0 and ("each trainer needs a steady uplink" in printed) is told
+    assert ("a false update may be found too late" in printed) is ("byzantine_max=0" in words and told)
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(
@@ -522,7 +522,7 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
             await trio.sleep(self.seconds)
             return await super().resign_as_voter()
 
-    waiting = "waiting for a quorum: 1 of 2 voters are here, 2 are needed"
+    waiting = "waiting for a quorum: 1 of 2 voters are connected, 2 are needed"
     monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, waiting=waiting))
     for seconds, told in ((console.DECISION_NOTICE_SECONDS / 2, []), (2 * console.DECISION_NOTICE_SECONDS, [waiting])):
         shown: list[object] = []
@@ -724,7 +724,7 @@ async def test_features_names_what_runs_what_is_known_and_what_is_due(
     api = FakeApi()
     assert await console.run_console(api, attached=True) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "curation" in line)
-    assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "want 3 from height 900" in row
+    assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "want version 3 from height 900 on" in row
     assert api.asked == [("curation", 3, 900)]
 
 

@@ -147,8 +147,8 @@ async def test_a_fault_of_the_system_is_told_once_and_the_task_runs_again(fault:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("peer.daemon.daemon.RETRY_SECONDS", 0.001)
-        await restart_on_fault("the look for alerts", run, told.append)
-    assert runs == 4 and len(told) == 1 and told[0].startswith("the look for alerts failed (")
+        await restart_on_fault("the check for alerts", run, told.append)
+    assert runs == 4 and len(told) == 1 and told[0].startswith("the check for alerts failed (")
 
 
 @pytest.mark.parametrize(

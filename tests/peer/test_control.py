@@ -152,7 +152,7 @@ async def test_only_the_owner_may_connect(client: PeerApi, tmp_path: Path) -> No
 async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) -> None:
     lock = DataDirectory(tmp_path).lock_file
     lock.write_text(f"{os.getpid()}\n")
-    with pytest.raises(UserError, match=f"process {os.getpid()} is starting, or ending, and does not answer yet"):
+    with pytest.raises(UserError, match=f"process {os.getpid()} is starting or stopping"):
         await control_socket.make_client(tmp_path).status()
     os.utime(lock, (0, 0))  # another process may have its number by now
     with pytest.raises(UserError, match=f"no peer runs on {tmp_path}: start it with `peer run --data-dir {tmp_path}`"):
@@ -178,7 +178,7 @@ async def test_a_socket_in_use_is_not_taken_away(client: PeerApi, tmp_path: Path
 
 async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "control.sock").write_text("precious")
-    with pytest.raises(UserError, match="is no socket"):
+    with pytest.raises(UserError, match="which is another file"):
         await serve_control_socket(FakeApi(), tmp_path)
     assert (tmp_path / "control.sock").read_text() == "precious"
 
@@ -244,12 +244,12 @@ def framed(plain: object) -> bytes:
     [
         (b"\xff\xff\xff\xff", b""),
         (b"\x00\x00\x00\x01\xc1", b""),
-        (framed(None), b"speaks"),
-        (framed(["folkmoot-control/0", "status", []]), b"speaks"),
+        (framed(None), b"uses the control protocol"),
+        (framed(["folkmoot-control/0", "status", []]), b"uses the control protocol"),
         (framed([control_socket.VERSION, "__class__", []]), b"no method"),
         (framed([control_socket.VERSION, ["status"], []]), b"no method"),
         (framed([control_socket.VERSION, "status", [1]]), b"mistyped"),
-        (framed([control_socket.VERSION, "rounds", ["x"]]), b"start it again"),
+        (framed([control_socket.VERSION, "rounds", ["x"]]), b"restart the peer"),
     ],
 )
 async def test_a_bad_request_costs_its_sender_only(client: PeerApi, tmp_path: Path, request_bytes: bytes, answer: bytes) -> None:

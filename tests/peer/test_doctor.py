@@ -96,7 +96,7 @@ async def test_an_open_key_is_named_with_its_mode(directory: DataDirectory) -> N
 @pytest.mark.real("sockets")
 async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDirectory) -> None:
     missing = fault_of("data", await looked(DataDirectory(directory.path / "nowhere")))
-    assert "nowhere is not there" in missing.text and "peer join" in missing.advice
+    assert "nowhere does not exist" in missing.text and "peer join" in missing.advice
     directory.path.chmod(0o777)
     assert "chmod go-w" in fault_of("data", await looked(directory)).advice
     directory.path.chmod(0o700)
@@ -222,20 +222,20 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         assert {"peer", "port", "metrics", "key", "peers"} <= right and not list(of("web", found))
         assert f"process {daemon.pid}" in next(of("peer", found)).text
         told = fault_of("port", found)
-        assert told.level == FindingLevel.WARNING and f"{nobody}, which others are told to dial" in told.text
+        assert told.level == FindingLevel.WARNING and f"the announced address {nobody} does not answer" in told.text
         listening = [finding.text.removesuffix(" answers") for finding in of("port", found) if finding.level == FindingLevel.OK]
         assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
         (directory.path / "services" / "metrics" / "address").write_text(nobody)
         monkeypatch.undo()
         for module, name in ((reachability_checks, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):
             monkeypatch.setattr(module, name, 0.1)
-        assert "not this peer answers" in fault_of("metrics", await looked(directory)).text
+        assert "another peer answers at" in fault_of("metrics", await looked(directory)).text
         other.close()
         monkeypatch.setattr(reachability_checks, "DIAL_SECONDS_MAX", 60.0)
         found = fault_of("port", await looked(directory, advertise=nobody))
-        assert found.level == FindingLevel.WARNING and f"{nobody}, which others are told to dial" in found.text
+        assert found.level == FindingLevel.WARNING and f"the announced address {nobody} does not answer" in found.text
         moved = list(of("port", await looked(directory, listen="127.0.0.2:7")))
-        assert any("the settings name 127.0.0.2:7, and the peer that runs listens at 127.0.0.1:" in one.text for one in moved)
+        assert any("the settings name 127.0.0.2:7, but the running peer listens at 127.0.0.1:" in one.text for one in moved)
         assert any(one.level == FindingLevel.OK for one in moved), "it is dialed where it listens"
         assert daemon.terminate() == 0 and "Traceback" not in daemon.log and "truncated" not in daemon.log
 
@@ -322,7 +322,7 @@ async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() 
         assert [one.level for one in await others(alone=True)] == [FindingLevel.OK]
         assert [one.level for one in await others(here, me=ALICE.public, alone=True)] == [FindingLevel.OK], "it dials itself"
         [copy] = await others(here, me=ALICE.public, links=None)
-        assert copy.level == FindingLevel.FAULT and "with this peer's key" in copy.text
+        assert copy.level == FindingLevel.FAULT and "with the key of this peer" in copy.text
 
 
 def test_what_others_say_of_reaching_this_peer_is_told() -> None:
@@ -337,7 +337,7 @@ def test_a_peer_that_listens_elsewhere_than_the_settings_say_is_named() -> None:
     assert reachability_checks.check_listen_settings(["0.0.0.0:0", "[::1]:7"], ["[::1]:7", "0.0.0.0:4711"]) == []
     for wanted, listening in ((["h:1"], ["h:2"]), (["h:1", "h:1"], ["h:1"]), (["h:0"], [])):
         [found] = reachability_checks.check_listen_settings(wanted, listening)
-        assert found.level == FindingLevel.WARNING and (", ".join(listening) or "none") in found.text
+        assert found.level == FindingLevel.WARNING and (", ".join(listening) or "no address") in found.text
 
 
 def test_each_place_is_dialed_once_and_the_named_ones_first() -> None:

@@ -71,7 +71,7 @@ async def test_silence_and_its_end_are_told_once(autojump_clock: MockClock) -> N
         assert anna.connected_peers()
         name = short_id(KEYS[1])
         assert [text.replace("16", "15") for text in told] == [
-            f"{name} is silent: nothing came for 15 s",
+            f"{name} is silent: nothing received for 15 s",
             f"{name} is heard again",
         ]
 
@@ -83,8 +83,8 @@ async def test_a_voter_with_too_few_names_both_sides(autojump_clock: MockClock) 
         await trio.sleep(8)
         assert [hearing.partition_text(NAMES) for _, hearing in peers] == [""] * 7, "links come again within seconds, mostly"
         await trio.sleep(10)
-        small = "partition: 3 of 7 voters here (anna, bert, carl), 5 are needed: nothing is decided until 2 more come; "
-        large = "partition: 4 of 7 voters here (dora, emil, fred, gina), 5 are needed: nothing is decided until 1 more comes; "
+        small = "partition: 3 of 7 voters are connected (anna, bert, carl), 5 are needed; "
+        large = "partition: 4 of 7 voters are connected (dora, emil, fred, gina), 5 are needed; "
         sides = [small + "not heard: dora, emil, fred, gina"] * 3 + [large + "not heard: anna, bert, carl"] * 4
         assert [hearing.partition_text(NAMES) for _, hearing in peers] == sides
         mesh.partition(KEYS[:5], KEYS[5:])

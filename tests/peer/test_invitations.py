@@ -67,7 +67,8 @@ async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_pa
         texts = [await api.create_invitation(7) for _ in range(2)]
         first, second = await api.invitations()
         assert (
-            await api.revoke_invitation(first.token[:6]) == f"invitation {first.token[:8]} is revoked: it admits nobody any more"
+            await api.revoke_invitation(first.token[:6])
+            == f"invitation {first.token[:8]} is revoked: it admits no member from now on"
         )
         assert [view.state for view in await api.invitations()] == ["revoked", "open"]
         with pytest.raises(UserError, match="was revoked already"):
@@ -146,7 +147,7 @@ async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
         for said, why in (
             (("peer.lab:0",), "port 0"),
             (("peer.lab",), "not an address"),
-            (("a:1",) * 9, "too many"),
+            (("a:1",) * 9, "at most"),
         ):
             with pytest.raises(UserError, match=f"^--address: .*{why}"):
                 await api.create_invitation(7, said)
@@ -157,7 +158,7 @@ async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tm
     async with inviter(tmp_path) as (peer, _):
         api = make_peer_api(peer)
         peer.addresses = tuple
-        with pytest.raises(UserError, match=r"no address of this machine but loopback.*invite --address HOST:PORT.*advertise"):
+        with pytest.raises(UserError, match=r"only loopback addresses of this machine.*invite --address HOST:PORT.*advertise"):
             await api.create_invitation(7, ())
         assert peer.invitations.issued == ()
         assert parse_invitation(await api.create_invitation(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
@@ -363,7 +364,7 @@ def test_no_advice_names_a_peer_as_another_s_id_reads(characters: int, change: C
     table = {victim: Member("anna", (), 0, None, 0), liar: Member(change(peer_id(victim)[:characters]), (), 0, None, 0)}
     members = MembersState(table, (victim,), (victim,), (victim,))
     assert short_id(liar) in PeerNames(present_of(members))[peer_id(liar)]
-    advice = PeerNames(present_of(members)).replace_ids(f"`peer retire {short_id(liar)}` says so, too")
+    advice = PeerNames(present_of(members)).replace_ids(f"to agree, run `peer retire {short_id(liar)}`")
     assert resolve_peer(advice.split("`")[1].split()[-1], members) == liar
 
 

@@ -206,13 +206,13 @@ def witness(log: EventLog) -> NodeObserver:
         pytest.param(
             NodeObserver.report_vote_lockout,
             [(5, 0), (5, 7), (6, 7), (7, 7)],
-            "silent until height 7: signatures of ours are missing from this disk (was it restored from a backup?)",
+            "silent until height 7: the disk lacks signatures of this peer, as after a restore from a backup",
             id="silence, with its end and its likely cause",
         ),
         pytest.param(
             NodeObserver.report_muted_rounds,
             [(frozenset(rounds),) for rounds in ((), ((HISTORY, 3),), ((HISTORY, 3),), ())],
-            "saying nothing more in round 4: a message of ours in it is missing from this disk",
+            "this peer signs nothing more in round 4: the disk lacks a message of it",
             id="a round of which something was forgotten",
         ),
     ],
@@ -228,9 +228,16 @@ async def test_what_holds_for_a_while_is_told_once(
 @pytest.mark.parametrize(
     ("audit", "liars", "told"),
     [
-        (AuditMode.SAMPLED, 1, ["audit=sampled needs a steady uplink of "]),
-        (AuditMode.SAMPLED, 0, ["audit=sampled needs a steady uplink of ", "audits are sampled and byzantine_max=0: nobody is "]),
-        (AuditMode.OFF, 0, ["audits are off and byzantine_max=0: nobody is assumed to"]),
+        (AuditMode.SAMPLED, 1, ["with audit=sampled, each trainer needs a steady uplink of "]),
+        (
+            AuditMode.SAMPLED,
+            0,
+            [
+                "with audit=sampled, each trainer needs a steady uplink of ",
+                "audits are sampled and byzantine_max=0: no trainer is ",
+            ],
+        ),
+        (AuditMode.OFF, 0, ["audits are off and byzantine_max=0: no trainer is assumed to"]),
         (AuditMode.OFF, 1, []),
         (AuditMode.FULL, 0, []),
     ],
@@ -259,9 +266,9 @@ async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
     one, other, third = map(short_id, trainers)
     said = [
         "proposes",
-        f"vouches for {one}, rejects {other} (replay), is unsure of {third}",
+        f"vouches for {one}, rejects {other} (replay), gives no verdict on {third}",
         f"votes {one}: accept, {other}: replay, {third}: unjudged",
-        "wants to close",
+        "ends its wait for proposals",
     ]
     assert await event_texts(log) == [f"round 3: {short_id(LIAR.public)} {words}" for words in said]
     assert [event.kind for event in await log.wait_for_events(0, 0.0)] == ["proposal", "vouch", "ballot", "cut-off"]
@@ -288,7 +295,7 @@ async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(lo
     for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
         witness.report_conditions(replica_of(state_root_split=text), "")
     assert [line.split(";")[0] for line in await event_texts(log)] == ["2 of 4 differ", "3 of 4 differ"]
-    assert all("When peers do not hold the same state" in line for line in await event_texts(log)), "and what to do"
+    assert all("docs/how-to/when-something-is-wrong.md" in line for line in await event_texts(log)), "and what to do"
 
 
 async def test_another_history_is_told_once_and_is_no_halt(log: EventLog, witness: NodeObserver) -> None:
@@ -312,7 +319,7 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
     disputed = SimpleNamespace(**fine | {"no_votes_below": 10, "state_root_split": "2 of 4 differ"})
     assert why_halted(disputed, None).startswith("HALTED: 2 of 4 differ; ")
     diverged = SimpleNamespace(**vars(disputed) | {"divergence": "height 8 was decided otherwise"})
-    assert why_halted(diverged, None) == "HALTED: height 8 was decided otherwise; the certified state is being restored"
+    assert why_halted(diverged, None) == "HALTED: height 8 was decided otherwise; this peer restores the certified state"
     expelled = Member("ben", (), 0, None, 3, expelled=6)
     assert why_halted(diverged, expelled).startswith("EXPELLED at height 6: ")
     assert why_halted(SimpleNamespace(**fine), None, "it was used") == "not a member: it was used"
@@ -322,9 +329,9 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
 @pytest.mark.parametrize(
     ("links", "may_speak", "words"),
     [
-        (0, False, "waiting for a quorum: 1 of 4 voters are here, 3 are needed"),
-        (1, True, "waiting for a quorum: 2 of 4 voters are here, 3 are needed"),
-        (2, False, "waiting for a quorum: 3 voters must first say what they heard this peer sign"),
+        (0, False, "waiting for a quorum: 1 of 4 voters are connected, 3 are needed"),
+        (1, True, "waiting for a quorum: 2 of 4 voters are connected, 3 are needed"),
+        (2, False, "waiting for a quorum: 3 voters must first report the statements that they heard from this peer"),
         (2, True, ""),
     ],
 )

@@ -91,14 +91,14 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     assert (await ben.client.status()).name == "ben"
 
     status, out, _ = command("approve", "ben", "--data-dir", str(anna.directory))
-    assert (status, "has the approvals it needs" in out) == (0, True)
+    assert (status, "has all needed approvals" in out) == (0, True)
     assert (await ben.until(voter=True)).voters == 2
 
     shown = ask(ben, "test")
     kinds = re.findall(r"^\d\d:\d\d:\d\d ([\w-]+)", shown, re.MULTILINE)
     seen = [kind for kind in kinds if kind not in ("cut-off", "vouch")]
     assert seen == ["proposal", "ballot", "ballot", "decided", "round", "applied"] and kinds.count("vouch") == 1
-    assert re.search(r"decided by 2 signatures: (anna ben|ben anna)\n", shown)
+    assert re.search(r"decided with 2 signatures: (anna ben|ben anna)\n", shown)
 
     assert "is decided" in ask(anna, "train", "--rounds", "2", *TINY)
     await poll(lambda: is_trained(anna, ben))
@@ -143,7 +143,7 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
     await ben.until(voter=True)
     await carl.start("join", ask(anna, "invite").strip(), *voter).answers()
     key = (await carl.client.status()).peer
-    await poll(lambda: says(anna, f"{key[:8]} stands as a voter: `peer approve {key[:8]}`"))
+    await poll(lambda: says(anna, f"{key[:8]} stands as a voter: to approve it, run `peer approve {key[:8]}`"))
     await poll(lambda: stands(ben, key))
     ask(ben, "approve", key[:8])
     height = (await ben.client.status()).height
@@ -199,7 +199,7 @@ async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     await anna.start("run", *voter, "--approve-invited", "9").answers()
     await ben.start("join", ask(anna, "invite").strip(), *voter).answers()
     await ben.until(voter=True)
-    assert "start it with --no-stand" in ask(ben, "resign")
+    assert "restart it only with --no-stand" in ask(ben, "resign")
     await ben.until(voter=False, voters=1)
     ask(ben, "test")
     status = await ben.client.status()
@@ -341,7 +341,7 @@ def test_the_commands_work_as_they_are_pasted(tmp_path: Path, capsys: pytest.Cap
         idle=DEMO_SECONDS_MAX,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "audit=sampled needs a steady uplink" in " ".join(done.stdout.split()), "four that train, of whom one may lie"
+    assert "each trainer needs a steady uplink" in " ".join(done.stdout.split()), "four that train, of whom one may lie"
     assert "finished, round 3 of 3" in done.stdout
     assert len(re.findall(r"^[123] [0-9a-f]{8} +accept", done.stdout, re.MULTILINE)) == 3, done.stdout
     for name in NAMES[:4]:

@@ -330,11 +330,16 @@ def test_the_only_voter_is_never_behind() -> None:
             KEYS[1:3],
             STALLED_SECONDS,
             0.0,
-            "waiting for a decision: height 11 has not come for 30 s (3 of 4 voters are here)",
+            "waiting for a decision: height 11 has been undecided for 30 s (3 of 4 voters are connected)",
             id="work without a decision is waited for after a while",
         ),
         pytest.param(
-            node(me=STRANGER), (), 0.0, 0.0, "waiting for the voters: none of 4 is here", id="a peer without a vote needs a voter"
+            node(me=STRANGER),
+            (),
+            0.0,
+            0.0,
+            "waiting for the voters: none of 4 is connected",
+            id="a peer without a vote needs a voter",
         ),
         pytest.param(node(me=STRANGER), KEYS[:1], 0.0, 0.0, "", id="a peer without a vote needs one voter only"),
         pytest.param(node(books={JOB: book()}), KEYS, 0.0, 20.0 + STALLED_SECONDS - 1, "", id="times of a round are nearly up"),
@@ -343,7 +348,7 @@ def test_the_only_voter_is_never_behind() -> None:
             KEYS,
             0.0,
             20.0 + STALLED_SECONDS,
-            "waiting for the ballots of round 4 of 'text', open for 50 s: 2 of 3 needed are here",
+            "waiting for the ballots of round 4 of 'text', open for 50 s: 2 of 3 needed have arrived",
             id="a round whose times are up waits for ballots",
         ),
         pytest.param(
@@ -354,7 +359,7 @@ def test_the_only_voter_is_never_behind() -> None:
             KEYS[3:],
             0.0,
             60.0,
-            "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is here",
+            "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is connected",
             id="no trainer is here",
         ),
     ],
@@ -396,13 +401,13 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> Non
             await seat.stop()
         await poll(lambda: len(voters[0].network.connected_peers()) == 2)
         status = await service_of(voters[0]).status()
-        assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are here, 3 are needed")
+        assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are connected, 3 are needed")
         voters[0].network.keepalive = KeepaliveConfig(suspect_seconds=0.1)
         await poll(lambda: bool(voters[0].hearing.partition_text(voters[0].events.names)))
         status = await service_of(voters[0]).status()
         sides = [sorted(short_id(seat.public) for seat in side) for side in (voters[:2], voters[2:])]
         here, there = (", ".join(f"founder ({key})" for key in side) for side in sides)
-        told = f"partition: 2 of 4 voters here ({here}), 3 are needed: nothing is decided until 1 more comes; not heard: {there}"
+        told = f"partition: 2 of 4 voters are connected ({here}), 3 are needed; not heard: {there}"
         assert (status.state, status.waiting) == ("waiting", told)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(voters[0].start_job)

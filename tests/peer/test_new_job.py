@@ -264,7 +264,7 @@ async def test_voters_end_what_is_unsound(tmp_path: Path, bad: str) -> None:
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         job = await started(made.seats[1], made.seats[1].blobs.add_bytes(values.tobytes()))
         for seat in made.seats:
-            await seat.event("warning", "cannot start, and this voter wants it to end")
+            await seat.event("warning", "this voter votes to end it")
             await seat.until(lambda driver: not driver.state.jobs.queue)
             assert job not in seat.driver.state.jobs.jobs and seat.failure is None
 
@@ -359,7 +359,7 @@ SAMPLED_JOB = replace(LANGUAGE, audit=AuditMode.SAMPLED, audit_rate=0.1, auditor
 def test_so_many_updates_are_re_executed_by_a_machine(machines: int, voters: int, spec: JobSpec, replays: float) -> None:
     job = job_of(machines, voters, spec is FULL)
     assert replays_per_round(JOB, job, spec) == pytest.approx(replays)
-    assert f"{1 / (1 + replays):.0%} of its computing on its own steps" in describe_machine_time(JOB, job, spec)
+    assert f"{1 / (1 + replays):.0%} of its compute on its own steps" in describe_machine_time(JOB, job, spec)
     assert f"{machines / (1 + replays):.1f} times the samples of one" in describe_machine_time(JOB, job, spec)
 
 
@@ -370,4 +370,4 @@ def test_two_machines_that_re_execute_each_other_are_worth_one() -> None:
 def test_nothing_is_said_of_one_machine_and_of_jobs_without_audits_only_the_samples() -> None:
     assert describe_machine_time(JOB, job_of(1, 1), FULL) == ""
     off = describe_machine_time(JOB, job_of(4, 4, False), replace(FULL, audit=AuditMode.OFF))
-    assert off.startswith("a machine spends 100% of its computing on its own steps: ") and "4.0 times" in off
+    assert off.startswith("a machine spends 100% of its compute on its own steps: ") and "4.0 times" in off

@@ -62,7 +62,7 @@ def test_verify_says_what_is_proven_and_where_its_trust_comes_from(chain: Chain,
     assert (status, err) == (0, "")
     for part in (
         f"world, chain id {chain.chain.hex()}",
-        "the file alone: compare the chain id",
+        "only the file: compare the chain id",
         f"after height 39, root {chain.states[39].state_root.hex()}",
         "by block 40 of 1970-01-01",
         "signed by 4 of 4 voters; 2 changes of voters since the genesis",
@@ -88,26 +88,26 @@ def test_the_genesis_and_the_chain_id_say_which_network_is_meant(chain: Chain, t
     proof, genesis = written(chain, tmp_path), tmp_path / "genesis"
     genesis.write_bytes(codec.encode(chain.genesis))
     assert f"the genesis in {genesis}" in told("verify", str(proof), "--genesis", str(genesis))[1]
-    assert "the chain id that you gave" in told("verify", str(proof), "--chain-id", chain.chain.hex().upper())[1]
+    assert "the given chain id" in told("verify", str(proof), "--chain-id", chain.chain.hex().upper())[1]
     other = hashlib.sha256(b"another").hexdigest()
     status, out, err = told("verify", str(proof), "--genesis", str(genesis), "--chain-id", other)
-    assert (status, out) == (2, "") and f"it is of the chain {chain.chain.hex()[:16]}…, --chain-id is of {other[:16]}…" in err
+    assert (status, out) == (2, "") and f"its chain is {chain.chain.hex()[:16]}…, that of --chain-id is {other[:16]}…" in err
     genesis.write_bytes(codec.encode(Chain(voters=5).genesis))
-    assert "proves nothing here" in told("verify", str(proof), "--genesis", str(genesis))[2]
+    assert "belongs to another network" in told("verify", str(proof), "--genesis", str(genesis))[2]
 
 
 @pytest.mark.parametrize(
     ("change", "options", "why"),
     [
         (lambda path: path.unlink(), [], "cannot read"),
-        (lambda path: path.write_bytes(b""), [], "proves nothing: unknown-message"),
-        (lambda path: path.write_bytes(b"text"), [], "proves nothing: unknown-message"),
+        (lambda path: path.write_bytes(b""), [], "is invalid: unknown-message"),
+        (lambda path: path.write_bytes(b"text"), [], "is invalid: unknown-message"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), [], "ends early"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"row-proof-1", b"row-proof-2")), [], "'row-proof-2'"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\0"), [], "other bytes than whoever made it wrote"),
-        (lambda path: None, ["--chain-id", "12"], "'12' is no chain id, which has 64 hexadecimal digits"),
+        (lambda path: None, ["--chain-id", "12"], "'12' is no chain id: it must have 64 hexadecimal digits"),
         (lambda path: None, ["--genesis", "/nowhere"], "cannot read /nowhere"),
-        (lambda path: None, ["--genesis", __file__], "is no genesis"),
+        (lambda path: None, ["--genesis", __file__], "is not a genesis"),
     ],
 )
 def test_bad_input_costs_one_line(
@@ -152,8 +152,8 @@ def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path:
     [
         ("notebook/pages", b"7", "row.proof", "no table 'notebook/pages': it has notebook/notes"),
         ("notebook", b"7", "row.proof", "no table 'notebook'"),
-        (TABLE, b"", "row.proof", "a key of 0 bytes: those of tables have 1 to 64"),
-        (TABLE, b"x" * 65, "row.proof", "a key of 65 bytes"),
+        (TABLE, b"", "row.proof", "the key has 0 bytes: keys of tables have 1 to 64"),
+        (TABLE, b"x" * 65, "row.proof", "the key has 65 bytes"),
         (TABLE, b"7", "nowhere/row.proof", "cannot write"),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_cannot_be_proven_leaves_no_file(chain: Chain, tmp_path: Path, tabl
 
 
 def test_a_peer_hands_out_no_file_that_proves_nothing(chain: Chain, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="this proof proves nothing"):
+    with pytest.raises(UserError, match="this proof is invalid"):
         write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(12), TABLE, b"7", tmp_path / "row.proof")
     assert list(tmp_path.iterdir()) == []
 

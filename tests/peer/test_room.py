@@ -69,8 +69,9 @@ async def test_a_peer_that_lacks_room_does_not_train_and_does_as_soon_as_there_i
     job, shop, disk = chain.ledger.state.jobs.jobs[key], shop_of(chain, role), Disk(RESERVED_BYTES)
     shop.disk_space.free = disk
     await shop.disk_space.check_job(key, job)
-    assert "this peer does not train it until there is room" in shop.disk_space.shortage_text and shop.disk_space.is_short_for(
-        key
+    assert (
+        "free some space, until then this peer does not train it" in shop.disk_space.shortage_text
+        and shop.disk_space.is_short_for(key)
     )
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -84,7 +85,10 @@ async def test_a_peer_that_lacks_room_does_not_train_and_does_as_soon_as_there_i
             nursery.cancel_scope.cancel()
     assert not shop.disk_space.shortage_text
     told = [event.text for event in await shop.disk_space.events.wait_for_events(-10, 0.0)]
-    assert any("more of this peer's disk" in text for text in told) and f"job {job.name} fits on this peer's disk now" in told
+    assert (
+        any("more on the disk of this peer" in text for text in told)
+        and f"job {job.name} has enough disk space at this peer now" in told
+    )
     chain.close()
 
 
@@ -98,7 +102,7 @@ async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp
     of = job_disk_space(replace(LANGUAGE, rounds=job.rounds), len(job.trainers), trains=True)
     looked.free = Disk(RESERVED_BYTES + of.total_bytes(ROUNDS_AHEAD))
     await looked.check_job(key, job)
-    assert "free some before the disk is full" in looked.shortage_text and not looked.is_short_for(key)
+    assert "free some space before the disk is full" in looked.shortage_text and not looked.is_short_for(key)
     here = sum(file.stat().st_size for file in chain.host.round_directory(key, 0).iterdir())
     looked.free = Disk(RESERVED_BYTES + of.total_bytes(ROUNDS_AHEAD) - here - 1)
     await looked.check_job(key, job)

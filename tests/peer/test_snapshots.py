@@ -198,7 +198,7 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
         await voters[0].until(lambda driver: not driver.state.jobs.running())
         for voter in voters:
             liar.network.send(voter.public, codec.encode(Status(1_000_000, 0)))
-            await voter.event("snapshot", "asking")
+            await voter.event("snapshot", "requesting")
         await one_root(voters, await voters[0].start_job())
         assert not [event for voter in voters for event in await voter.events.wait_for_events(0, 0.0) if "restored" in event.text]
 
@@ -221,7 +221,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
         await made._nursery.start(newcomer.run)
         with patience():
             await newcomer.ended.wait()
-        assert newcomer.failure is not None and "another block than the invitation names" in str(newcomer.failure)
+        assert newcomer.failure is not None and "differs from the one in the invitation" in str(newcomer.failure)
         store = LedgerStore(newcomer.store.path, newcomer.genesis.chain_id)
         assert store.decided_height < 2, "a block that is refused is not kept"
         store.close()
@@ -414,9 +414,9 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
         await seat.author.submit("job/start", StartJob(kept.encode()))
         for text in ("", "other", "zz"):
-            with pytest.raises(UserError, match=r"fits no jobs that run or wait .* 'long'"):
+            with pytest.raises(UserError, match=r"fits no running or queued jobs .* 'long'"):
                 await service.cancel_job(text)
-        assert await service.cancel_job("long") == "job 'long' is ended"
+        assert await service.cancel_job("long") == "job 'long' has ended"
 
 
 async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         shown.type("status")  # without Enter
         shown.until("peer> status$")
         erin.start("join", invitation[1].replace("\n", ""), *RUN[1:], "--name", "erin")
-        told = shown.until(r"stands as a voter: `approve erin` approves it\n(.*\n)*peer> status$")
+        told = shown.until(r"stands as a voter: to approve it, run `approve erin`\n(.*\n)*peer> status$")
         assert re.search(r"\d\d:\d\d:\d\d member +erin was admitted as a member, invited by anna\n", told), told
         assert told.count("peer> status") == 1 and told.endswith("\npeer> status")
         shown.type("\x15approve erin\r")
-        told = shown.until(r"erin votes now, as one of 2\n(.*\n)*peer>$")
+        told = shown.until(r"erin is now one of 2 voters\n(.*\n)*peer>$")
         shown.type("log 30\r")  # more than its last lines, since blocks may continue
         assert "erin" in shown.until(r"peer> log 30\n(.*\n){3,}peer>$").split("log 30")[1]
 
@@ -176,7 +176,7 @@ def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and
         told = "\n".join(shown.lines)
         assert status == 0, told
         assert re.search(r"│ liar-2 +suspended once: ", told), told
-        assert "all honest roots are equal, every liar was found out, the loss fell" in told
+        assert "all honest roots are equal, each dishonest peer was found, the loss fell" in told
         assert max(map(len, shown.lines)) <= 120
     report = json.loads((tmp_path / "r.json").read_text())
     assert KEYS - report.keys() == set()

@@ -86,7 +86,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     "standings": lambda: view_tables.audit_records([replace(fake_api.STANDING, peer=peer) for peer in KEYS], NAMES),
     "suspensions": lambda: view_tables.suspensions(fake_api.AUDITS.suspensions, NAMES),
     "status": lambda: view_tables.status(
-        replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are here, 2 are needed")
+        replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are connected, 2 are needed")
     ),
     "reach": lambda: view_tables.reachability({a: {b: 17.0 for b in KEYS if a != b} for a in KEYS}, NAMES, KEYS[0]),
     "help": lambda: KeyValueTable({name: word.about for name, word in all_commands().items()}),
@@ -329,9 +329,9 @@ def test_a_re_executor_that_is_not_asked_or_asked_last_is_shown_with_the_reason(
     }
     told = limited_reexecutors(replace(job, round=9, vouch_records=records))
     assert told == {
-        peer_id(silent): "is asked last to re-execute until round 29: it gave no vouch in 3 closings in a row",
-        peer_id(liar): "is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds",
-        peer_id(both): "is not asked to re-execute until round 21: it vouched falsely in 3 of 20 rounds",
+        peer_id(silent): "is asked last to re-execute until round 29: it missed its vouches in 3 successive rounds",
+        peer_id(liar): "is not asked to re-execute until round 31: its vouches were false in 3 of 20 rounds",
+        peer_id(both): "is not asked to re-execute until round 21: its vouches were false in 3 of 20 rounds",
     }
     (view,) = fake_api.JOBS
     printed = shown(view_tables.jobs([replace(view, reexecution_limits={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
@@ -343,7 +343,7 @@ def test_the_status_of_a_re_executor_says_that_it_is_not_asked() -> None:
     key = world.start(spec=LANGUAGE)
     me, other = PEOPLE[0].public, PEOPLE[1].public
     jobs = {key: replace(world.job(key), vouch_records={me: VouchRecord(suspended_until=30)})}
-    text = "in language this peer is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds"
+    text = "in language this peer is not asked to re-execute until round 31: its vouches were false in 3 of 20 rounds"
     assert [describe_own_limits(person, JobsState(jobs)) for person in (me, other)] == [text, ""]
     printed = " ".join(shown(view_tables.status(replace(fake_api.STATUS, reexecution_limits=text)), 80).split())
     assert f"re-execution {text}" in printed

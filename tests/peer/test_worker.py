@@ -155,7 +155,7 @@ async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(
 
 
 @pytest.mark.real("processes")
-@pytest.mark.parametrize("what, why", [("die", "exit status 7: last words"), ("killed", "SIGKILL"), ("garbage", "framing")])
+@pytest.mark.parametrize("what, why", [("die", "exit status 7: last words"), ("killed", "SIGKILL"), ("garbage", "invalid frame")])
 async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_new_worker_with_the_jobs_open(
     fake: Fake, what: str, why: str
 ) -> None:

@@ -172,7 +172,7 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         (job,) = (await said(site.get, f"{ADMIN}/jobs", token)).body["jobs"]
         assert (job["job"], job["name"], job["rounds"]) == (made.body["job"], "proverbs", 300)
         cancel = f"{ADMIN}/jobs/{job['job']}/cancel"
-        assert "is ended" in (await said(site.ask, "POST", cancel, None, token)).body["said"]
+        assert "has ended" in (await said(site.ask, "POST", cancel, None, token)).body["said"]
         assert (await said(site.ask, "POST", cancel, None, token)).code == "refused"
         assert (await log(site, token))[:2] == [
             ("cancel", f"job {job['job'][:8]}", "refused"),

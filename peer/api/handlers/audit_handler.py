@@ -43,7 +43,7 @@ class AuditRpcHandler(AuditRpc):
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.peer.require_member()
         if self.peer.driver.round_executor.participant.worker_client is None:
-            raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
+            raise UserError("this peer cannot re-execute without a worker: give the command at a peer with --role trainer")
         due = await self._to_audit(
             self.peer.driver.state.members.current_key(resolve_peer(trainer, self.peer.driver.state.members)), round
         )
@@ -58,11 +58,11 @@ class AuditRpcHandler(AuditRpc):
                 self.peer.auditor.asked.remove(place)
             entry = self._reported(due)
         if entry is None:
-            lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"
+            lost, undone = "the audit log no longer has the report of this peer", "the round was undone before this peer reported"
             job = self.peer.state.jobs.jobs.get(due.job)
             is_in_model = job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
             why = lost if is_in_model else undone
-            raise UserError(f"{why}: `audits` shows what was found")
+            raise UserError(f"{why}: `peer audits` has the results")
         if entry.result is AuditResult.LAPSED:
             raise UserError(describe_audit_entry(entry, self.peer.driver.state))
         return _told(entry, self.peer.driver.state)
@@ -109,19 +109,19 @@ class AuditRpcHandler(AuditRpc):
     def _why_not(self, trainer: bytes, round: int | None) -> str:
         """Return the reason, for people, why no proposal can be re-executed. `round` None means any round."""
         state, which = self.peer.driver.state, "" if round is None else f" in round {display_round_number(round)}"
-        what = f"{short_id(trainer)} proposed{which}"
+        whose = f"{short_id(trainer)}{which}"
         if trainer == self.peer.me:
-            return "a peer re-executes others' proposals, not its own"
+            return "a peer cannot challenge its own proposals: name another trainer"
         if not state.audits.jobs:
-            return "no job with audit=sampled goes on: `rounds` shows who re-executed the updates of others"
+            return "no job with audit=sampled is running: `peer rounds` shows re-executions of other jobs"
         kept = (
             (number, key) for audits in state.audits.jobs.values() for number, of in audits.rounds.items() for key in of.proposals
         )
         if not any(state.members.current_key(key) == trainer and round in (None, number) for number, key in kept):
-            when = "while its audit_window is open, unless they were re-executed before the vote or the round was undone"
-            return f"nothing that {what} is kept for audits: accepted proposals of a closed round are, {when}"
-        must = f"in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open, and not apart from the trainer"
-        return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
+            when = "unless voters re-executed them before the vote, or the round was undone"
+            return f"no proposal of {whose} can be audited: accepted proposals can be until their audit_window ends, {when}"
+        must = f"must be in good standing, with fewer than {CHALLENGES_OPEN_MAX} open disputes and few claims of withheld buffers"
+        return f"this peer cannot challenge {whose}: the proposal must be undisputed, and this peer {must}; once for a round"
 
     def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
         """Return the reports that this peer owes: job and proposal key -> this peer's public key in that round."""
@@ -155,8 +155,10 @@ def _told(entry: AuditLogEntry, state: LedgerState) -> str:
             said = f"{said}: {meaning}"
         elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # the auditor re-executed it
             error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
-            said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length, up to {100 * most:.2g} % pass"
-    return f"{said}; the others judge that, `audits` shows what they find" if entry.result is AuditResult.CHALLENGED else said
+            said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length (tolerance {100 * most:.2g} %)"
+    return (
+        f"{said}; the other auditors judge the challenge: see `peer audits`" if entry.result is AuditResult.CHALLENGED else said
+    )
 
 
 def list_suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
@@ -166,7 +168,7 @@ def list_suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                # a lazy auditor, too, is suspended as a trainer
+                # lazy auditors are suspended as trainers, too
                 cause = replace(audits.suspension_causes[trainer], trainer=trainer)
                 found.append(SuspensionView(until, _audit(cause, state)))
     return tuple(found)

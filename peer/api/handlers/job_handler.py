@@ -44,10 +44,10 @@ from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 
 ROUNDS_SHOWN_MAX = 10_000
-JOBS_WITH_FINDINGS_MAX = 16  # the jobs that this peer started last; their findings stay in memory
+JOBS_WITH_FINDINGS_MAX = 16  # last started jobs whose findings stay in memory
 VOTES_SHOWN_MAX = 100  # rounds; each is read from the block that closed it
 
-BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
+BENCHMARK_REFERENCE = "see 'Equal machine time' in docs/benchmarks.md"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class JobRpcHandler(JobRpc):
                 spec = await trio.to_thread.run_sync(build_example_job, self.peer, request)
             else:
                 spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
-        except OSError as error:  # the text file cannot be read
+        except OSError as error:  # an unreadable text file
             raise UserError(
                 f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
             ) from None
@@ -184,30 +184,30 @@ class JobRpcHandler(JobRpc):
     async def cancel_job(self, job: str) -> str:
         before = self.peer.driver.state.jobs
         live: dict[bytes, Job | QueuedJob] = {**before.unfinished(), **{waiting.job: waiting for waiting in before.queue}}
-        key = resolve_job(job, live, "jobs that run or wait")
+        key = resolve_job(job, live, "running or queued jobs")
         await self.peer.submitter.submit("job/stop", StopJob(key))
         jobs = self.peer.driver.state.jobs
         after = {waiting.job: waiting for waiting in jobs.queue}.get(key) or jobs.jobs.get(key)
         if after is None:
-            return f"job {live[key].name!r} waits no more"
+            return f"job {live[key].name!r} is removed from the queue"
         if isinstance(after, Job) and after.phase is JobPhase.FINISHED:
-            return f"job {after.name!r} is ended"
+            return f"job {after.name!r} has ended"
         voters = VoterSet(self.peer.driver.state.members.voters)
-        want = f"{len(after.stop_requests)} of the {voters.quorum} voters needed want job {after.name!r} to end"
-        return f"{want}; its author can end it alone, the others have to say the same"
+        want = f"{len(after.stop_requests)} of {voters.quorum} needed voters want job {after.name!r} to end"
+        return f"{want}; the other voters must cancel it, too, or its author alone"
 
     async def request_rollback(self, job: str, round: int) -> str:
-        key = resolve_job(job, self.peer.driver.state.jobs.unfinished(), "jobs that go on")
+        key = resolve_job(job, self.peer.driver.state.jobs.unfinished(), "unfinished jobs")
         before = self.peer.driver.state.jobs.jobs[key]
         await self.peer.submitter.submit("job/rollback", RequestRollback(key, round, before.last_rollback))
         after, voters = self.peer.driver.state.jobs.jobs[key], VoterSet(self.peer.driver.state.members.voters)
         if after.undone_rounds != before.undone_rounds:
             return f"job {after.name!r}: {format_undone_rounds(after.undone_rounds[-1])}"
         if self.peer.me not in after.rollback_requests:
-            return f"this peer asks for no rollback of job {after.name!r} any more"
+            return f"this peer has withdrawn its vote to roll back job {after.name!r}"
         same = sum(number == round for number in after.rollback_requests.values())
-        ask = f"{same} of the {voters.quorum} voters needed ask that job {after.name!r} goes back to @{round}"
-        return f"{ask}; the others have to ask for the same"
+        ask = f"{same} of {voters.quorum} needed voters want job {after.name!r} rolled back to @{round}"
+        return f"{ask}; the others must give the same command"
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
@@ -300,7 +300,7 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
 
 
 def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
-    """Return, for people, the share of own steps in a machine's computing and the network's speedup over one machine.
+    """Return a text on the share of a machine's own steps in its compute, and on the network's speedup over one machine.
 
     The text is empty for a single trainer and for an objective that needs no worker.
     """
@@ -309,16 +309,16 @@ def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
         return ""
     replays = replays_per_round(key, job, spec)
     gain = trainers / (1 + replays)
-    spent = f"a machine spends {1 / (1 + replays):.0%} of its computing on its own steps"
+    spent = f"a machine spends {1 / (1 + replays):.0%} of its compute on its own steps"
     spent += f" and {replays / (1 + replays):.0%} on re-execution ({replays:.2g} updates a round)" if replays else ""
     if gain <= 1:
-        return f"{spent}: in the same time, {trainers} machines train on no more samples than one machine alone"
-    more = f"{gain:.1f} times the samples of one, less their waiting"
-    return f"{spent}: in the same time, {trainers} machines train on {more}; {BENCHMARK_REFERENCE}"
+        return f"{spent}: in the same time, {trainers} machines process no more samples than one machine alone"
+    more = f"{gain:.1f} times the samples of one, without waiting times"
+    return f"{spent}: in the same time, {trainers} machines process {more}; {BENCHMARK_REFERENCE}"
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
-    """Return the mean number of updates that a worker re-executes in a round, over the whole job and without liars."""
+    """Return the mean number of updates that a worker re-executes in a round, over the whole job and without faulty peers."""
     terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
     vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
     if spec.audit is not AuditMode.SAMPLED:

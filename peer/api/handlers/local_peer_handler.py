@@ -257,9 +257,9 @@ def limited_reexecutors(job: Job) -> dict[str, str]:
 
 def _limit(record: VouchRecord, round: int) -> str:
     if record.suspended_until > round:
-        why = f"it vouched falsely in {WRONG_VOUCHES_MAX} of {WRONG_VOUCH_ROUNDS} rounds"
+        why = f"its vouches were false in {WRONG_VOUCHES_MAX} of {WRONG_VOUCH_ROUNDS} rounds"
         return f"is not asked to re-execute until round {display_round_number(record.suspended_until)}: {why}"
     if record.assigned_last_until > round:
-        why = f"it gave no vouch in {MISSED_VOUCHES_MAX} closings in a row"
+        why = f"it missed its vouches in {MISSED_VOUCHES_MAX} successive rounds"
         return f"is asked last to re-execute until round {display_round_number(record.assigned_last_until)}: {why}"
     return ""

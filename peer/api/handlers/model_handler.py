@@ -21,8 +21,8 @@ from protocol.sampling import SamplingOptions
 from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
 
-EXPORT_FETCH_SECONDS_MAX = 600.0  # for all missing updates; after that the export fails and names a block
-UPDATE_FETCH_SECONDS_MAX = 20.0  # for one update, which perhaps no peer holds any more
+EXPORT_FETCH_SECONDS_MAX = 600.0  # for all missing updates; then the export fails and names a block
+UPDATE_FETCH_SECONDS_MAX = 20.0  # for one update, because no peer may have it any more
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class ModelRpcHandler(ModelRpc):
     ) -> AsyncGenerator[TextPieceView, None]:
         computing = self.peer.driver.round_executor.participant.worker_client
         if computing is None:
-            raise UserError("this peer has no worker to generate with: ask one with --role trainer")
+            raise UserError("this peer cannot generate text without a worker: ask a peer with --role trainer")
         if not prompt:
-            raise UserError("the prompt is empty: say some text to go on from")
+            raise UserError("the prompt is empty: give some text to continue")
         if len(prompt) > worker_protocol.TEXT_BYTES_MAX:
             raise UserError(
-                f"a prompt of {len(prompt)} characters is longer than {worker_protocol.TEXT_BYTES_MAX}: leave some out"
+                f"the prompt has {len(prompt)} characters, at most {worker_protocol.TEXT_BYTES_MAX} are allowed: shorten it"
             )
         if sum(map(len, turns or ())) > worker_protocol.TEXT_BYTES_MAX:
             raise UserError(
-                f"the turns before have more than {worker_protocol.TEXT_BYTES_MAX} characters: leave the first ones out"
+                f"the earlier turns have more than {worker_protocol.TEXT_BYTES_MAX} characters: leave out the first ones"
             )
         driver = self.peer.driver
         key, number, newer = choose_model(driver.state, driver.host, job)
@@ -51,7 +51,7 @@ class ModelRpcHandler(ModelRpc):
         opened = driver.round_executor.make_context((key, found.round), found)
         kind, spec = opened.spec.resolved_objective, opened.spec
         if not kind.makes_text:
-            raise UserError(f"job {found.name!r} makes no text: it is of the objective {spec.objective!r}")
+            raise UserError(f"job {found.name!r} generates no text: its objective is {spec.objective!r}")
         directory, stop = str(driver.host.round_directory(key, number)), kind.stop_token(spec)
         if turns is not None and stop is None and not how.stop:
             how = replace(how, stop=("\n",))

@@ -97,7 +97,7 @@ class NetworkRpcHandler(NetworkRpc):
 
     def _wish(self, wish: ModuleUpgrade, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{count} of the {needed} voters needed want {wish.version} from height {wish.height}"
+        return f"{count} of {needed} needed voters want version {wish.version} from height {wish.height} on"
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
         self.peer.require_member()
@@ -105,11 +105,11 @@ class NetworkRpcHandler(NetworkRpc):
         _, versions = known.get(module, (None, ()))
         if version not in versions:
             has = f"it knows {module} {', '.join(map(str, versions))}" if versions else f"it knows {', '.join(known)}"
-            raise UserError(f"this program has no {module} {version} ({has}): it could not go on itself after that upgrade")
+            raise UserError(f"this program has no {module} {version} ({has}): install a release that has it first")
         wish = ModuleUpgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
         await self.peer.submitter.submit("network/upgrade", wish)
         if wish in self._network.due_upgrades:
-            return f"decided: the network runs {module} {version} from height {wish.height} on; peers that lack it stop before"
+            return f"decided: the network runs {module} {version} from height {wish.height} on; peers without it stop there"
         return self._wish(wish, self._wishes(module)[wish])
 
     async def limits(self) -> tuple[LimitView, ...]:
@@ -119,18 +119,18 @@ class NetworkRpcHandler(NetworkRpc):
     async def set_limit(self, name: str, most: int) -> str:
         self.peer.require_member()
         if name != PARAMETERS_LIMIT:
-            raise UserError(f"{name!r} is no limit that voters set; say `limit {PARAMETERS_LIMIT} N`")
+            raise UserError(f"unknown limit {name!r}: the only one is `peer limit {PARAMETERS_LIMIT} N`")
         if most > PARAMETERS_ALLOWED_MAX:
-            raise UserError(f"{PARAMETERS_LIMIT} {most}: {PARAMETERS_ALLOWED_MAX} are the most that voters can allow")
+            raise UserError(f"{PARAMETERS_LIMIT} {most}: voters can allow at most {PARAMETERS_ALLOWED_MAX}")
         wish = NetworkLimit(name, most)
         await self.peer.submitter.submit("network/limit", wish)
         if self._network.parameters_max == most:
-            return f"decided: models of jobs have {most} {name} at most from now on"
+            return f"decided: the model of a new job may have at most {most} {name}"
         return self._limit_wish(wish, Counter(self._network.limit_votes.values())[wish])
 
     def _limit_wish(self, wish: NetworkLimit, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{count} of the {needed} voters needed want models of at most {wish.most} {wish.name}"
+        return f"{count} of {needed} needed voters want models of at most {wish.most} {wish.name}"
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:
@@ -151,11 +151,11 @@ class BlockRpcHandler(BlockRpc):
         store = self.peer.driver.store
         decided = store.get_decision(height)
         if decided is None:
-            raise UserError(f"there is no block of height {height} here: this peer has applied height {state.height}")
+            raise UserError(f"this peer has no block of height {height}: it has applied height {state.height}")
         block, certificate = decided.decode(), decided.certificate
         voters = next((voters for voters in self._sets(state) if voters.hash == block.voters), None)
         if voters is None:
-            raise UserError(f"this peer no longer knows who voted at height {height}")
+            raise UserError(f"this peer no longer has the voters of height {height}: ask another peer")
         return BlockView(
             height=height,
             digest=decided.digest.hex(),
@@ -189,7 +189,7 @@ class RowProofRpcHandler(RowProofRpc):
     async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
         proven = await self.peer.driver.state_sync.newest_certified_state()
         if proven is None:
-            raise UserError("no state is certified yet: the next decided block certifies the one before it")
+            raise UserError("no state is certified yet: try again after the next decided block")
         state, links = proven
         return await trio.to_thread.run_sync(write_row_proof, self.peer.genesis, state, links, table, key, Path(path))
 
@@ -211,7 +211,7 @@ class MemberRpcHandler(MemberRpc):
         if key in members.candidates:
             seen.append(f"stands as a voter: {self._approvals(key)}")
         if wishes := retirement_vote_count(members, key):
-            seen.append(f"{wishes} of {VoterSet(members.voters).quorum} want it retired")
+            seen.append(f"{wishes} of {VoterSet(members.voters).quorum} voters want it retired")
         if member and member.retired is not None and key not in members.upcoming:
             seen.append(f"retired at height {member.retired}")
         return PeerView(
@@ -236,7 +236,7 @@ class MemberRpcHandler(MemberRpc):
         candidate = resolve_peer(peer, self.peer.driver.state.members)
         await self.peer.submitter.submit("member/approve", ApproveVoter(candidate))
         if candidate not in self.peer.driver.state.members.candidates:
-            return f"{short_id(candidate)} has the approvals it needs and votes two heights later"
+            return f"{short_id(candidate)} has all needed approvals and votes two heights later"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
 
     async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
@@ -247,23 +247,23 @@ class MemberRpcHandler(MemberRpc):
         )
         members = self.peer.driver.state.members
         if self.peer.me not in members.retirement_votes:  # the ledger drops the votes once a member is retired
-            text = f"{short_id(subject)} is retired: it loses its vote and roles, nothing waits for it, and it stays a member"
-            return f"{text}. Should it come back, it trains at once, and votes when people have approved it anew"
-        wanted = f"{retirement_vote_count(members, subject)} of the {VoterSet(members.voters).quorum} voters needed want"
-        text = f"{wanted} {short_id(subject)} retired; each wish counts for {RETIREMENT_VOTE_DAYS} days"
+            text = f"{short_id(subject)} is retired: it loses its vote and its roles, and stays a member"
+            return f"{text}. If it comes back, it trains at once; its vote needs new approvals"
+        wanted = f"{retirement_vote_count(members, subject)} of {VoterSet(members.voters).quorum} needed voters want"
+        text = f"{wanted} {short_id(subject)} retired; each vote expires after {RETIREMENT_VOTE_DAYS} days"
         if before is not None and before.subject != subject:
-            text += f". Your wish about {short_id(before.subject)} is withdrawn by this one"
+            text += f". It replaces your vote to retire {short_id(before.subject)}"
         return text
 
     async def resign_as_voter(self) -> str:
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
-        self.peer.membership.wants_to_vote = False  # before the request: else the peer would ask for its vote again at once
+        self.peer.membership.wants_to_vote = False  # this precedes the request: otherwise the peer would stand again at once
         try:
             await self.peer.submitter.submit("member/resign", ResignAsVoter())
         except UserError:
             self.peer.membership.wants_to_vote = self.peer.config.stand
             raise
-        text = "this peer stops voting in two heights; start it with --no-stand, or it asks for its vote again"
+        text = "this peer stops voting in two heights; restart it only with --no-stand, otherwise it stands as a voter again"
         return text + (f"; {warning}" if warning else "")
 
 
@@ -322,13 +322,13 @@ class JoinRpcHandler(InvitationRpc):
         if not 1 <= days <= INVITATION_DAYS_MAX:
             raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
         if self.peer.me not in self.peer.driver.state.members.voters:
-            raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
+            raise UserError("only a voter can invite, and this peer is none: `peer peers` shows the voters")
         decided = await trio.to_thread.run_sync(self.peer.driver.store.get_decision, self.peer.driver.state.height)
         anchor = TrustedBlock(decided.height, decided.digest) if decided else None
         now_ms = self.peer.now_ms
         expires_ms = now_ms + days * DAY_MS
         made = make_invitation(self.peer.driver.signer, self.peer.genesis, expires_ms, self._addresses(addresses), anchor)
-        # before the string is handed out, so that the operator can always revoke it
+        # The invitation is stored before it is shown, so that the operator can always revoke it.
         await self.peer.invitations.add_invitation(IssuedInvitation(made.invitation, now_ms, made.addresses))
         return invitation_text(made)
 
@@ -342,24 +342,26 @@ class JoinRpcHandler(InvitationRpc):
     async def revoke_invitation(self, token: str) -> str:
         made = self.peer.invitations.find_invitation(token)
         await self.peer.submitter.submit("member/revoke", RevokeInvitation(made.signed))
-        return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
+        return f"invitation {made.token[:8]} is revoked: it admits no member from now on"
 
     async def dial_address(self, address: str) -> str:
         check_dialable_address(address.rpartition("@")[2], "connect")
         return f"connected to {short_id(await self.peer.network.connect(address))} at {address}"
 
     def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the addresses for an invitation: those in `said`, else this peer's own, then peers that it has dialed."""
+        """Return the addresses for an invitation: those in `said`, otherwise those of this peer, then those of dialed peers."""
         if len(said) > ADVERTISED_MAX:
-            raise UserError(f"--address: {len(said)} addresses are too many, an invitation holds {ADVERTISED_MAX}")
+            raise UserError(f"--address: an invitation holds at most {ADVERTISED_MAX} addresses, {len(said)} were given")
         for address in said:
             check_dialable_address(address, "--address")
         mine = said or self.peer.addresses()
         others = sorted(link.address for link in self.peer.network.links() if link.dialed)
         if not mine and (self.peer.config.listen != NO_LISTEN_ADDRESS or not others):
-            known = f"this peer listens on {self.peer.config.listen}, and knows no address of this machine but loopback"
-            raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
-        if not all(_is_local(address) for address in mine):  # then newcomers are on other machines
+            known = f"this peer listens on {self.peer.config.listen}, and knows only loopback addresses of this machine"
+            raise UserError(
+                f"{known}; name an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
+            )
+        if not all(_is_local(address) for address in mine):  # newcomers are on other machines in this case
             others = [address for address in others if not _is_local(address)]
         return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]
 

@@ -30,10 +30,10 @@ from protocol.limits import MEMBERS_MAX
 from storage import durable_files
 from transport.connections.connection_manager import ConnectionManager
 
-OBSERVE_SECONDS = 30  # twice the default silence after which a peer is suspected
-SAVE_OBSERVATIONS = 120  # observations between two saves: a stopped peer loses at most an hour
+OBSERVE_SECONDS = 30  # between observations: twice the default silence of a suspected peer
+SAVE_OBSERVATIONS = 120  # unsaved observations between two saves: a stopped peer loses at most an hour
 DAY_SECONDS = DAY_MS // 1_000
-RETIREMENT_DAYS = 1  # lifetime of a vote, which is repeated during the silence and expires soon after; a person's vote has seven
+RETIREMENT_DAYS = 1  # lifetime of a vote, which is repeated during the silence; the vote of a person has seven
 
 
 class InactivityTracker:
@@ -54,11 +54,11 @@ class InactivityTracker:
     ) -> None:
         self._network, self._applied, self._signers = network, applied, signers
         self._author, self._seconds_max, self._file, self._tell = author, days * DAY_SECONDS, file, tell
-        self._silent: dict[bytes, int] = {}  # seconds
+        self._silent: dict[bytes, int] = {}  # member -> seconds of silence
         self._nonces: dict[bytes, int] = {}
         self._heard_quorum = False
         self._saved: Mapping[bytes, int] = {}
-        self._unsaved = 0  # observations
+        self._unsaved = 0  # unsaved observations
         self._told: dict[tuple[bytes, str], int] = {}  # (member, message) -> days of silence when it was last shown
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class InactivityTracker:
         hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
         before, self._nonces = self._nonces, {key: member.nonce for key, member in members.members.items()}
-        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}  # they have new transactions
+        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}  # members with new transactions
         heard = {me, *self._network.live_peers(), *self._signers(), *decided}
         silent = {
             key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
@@ -108,13 +108,13 @@ class InactivityTracker:
         mine = members.retirement_votes.get(me)
         if me not in members.voters or (mine is not None and (mine.lower_tolerance or mine.subject not in lasting)):
             return None  # this peer is no voter, or its operator has voted otherwise
-        for key, seconds in self._silent.items():  # so that people have time to ask for the cause
+        for key, seconds in self._silent.items():  # a warning gives people time to find the cause
             if key not in lasting and seconds >= max(DAY_SECONDS, self._seconds_max / 2):
-                self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days it wants it retired")
+                self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days this peer votes to retire it")
         for key in sorted(key for key in lasting if lowers_tolerance(members, key)):
             lasting.remove(key)
             command = f"`peer retire {short_id(key)} --lower-tolerance`"
-            self._tell_of(key, f"f falls without it, so this takes a person: {command}, or another voter first")
+            self._tell_of(key, f"retiring it lowers the number of tolerated faulty voters: add a voter first, or run {command}")
         subject = min(lasting, key=lambda key: (-retirement_vote_count(members, key), key), default=None)
         return None if mine is not None and mine.subject == subject else subject
 
@@ -122,10 +122,10 @@ class InactivityTracker:
         days = self._silent[key] // DAY_SECONDS
         if self._told.get((key, what)) != days:
             self._told[key, what] = days
-            self._tell(f"this peer has heard nothing of {short_id(key)} for {days} days: {what}", key)
+            self._tell(f"{short_id(key)} has been silent at this peer for {days} days: {what}", key)
 
     async def _submit_retirement(self, subject: bytes) -> None:
-        self._tell_of(subject, "it wants it retired, as `retire_after_days` says")
+        self._tell_of(subject, "this peer votes to retire it (setting `retire_after_days`)")
         expires = time.time_ns() // 1_000_000 + RETIREMENT_DAYS * DAY_MS
         try:
             await self._author.submit("member/retire", RetireMember(subject, False, expires))
@@ -143,5 +143,5 @@ def load_silences(file: Path, tell: Callable[[str], None]) -> dict[bytes, int]:
         try:
             found[parse_peer_id(peer)] = int(seconds)
         except (UserError, ValueError):
-            tell(f"{file}: {line[:80]!r} is no PEER SECONDS: that silence is counted anew")
+            tell(f"{file}: ignored the line {line[:80]!r}, expected PEER SECONDS: the silence of that peer counts from now")
     return found

@@ -18,9 +18,9 @@ from protocol.messages import LivenessReport
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.peer_link import PeerLink
 
-REPORT_SECONDS = 1.0  # between observations, and so between two reports on one link
+REPORT_SECONDS = 1.0  # between two observations, and between two reports on one link
 NAMED_MAX = 12  # peers of one side of a partition, so that the line stays readable
-GAPS_MAX = 4  # voters whose gaps are shown in one line; `peer reach` shows all
+GAPS_MAX = 4  # voters in one line of gaps; `peer reach` shows all
 
 Links = Mapping[bytes, PeerLink]
 
@@ -34,7 +34,7 @@ class LivenessMonitor:
         """Create a monitor. It calls `tell(text, key)` when a voter becomes silent and when it is heard again."""
         self._network, self._applied, self._tell = network, applied, tell
         self._silent: Set[bytes] = frozenset()  # voters that were reported as silent
-        self._heard_at: dict[bytes, float] = {}  # voter -> time when it was last heard here
+        self._heard_at: dict[bytes, float] = {}  # voter -> time when this peer last heard it
         self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> time of the first report without the voter
 
     async def run(self) -> None:
@@ -48,7 +48,9 @@ class LivenessMonitor:
         heard = self._heard(voters, links)
         before, self._silent = self._silent, self._heard_at.keys() - heard
         for peer in sorted(self._silent - before):
-            self._tell(f"{short_id(peer)} is silent: nothing came for {trio.current_time() - self._heard_at[peer]:.0f} s", peer)
+            self._tell(
+                f"{short_id(peer)} is silent: nothing received for {trio.current_time() - self._heard_at[peer]:.0f} s", peer
+            )
         for peer in sorted(before & heard):
             self._tell(f"{short_id(peer)} is heard again", peer)
         if self._network.me in voters:
@@ -69,7 +71,7 @@ class LivenessMonitor:
         return voters, links
 
     def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
-        """Return the voters that are not suspected here. The end of a link is no reason for suspicion, only silence is."""
+        """Return the voters that this peer does not suspect. Only silence causes suspicion, and not the end of a link."""
         after = trio.current_time() - self._network.keepalive.suspect_seconds
         recent = {peer for peer, at in self._heard_at.items() if peer not in links and at > after}
         return voters.members & (self._network.live_peers() | recent | {self._network.me})
@@ -111,10 +113,9 @@ class LivenessMonitor:
         silent = self._heard_at.keys() - self._heard(voters, links)
         if me not in voters or len(here) >= needed or not silent:
             return ""
-        more = "1 more comes" if len(here) + 1 == needed else f"{needed - len(here)} more come"
         return (
-            f"partition: {len(here)} of {len(voters)} voters here ({_named(here, names)}), {needed} are needed: "
-            f"nothing is decided until {more}; not heard: {_named(voters.members - here, names)}"
+            f"partition: {len(here)} of {len(voters)} voters are connected ({_named(here, names)}), {needed} are needed; "
+            f"not heard: {_named(voters.members - here, names)}"
         )
 
     def gaps_text(self, names: PeerNames) -> str:

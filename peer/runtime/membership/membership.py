@@ -1,4 +1,4 @@
-"""This peer's membership as its operator configured it: admission, roles, standing as a voter, and approvals by policy.
+"""This peer's membership as its operator configured it: admission, roles, standing as a voter, and automatic approvals.
 
 It shows the operator the pending votes of other voters. It classifies other peers by the applied state and by their invitations.
 """
@@ -37,7 +37,7 @@ from transport.peer_policy import PeerClass, PeerPolicy
 JOIN_RETRY_SECONDS = 1.0  # between attempts of a guest to send its admission, since blocks may not come
 NOT_DECIDED = "its admission is not decided yet"
 
-GUESTS_MAX = 64  # at once, to bound memory; beyond it the oldest guest becomes a stranger
+GUESTS_MAX = 64  # concurrent guests, to bound memory; a further one makes the oldest a stranger
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Membership:
     name: str
     roles: tuple[str, ...]
     wants_to_vote: bool
-    approve_invited: int  # number of approvals by policy
+    approve_invited: int  # number of members that this voter approves by itself
     invitation: InvitationString | None
     former_submitter: TransactionSubmitter | None = None  # signs with the old key until its replacement is decided
     forget_former: Callable[[], None] = lambda: None
@@ -86,19 +86,21 @@ class Membership:
         for wish in dict.fromkeys(now.upgrade_votes.values()):
             if is_voter and wish not in before.upgrade_votes.values() and now.upgrade_votes.get(me) != wish:
                 command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
-                add("network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: {command} says so, too")
+                add(
+                    "network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: to agree, run {command}"
+                )
         for upgrade in now.due_upgrades:
             if upgrade not in before.due_upgrades:
                 add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
         for limit in dict.fromkeys(now.limit_votes.values()):
             if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
                 wanted = f"{limit.name} {limit.most}"
-                add("network", f"a voter wants the limit {wanted}: `peer limit {wanted}` says so, too")
+                add("network", f"a voter wants the limit {wanted}: to agree, run `peer limit {wanted}`")
         if now.parameters_max != before.parameters_max:
-            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS_LIMIT} at most from now on")
+            add("network", f"decided: the model of a new job may have at most {now.parameters_max} {PARAMETERS_LIMIT}")
         for running in now.modules:
             if running not in before.modules:
-                add("network", f"the network runs {running.name} {running.version} now")
+                add("network", f"the network now runs {running.name} {running.version}")
 
     def _tell_candidates(self) -> None:
         """Show a voter's operator the candidates that it may approve."""
@@ -108,7 +110,7 @@ class Membership:
             if me in members.voters:
                 self.driver.events.add(
                     "member",
-                    f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it",
+                    f"{short_id(candidate)} stands as a voter: to approve it, run `peer approve {short_id(candidate)}`",
                     peer=candidate,
                 )
         self._told = standing
@@ -123,9 +125,9 @@ class Membership:
                 command = f"peer retire {short_id(subject)}" + (
                     " --lower-tolerance" if lowers_tolerance(members, subject) else ""
                 )
-                instead = f", instead of your wish about {short_id(mine.subject)}" if mine else ""
+                instead = f" (this replaces your vote to retire {short_id(mine.subject)})" if mine else ""
                 self.driver.events.add(
-                    "member", f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}", peer=subject
+                    "member", f"another voter wants {short_id(subject)} retired: to agree, run `{command}`{instead}", peer=subject
                 )
         self._told_wanted = wanted
         retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
@@ -139,7 +141,7 @@ class Membership:
         member = state.members.members.get(me)
         is_to_vote = any(state.members.current_key(key) == me for key in state.members.upcoming)
         if state.members.is_expelled(me):
-            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+            raise UserError("this peer was expelled: a block has two statements of its key that exclude each other")
         if self.former_submitter is not None and self.former_submitter.signer.public in state.members.members:
             await self._replace(self.former_submitter)
         elif member is None:
@@ -152,12 +154,12 @@ class Membership:
         elif self.wants_to_vote and not is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)
             await self.submitter.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
-            self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
+            self.driver.events.add("member", f"{short_id(me)} stands as a voter: a quorum must approve it with `peer approve`")
         elif me in state.members.voters:
             await self._approve()
 
     async def _replace(self, former: TransactionSubmitter) -> None:
-        """Replace the key of `former` by ours, unless that was decided before.
+        """Replace the key of `former` by this peer's key, unless the change is decided already.
 
         Raises `UserError` if the old key was expelled, or was replaced by another key.
         """
@@ -178,13 +180,13 @@ class Membership:
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
         if not is_known or not self.driver.network.connected_peers():
             return
-        if self.submitter.has_pending:  # its admission from before a restart, which other peers sent back
+        if self.submitter.has_pending:  # other peers sent back the admission from before a restart
             return
         me = self.driver.signer.public
         try:
             await self.submitter.submit(ADMIT_KIND, make_admission(self.invitation, me, self.name or short_id(me)), math.inf)
         except UserError:
-            if not self.submitter.has_pending:  # otherwise other peers sent the earlier one meanwhile
+            if not self.submitter.has_pending:  # other peers may have sent back the earlier admission meanwhile
                 raise
 
     async def _approve(self) -> None:
@@ -195,7 +197,9 @@ class Membership:
         for candidate, approvals in sorted(state.candidates.items()):
             if given < self.approve_invited and me not in approvals and candidate in invited:
                 await self.submitter.submit("member/approve", ApproveVoter(candidate))
-                self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
+                self.driver.events.add(
+                    "member", f"approved {short_id(candidate)} as a voter (setting `approve_invited`)", peer=candidate
+                )
                 return
 
 
@@ -208,7 +212,7 @@ class PeerClassifier(PeerPolicy):
         applied: CurrentState,
         invitation: InvitationString | None = None,
     ) -> None:
-        """Create a classifier. `invitation` is the one by which this peer asks for admission."""
+        """Create a classifier. `invitation` is the invitation of this peer itself, if it has one."""
         self._invitation = invitation
         self._me, self._chain_id, self._verifier, self._applied = me, chain_id, verifier, applied
         self._seen: LedgerState | None = None

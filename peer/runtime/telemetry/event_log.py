@@ -13,7 +13,7 @@ from features.peer_names import PeerNames
 from protocol.api import EventView
 from protocol.identity import peer_id
 
-EVENTS_KEPT = 5_000  # to bound memory; a console that was away longer sees the newest ones
+EVENTS_KEPT = 5_000  # bounds memory; a console that reconnects later gets only the newest events
 
 log = logging.getLogger("peer")
 
@@ -23,7 +23,7 @@ class EventLog:
         self._events: deque[EventView] = deque(maxlen=EVENTS_KEPT)
         self._last = 0
         self._more = trio.Event()
-        self.names = PeerNames({})  # present names of members, for the log's lines; events keep the ids
+        self.names = PeerNames({})  # current names of members, for lines of the log; events keep the ids
 
     def add(self, kind: str, text: str, **fields: object) -> None:
         """Add an event. A field called `peer` is shown as a peer id, and other bytes as hex."""

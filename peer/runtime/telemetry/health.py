@@ -17,14 +17,14 @@ from protocol.api import PeerState
 from protocol.units import display_round_number
 from rounds.round_state import PROPOSALS_FACTOR, RoundResult
 
-COMPARE_PEERS = "people have to compare their peers: see docs/how-to/when-something-is-wrong.md"
-COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
-STALLED_SECONDS = 30.0  # about six failed views; one or two dead leaders, or a busy machine, delay a decision less
-BEHIND_MIN = 4  # heights; one that is being applied and two with votes on the way are normal
-BEHIND_SECONDS = 10.0  # without a decision here, after which fewer heights count, too
+COMPARE_PEERS = "operators must compare their peers: see docs/how-to/when-something-is-wrong.md"
+COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another channel"
+STALLED_SECONDS = 30.0  # about six failed views; a few dead leaders or a busy machine delay a decision less
+BEHIND_MIN = 4  # heights; three are normal: one that is being applied, and two with votes on their way
+BEHIND_SECONDS = 10.0  # without a decision, after which fewer heights count as behind
 
 
-# First words of the texts of `why_halted`.
+# The texts of `why_halted` begin with these words.
 HALT_STATES = {
     "EXPELLED": PeerState.EXPELLED,
     "HALTED": PeerState.HALTED,
@@ -35,8 +35,8 @@ HALT_STATES = {
 WINDOW_SECONDS = 60.0  # rounds of the last minute count, so that one good round does not outweigh the others
 WINDOW_ROUNDS_MIN = 5  # rounds that count even if they took longer
 WINDOW_ROUNDS_MAX = 1_000  # bounds memory; no network decides rounds of 0.06 s for a minute
-LATE_ROUNDS_MIN = 3  # any trainer misses one or two, for example beside another program
-LATE_SECONDS_MIN = 30.0  # sum of missed rounds; the start of a worker takes a third of it, while short rounds pass
+LATE_ROUNDS_MIN = 3  # each trainer misses one or two, for example beside another program
+LATE_SECONDS_MIN = 30.0  # sum of missed rounds; the start of a worker takes a third of this time
 
 
 def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ago: float | None, suspended: str) -> PeerState:
@@ -51,9 +51,9 @@ def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ag
 
 
 def heights_behind(node: Node, links: Set[bytes]) -> int | None:
-    """Return the number of decided heights that are not applied here, or None if no other voter is linked.
+    """Return the number of decided heights that this peer has not applied, or None if no other voter is linked.
 
-    A height counts if f + 1 voters claim it, or all linked voters if they are fewer, since a faulty voter can claim any height.
+    A height counts if f + 1 voters report it, or all linked voters if they are fewer: a faulty voter can report any height.
     """
     voters = VoterSet(node.state.members.voters)
     others = voters.members - {node.me}
@@ -72,10 +72,10 @@ def why_stalled(node: Node, links: Set[bytes], awaits_seconds: float, now: float
     voters = VoterSet(node.state.members.voters)
     linked = links & voters.members
     if node.me not in voters and not linked:
-        return f"waiting for the voters: none of {len(voters)} is here"
+        return f"waiting for the voters: none of {len(voters)} is connected"
     if awaits_seconds >= STALLED_SECONDS:
-        here = f"{len(linked | ({node.me} & voters.members))} of {len(voters)} voters are here"
-        return f"waiting for a decision: height {node.replica.height} has not come for {awaits_seconds:.0f} s ({here})"
+        here = f"{len(linked | ({node.me} & voters.members))} of {len(voters)} voters are connected"
+        return f"waiting for a decision: height {node.replica.height} has been undecided for {awaits_seconds:.0f} s ({here})"
     return next(_open_rounds(node, links, now), "")
 
 
@@ -84,17 +84,17 @@ def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
         terms, name = book.terms, node.state.jobs.jobs[key].name
         which = f"round {display_round_number(terms.round)} of {name!r}, open for {now - book.opened_at:.0f} s"
         if book.proposals and now >= book.cut_off_due_at + STALLED_SECONDS:
-            yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed are here"
+            yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed have arrived"
         elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened_at + STALLED_SECONDS:
-            yield f"waiting for a trainer of {which}: none of {len(terms.trainers)} is here"
+            yield f"waiting for a trainer of {which}: none of {len(terms.trainers)} is connected"
 
 
 def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
-    """Return the reason why this peer signs nothing that counts, or an empty string. `member` is the peer's own entry."""
+    """Return the reason why this peer signs no valid message, or an empty string. `member` is the peer's own entry."""
     if member is not None and member.expelled is not None:
-        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
+        return f"EXPELLED at height {member.expelled}: a block has two statements of this key that exclude each other"
     if replica.divergence is not None:
-        return f"HALTED: {replica.divergence}; the certified state is being restored"
+        return f"HALTED: {replica.divergence}; this peer restores the certified state"
     if replica.duplicate_identity_reason is not None:
         return f"HALTED: {duplicate_identity_text(replica.duplicate_identity_reason)}"
     if replica.is_outdated:
@@ -116,29 +116,29 @@ def why_waiting(node: Node, links: Set[bytes]) -> str:
     voters = VoterSet(node.state.members.voters)
     here = len((links | {node.me}) & set(voters.keys))
     if node.replica.is_voter and here < voters.quorum:
-        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
+        return f"waiting for a quorum: {here} of {len(voters)} voters are connected, {voters.quorum} are needed"
     is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
     if is_working and not node.may_sign_round_messages:
-        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
+        return f"waiting for a quorum: {voters.quorum} voters must first report the statements that they heard from this peer"
     return ""
 
 
 def duplicate_identity_text(what: str) -> str:
     return (
-        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
-        "more. Stop one of the two for good, then start the other again"
+        f"another machine has this peer's key (it {what}), perhaps a copy of this data directory. This peer signs nothing "
+        "more: stop one of the two for good, then restart the other"
     )
 
 
 def vote_lockout_text(below: int) -> str:
-    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
+    return f"silent until height {below}: the disk lacks signatures of this peer, as after a restore from a backup"
 
 
 @dataclass(frozen=True, slots=True)
 class _RoundTiming:
     absent: bool  # the round was closed without this trainer's update
     proposed: bool  # this trainer had proposed before that
-    seconds: float  # duration of the round here
+    seconds: float  # duration of the round at this peer
 
 
 class StragglerDetector:
@@ -150,10 +150,10 @@ class StragglerDetector:
         self._told = 0  # value of `_missed` at the last warning, or 0 before the first
 
     def record_round(self, outcome: RoundResult, me: bytes, proposed: bool, seconds: float) -> bool:
-        """Add a closed round. Return whether the operator is to be warned now.
+        """Add a closed round. Return True if the operator must be warned now.
 
         The first warning comes as soon as the trainer is a straggler. Further ones come when the number of missed rounds has
-        doubled, for later readers of the log.
+        doubled, so that the end of the log has one, too.
         """
         absent = me in outcome.absent
         if not absent and me not in outcome.accepted and me not in outcome.rejected:
@@ -188,13 +188,13 @@ class StragglerDetector:
         if not self.is_straggling:
             return ""
         absent = self._absent()
-        patience = f"the others wait {PROPOSALS_FACTOR:.0f} times what most of them take, `proposal_seconds` of the job at most"
+        patience = f"a round waits {PROPOSALS_FACTOR:.0f} times as long as most trainers take, `proposal_seconds` at most"
         if 2 * sum(round.proposed for round in absent) > len(absent):
-            why = "they were computed in time and reached too few voters in time: this peer's link is too slow, or cut"
-            helps = "a faster link, or a job that sends less often (more `local_steps`)"
+            why = "they are computed in time, but reach too few voters in time: this peer's link is too slow, or interrupted"
+            helps = "use a faster link, or start a job with more `local_steps`, which sends less often"
         else:
             took = sum(round.seconds for round in absent) / len(absent)
             why = f"a round closes after {took:.1f} s, before they are computed"
-            helps = "more `threads` or a faster machine, or a job with fewer `local_steps`"
+            helps = "use more `threads` or a faster machine, or start a job with fewer `local_steps`"
         missing = f"this peer's updates are missing in {len(absent)} of the last {len(self._rounds)} rounds of {name!r}"
-        return f"{missing}: {why}; what helps: {helps}; {patience}"
+        return f"{missing}: {why}; {helps} ({patience})"

@@ -39,9 +39,9 @@ from protocol.units import display_round_number
 from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.job_spec import AuditMode, JobSpec
 
-REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
-FAILURES_REPORTED_MAX = 64  # remembered, so that each is reported once
-DECISION_TIMES_KEPT = 10_000  # for percentiles
+REPORT_IT = "this is a bug that affects every peer: report this line"
+FAILURES_REPORTED_MAX = 64  # remembered failures, so that each is reported once
+DECISION_TIMES_KEPT = 10_000  # durations for the percentiles
 
 # Functions that return the event lines of features. They are imported at start, because a later import fails without a free
 # file descriptor.
@@ -56,11 +56,11 @@ class NodeObserver:
         self.first_decision_at: float | None = None
         self.last_decision_at: float | None = None
         self._awaits_since: float | None = None
-        self._late: dict[bytes, StragglerDetector] = {}  # by job
+        self._late: dict[bytes, StragglerDetector] = {}  # job -> detector
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
-        self._first_seen: dict[int, float] = {}  # time when a block of this height was first stored here
+        self._first_seen: dict[int, float] = {}  # height -> time when this peer first stored a block of it
         self._decided_in: dict[int, float] = {}
-        self._conditions: dict[str, str | bool | None] = {}  # cause by topic, after the last step
+        self._conditions: dict[str, str | bool | None] = {}  # topic -> cause after the last step
         self.failure = ""  # the last failure
         self._failures: dict[str, None] = {}  # reported failures
         self._silent_below = 0
@@ -81,7 +81,7 @@ class NodeObserver:
             self.decisions += 1
             signers = sorted(decided.certificate.signatures)
             self._signers.update(signers)
-            text = f"height {decided.height} decided by {len(signers)} signatures"
+            text = f"height {decided.height} decided with {len(signers)} signatures"
             seen = self._first_seen.pop(decided.height, None)
             fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
             self.events.add_detail("decided", text, **fields)
@@ -111,18 +111,21 @@ class NodeObserver:
 
     def report_evidence(self, evidence: Evidence) -> None:
         self.events.add(
-            "evidence", f"{short_id(evidence.signer)} signed two things that exclude each other", peer=evidence.signer
+            "evidence", f"{short_id(evidence.signer)} signed two statements that exclude each other", peer=evidence.signer
         )
 
     def report_conditions(self, replica: Replica, unsupported: str) -> None:
-        """Warn of lasting conditions when they begin. All but a copied key are reported again when their cause changes.
+        """Warn of lasting conditions when they begin. A new cause of a condition is reported again, except for a copied key.
 
         `unsupported` describes a decided upgrade that this program lacks, long before it takes effect.
         """
         copied, fork, split = replica.duplicate_identity_reason, fork_text(replica), replica.state_root_split
         refusal = replica.block_refusal
         conditions = {
-            "refusal": (refusal, f"not preparing the block proposed for height {replica.height}: {refusal}"),
+            "refusal": (
+                refusal,
+                f"this peer does not prepare the block that was proposed for height {replica.height}: {refusal}",
+            ),
             "split": (split, f"{split}; {COMPARE_PEERS}"),
             "fork": (fork, fork),
             "copy": (copied is not None, f"HALTED: {duplicate_identity_text(copied or '')}"),
@@ -158,9 +161,7 @@ class NodeObserver:
 
     def report_muted_rounds(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
-            text = (
-                f"saying nothing more in round {display_round_number(number)}: a message of ours in it is missing from this disk"
-            )
+            text = f"this peer signs nothing more in round {display_round_number(number)}: the disk lacks a message of it"
             self.events.add("warning", text, job=job, round=number)
         self._muted = rounds
 
@@ -185,13 +186,13 @@ class NodeObserver:
             case Vouch():
                 return ", ".join(self._vouch(message.job, judgement) for judgement in message.judgements)
             case CutOff():
-                return "wants to close"
+                return "ends its wait for proposals"
 
     def _vouch(self, job: bytes, judgement: Judgement) -> str:
         name, verdict = short_id(judgement.trainer), judgement.verdict
         if verdict is Verdict.ACCEPT:
             return f"vouches for {name}"
-        return f"is unsure of {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
+        return f"gives no verdict on {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
 
     def _label(self, job: bytes, verdict: Verdict) -> str:
         return verdict_label(verdict, self._labels(job))
@@ -201,7 +202,7 @@ class NodeObserver:
         return JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
 
     def record_closed_round(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
-        """Add an event for a closed round and return its measurements. `opened` is the time when it was opened here."""
+        """Add an event for a closed round and return its measurements. `opened` is the time when this peer opened it."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
         own = self._labels(closed.job)
@@ -211,13 +212,13 @@ class NodeObserver:
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
         self.events.add("round", f"round {display_round_number(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
-        if decided_in is None:  # the round was decided while this peer was away
+        if decided_in is None:  # this peer was away when the round was decided
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
     def check_straggling(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundEnded) -> None:
-        """Warn this trainer now and then while its updates come too late."""
+        """Warn the operator from time to time while this trainer's updates come too late."""
         running = state.jobs.running()
         self._late = {key: late for key, late in self._late.items() if key in running}
         if closed.job in running:
@@ -245,8 +246,8 @@ class NodeObserver:
 
     def report_renewed_round(self, key: RoundKey, job: Job) -> None:
         text = (
-            f"round {display_round_number(key[1])} of {job.name} goes on with {len(job.voters)} voters: too few "
-            "of its first ones are left"
+            f"round {display_round_number(key[1])} of {job.name} continues with {len(job.voters)} voters: too few "
+            "of its original voters are left"
         )
         self.events.add("job", text, job=key[0], round=key[1])
 
@@ -258,11 +259,12 @@ class NodeObserver:
             height=state.height,
             root=state.state_root,
         )
-        if self._before is not None and self._before.height + 1 == state.height:  # otherwise a snapshot was restored
+        if self._before is not None and self._before.height + 1 == state.height:  # no snapshot was restored in between
             for item in block_events(self._before, state):
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
-                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:  # other jobs are tests
+                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:
+                    # Other jobs are tests.
                     self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
@@ -311,13 +313,13 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine
             yield item
         elif known is not None and known.name != member.name:
             # The name of a founder without a name in the genesis is the short form of its id.
-            was = f", and was {known.name} before" if known.name != short_id(key) else ""
+            was = f", renamed from {known.name}" if known.name != short_id(key) else ""
             yield EventLine("member", f"{short_id(key)} {NAMED_MARK} {member.name}{was}", key)
     voted, vote = (set(map(after.current_key, voters)) for voters in (before.voters, after.voters))
     for key in sorted(vote - voted):
-        yield EventLine("member", f"{short_id(key)} votes now, as one of {len(after.voters)}", key)
+        yield EventLine("member", f"{short_id(key)} is now one of {len(after.voters)} voters", key)
     for key in sorted(voted - vote):
-        yield EventLine("member", f"{short_id(key)} votes no more; {len(after.voters)} voters are left", key)
+        yield EventLine("member", f"{short_id(key)} has lost its vote; {len(after.voters)} voters are left", key)
 
 
 def admission_event(key: bytes, before: MembersState, after: MembersState) -> EventLine | None:
@@ -335,19 +337,19 @@ def member_names(members: MembersState) -> PeerNames:
 
 def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[EventLine]:
     if before is None:
-        yield EventLine("job", f"job {after.name} of {short_id(after.author)} begins: {after.rounds} rounds", key)
+        yield EventLine("job", f"job {after.name} of {short_id(after.author)} started: {after.rounds} rounds", key)
     if before is not None and (before.phase, after.phase) == (JobPhase.RUNNING, JobPhase.PAUSED):
         yield EventLine("job", f"job {after.name} is paused after {after.rounds_in_model} rounds", key)
     if before is not None and (before.phase, after.phase) == (JobPhase.PAUSED, JobPhase.RUNNING):
-        yield EventLine("job", f"job {after.name} goes on with round {display_round_number(after.round)}", key)
+        yield EventLine("job", f"job {after.name} continues with round {display_round_number(after.round)}", key)
     if after.phase is JobPhase.FINISHED and (before is None or before.phase is not JobPhase.FINISHED):
-        ended = "ended early, after" if after.rounds_in_model < after.rounds else "is finished after"
-        why = f": its last {NO_PROGRESS_ROUNDS} accepted nothing" * after.made_no_progress
+        ended = "ended early after" if after.rounds_in_model < after.rounds else "finished after"
+        why = f": its last {NO_PROGRESS_ROUNDS} rounds accepted no update" * after.made_no_progress
         yield EventLine("job", f"job {after.name} {ended} {after.rounds_in_model} rounds{why}", key)
     asked = before.rollback_requests if before is not None else {}
     for voter, number in after.rollback_requests.items():
         if asked.get(voter) != number:
-            text = f"{short_id(voter)} asks that job {after.name} goes back to @{number}"
-            yield EventLine("job", f"{text}; whoever agrees says `rollback {key.hex()[:SHORT_ID_LENGTH]} {number}`", key)
+            text = f"{short_id(voter)} wants job {after.name} rolled back to @{number}"
+            yield EventLine("job", f"{text}: to agree, run `peer rollback {key.hex()[:SHORT_ID_LENGTH]} {number}`", key)
     for undone in after.undone_rounds[-1:] if before is not None and after.undone_rounds != before.undone_rounds else ():
         yield EventLine("job", f"job {after.name}: {format_undone_rounds(undone)}", key)
