@@ -226,7 +226,7 @@ class Swarm(ConnectionManager):
             with place or contextlib.nullcontext() as half_open:
                 await self._serve(stream, address, host, expected, half_open)
             if dialed:
-                self._book.record_end(address, "the other side ended the connection")
+                self._book.record_end(address, "the peer ended the connection")
         except LinkClosedByPeer as farewell:
             log.info("%s: %s", address, farewell.detail)
             if dialed:
@@ -251,10 +251,10 @@ class Swarm(ConnectionManager):
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             if dialed:  # `record_end` ignores the reason if the peer was or is linked
                 self._book.record_end(
-                    address, "the other side ended the connection; it may belong to another network, or refuse this peer"
+                    address, "the peer ended the connection: it may belong to another network, or refuse this peer"
                 )
         except Exception:
-            log.exception("connection with %s", address)
+            log.exception("unexpected error on the connection with %s", address)
             self.count_refusal("internal-error")
         finally:
             await trio.aclose_forcefully(stream)
@@ -333,7 +333,7 @@ class Swarm(ConnectionManager):
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except Exception:
-            log.exception("circuit with %s", short_id(peer))
+            log.exception("unexpected error on the circuit with %s", short_id(peer))
             self.count_refusal("internal-error")
         finally:
             if link is not None:
@@ -394,7 +394,7 @@ class Swarm(ConnectionManager):
                 nursery.cancel_scope.cancel()
             with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 while link.closed and await stream.receive_some(READ_BYTES):
-                    """Until the peer has read why; unread bytes would make the kernel throw our last ones away."""
+                    """Wait until the peer has read the reason. Unread bytes would make the kernel discard our last ones."""
             nursery.cancel_scope.cancel()
 
     def _record_link_error(self, link: SessionLink, error: RemoteProtocolError) -> None:
@@ -425,9 +425,9 @@ class Swarm(ConnectionManager):
                 events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
                 if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # no account has counted it so far
-                    raise RemoteProtocolError("oversized", "a link that begins with a large message")
+                    raise RemoteProtocolError("oversized", "the first message of a link is too large")
         if not messages:
-            raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
+            raise RemoteProtocolError("handshake-timeout", "the peer did not confirm the handshake")
         raise_if_closed(messages[0])
         if decides and self._keeps_another(link):
             raise trio.ClosedResourceError
@@ -493,7 +493,7 @@ class Swarm(ConnectionManager):
                 self._discovery.on_message(link, message)
             case _ if isinstance(message, CIRCUIT_MESSAGES):
                 if link.relay is not None:
-                    raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit")
+                    raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit is not allowed")
                 self._detours.on_message(link, message)
                 self.enforce_memory_quota(link)
             case _:
@@ -509,7 +509,7 @@ class Swarm(ConnectionManager):
             with trio.CancelScope(deadline=trio.current_time() + idle_seconds) as link.idle_scope:
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
-                raise RemoteProtocolError("idle", "silent for too long")
+                raise RemoteProtocolError("idle", f"no data for {idle_seconds:g} s")
             link.failure_detector.record_arrival(trio.current_time())  # even if the data then waits for its quota
             await self.wait_for_cpu_quota(link, is_full=len(data) == size)
             messages = [event for event in self._decrypt(session, bytes(data), link.cpu_account) if isinstance(event, Message)]

@@ -292,7 +292,8 @@ async def test_a_peer_of_another_wire_version_is_named_with_both_versions() -> N
         nursery.start_soon(trio.serve_listeners, lambda stream: stream.send_all(preamble), [listener])
         found = await reachability_checks.dial_peer(format_address(*listener.socket.getsockname()), CHAIN)
         nursery.cancel_scope.cancel()
-    assert found.peer is None and found.why == f"the peer speaks wire version {WIRE_VERSION + 1}, this one {WIRE_VERSION}"
+    versions = f"the peer speaks wire version {WIRE_VERSION + 1}, this peer {WIRE_VERSION}: update the older one"
+    assert found.peer is None and found.why == versions
     assert found.advice == reachability_checks.ADVICE["wrong-version"]
 
 

@@ -268,7 +268,7 @@ class BlobExchange:
                 try:
                     await self._run_blocking(partial(self._blobs.sweep_partial, frozenset(self._goals)))
                 except StorageError as error:  # no task waits for the sweep
-                    log.warning("what came in part stays: %s", error)
+                    log.warning("cannot delete incomplete downloads: %s", error)
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         await trio.lowlevel.checkpoint()

@@ -284,7 +284,7 @@ class BlobServer:
                 data = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
                 chunk = BlobChunk(request.digest, request.offset, size, data)
             except (OSError, StorageError) as error:  # the other peer goes on; a local use of the store stops this one
-                log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
+                log.warning("cannot read blob %s, which a peer requested: %s", request.digest.hex()[:12], error)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
             self.bytes_sent += len(chunk.chunk)
             if self._blobs.is_audit_data(request.digest):

@@ -187,7 +187,7 @@ class ConnectionManager:
     def check_peer(self, peer: bytes) -> None:
         """Raise `RemoteProtocolError` if this key is banned, or is our own."""
         if peer == self.me:
-            raise RemoteProtocolError("self", "this is my own address")
+            raise RemoteProtocolError("self", "this is this peer's own key")
         if self._bans.banned_until(peer) > trio.current_time():
             raise RemoteProtocolError("banned", short_id(peer))
 
@@ -294,7 +294,7 @@ class ConnectionManager:
         link.read_wait_seconds *= is_full
         link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
         if link.read_wait_seconds > STRANGER_WAIT_SECONDS_MAX and link.peer_class is PeerClass.STRANGER:
-            raise RemoteProtocolError("too-busy", f"more than a stranger may send, for {STRANGER_WAIT_SECONDS_MAX:g} s")
+            raise RemoteProtocolError("too-busy", f"a stranger sent more than its share for {STRANGER_WAIT_SECONDS_MAX:g} s")
 
     def enforce_memory_quota(self, link: PeerLink) -> None:
         """Evict links until the received bytes of this link fit into its memory budget."""
@@ -346,7 +346,7 @@ class ConnectionManager:
         )
         if len(links) >= LINKS_MAX or (link.peer_class is PeerClass.STRANGER and len(strangers) >= STRANGERS_MAX):
             if not below:
-                raise RemoteProtocolError("too-many-links", f"{LINKS_MAX} links, and none of them gives way")
+                raise RemoteProtocolError("too-many-links", f"all {LINKS_MAX} links are in use, and none may be evicted")
             self.count_refusal("gave-way")
             self.detach(choose_link_to_evict(below), "gave-way")
         if link.peer_class is not PeerClass.STRANGER:

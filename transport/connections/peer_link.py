@@ -37,13 +37,13 @@ LOOK_SECONDS = 0.1  # between checks whether a stranger still has to wait for me
 CLOSING_SECONDS: Final = 1.0  # for the last message to arrive, before the connection ends anyway: a few round trips
 
 CLOSE_REASON_TEXTS: Final = {
-    "banned": "this peer's key is refused there for some minutes, after what it sent",
-    "gave-way": "it has as many links as it takes, and members go before strangers",
-    "half-open": "too many others were connecting to it",
-    "memory-full": "this peer did not take what was sent to it, and held too much memory there",
-    "too-busy": "this peer sent more than a stranger may",
-    "too-many-links": "it has as many links as it takes",
-    "vote-queue-full": "this peer took votes too slowly",
+    "banned": "it has banned this peer's key for some minutes, because of an invalid message",
+    "gave-way": "all its links are in use, and members take precedence over strangers",
+    "half-open": "too many other peers were connecting to it",
+    "memory-full": "messages to and from this peer filled too much of its memory",
+    "too-busy": "this peer sent more than a stranger may send",
+    "too-many-links": "all its links are in use",
+    "vote-queue-full": "this peer read votes too slowly",
 }
 _CODE = re.compile(r"[a-z0-9-]+")
 
@@ -52,8 +52,8 @@ class LinkClosedByPeer(RemoteProtocolError):
     """The other peer has ended the link with a reason. This is no misbehaviour."""
 
     def __init__(self, reason: str) -> None:
-        code = reason if _CODE.fullmatch(reason) else "for a reason that is no word"  # other text of a stranger is never shown
-        super().__init__("closed", f"it closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
+        code = reason if _CODE.fullmatch(reason) else "it gave no valid reason"  # other text of a stranger is never shown
+        super().__init__("closed", f"the peer closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
 
 
 def raise_if_closed(message: Message) -> None:

@@ -81,7 +81,7 @@ class AddressEntry:
     def describe_failure(self, now: float) -> str:
         tries = "1 try" if self.failures == 1 else f"{self.failures} tries"
         expected, pause = f"{short_id(self.peer)}, " if self.peer else "", math.ceil(max(0.0, self.next_at - now))
-        return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next in {pause} s"
+        return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next try in {pause} s"
 
 
 def parse_bootstrap(text: str, *, remembered: bool = False) -> AddressEntry:
@@ -135,7 +135,7 @@ class AddressBook:
         wanted = parse_bootstrap(text)
         entry = self._entries.get(wanted.address)
         if entry is None and len(self._entries) >= BOOK_MAX:
-            raise UserError(f"{text}: this peer knows {BOOK_MAX} addresses already, which is the most")
+            raise UserError(f"cannot add {text}: the address book is full ({BOOK_MAX} addresses); try again later")
         if entry is None or not self._is_linked_at(entry, wanted):
             # The earlier peer of this address may have moved. The operator's latest word replaces the entry.
             self.remove_address(wanted.address)

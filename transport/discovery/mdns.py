@@ -71,7 +71,7 @@ class Mdns(OptionalService):
                 await self._serve(*self._place())
             except Exception as error:  # of the library, perhaps caused by another machine
                 log.debug("mDNS", exc_info=True)
-                self.set_status(False, f"multicast DNS cannot be used: {error}; another try in {LOOK_SECONDS:g} s")
+                self.set_status(False, f"multicast DNS failed: {error}; next try in {LOOK_SECONDS:g} s")
                 await trio.sleep(LOOK_SECONDS)
 
     def _place(self) -> tuple[tuple[str, ...], int | None]:
@@ -93,7 +93,7 @@ class Mdns(OptionalService):
         opened = await trio.to_thread.run_sync(self._open, hosts, port, token)
         try:
             where = ", ".join(hosts) if port is None else ", ".join(format_address(host, port) for host in hosts)
-            self.set_status(True, f"looks for others at {where}" if port is None else f"shows {where} on the local network")
+            self.set_status(True, f"looks for peers from {where}" if port is None else f"announces {where} on the local network")
             while self._place() == (hosts, port):
                 self._news = trio.Event()
                 await self._look(opened, networks)

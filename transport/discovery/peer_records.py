@@ -72,7 +72,7 @@ class PeerRecordBook:
         """Accept or reject a record from a link of this scope. Raises `RemoteProtocolError` for one that no honest peer sends."""
         signed = aged.record
         if len(signed.body) > PEER_RECORD_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a peer record of {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
+            raise RemoteProtocolError("oversized", f"a peer record has {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
         record = decode_message(signed.body, (PeerRecord,))
         name = signed.signer, record.scope
         held = self._held.get(name)

@@ -99,7 +99,7 @@ class Reachability:
         """Record the address that `peer` sees. `dialed_us`: it dialed this link. Raises `UserError` for an invalid address."""
         host = parse_address(address)[0]
         if not is_ip(host):
-            raise UserError(f"{host!r} is a name: whoever sees a connection sees an IP address")
+            raise UserError(f"the observed host {host!r} is a name, expected an IP address")
         if self._seen.get(peer) != host:
             self.forget_peer(peer)
         self._seen[peer] = host

@@ -122,7 +122,7 @@ class AcceptLimiter:
                 except BlockingIOError:
                     pass  # no further connection waits
                 except OSError as error:
-                    log.error("cannot take a connection: %s", error)
+                    log.error("cannot accept a connection: %s", error)
                     await trio.sleep(FAULT_SECONDS)
                 self._taking.spend(self._processor() - started, trio.current_time())
                 await trio.sleep(PAUSE_SECONDS * turned_away)  # batches halve the cost
@@ -159,7 +159,7 @@ class HalfOpenTable:
         finally:
             self.release_slot(place)
         if place.evicted:
-            raise RemoteProtocolError("half-open", "gave way to a newer connection")
+            raise RemoteProtocolError("half-open", "evicted by a newer connection")
 
     def release_slot(self, place: HalfOpenSlot) -> None:
         """Free the slot of a connection that is a link now, or has ended."""

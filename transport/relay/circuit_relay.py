@@ -346,4 +346,4 @@ class CircuitRelay:
                 lane.account.add_bytes(-lane.waiting - MESSAGE_OVERHEAD_BYTES * len(lane.queue))
 
 
-assert min(WINDOW_BYTES) >= 2 * CIRCUIT_RECORD_BYTES_MAX, "with a quarter of the credit still to come, a record fits"
+assert min(WINDOW_BYTES) >= 2 * CIRCUIT_RECORD_BYTES_MAX, "a record fits while a quarter of the credit is due"

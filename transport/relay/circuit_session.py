@@ -84,7 +84,7 @@ class CircuitSession(NoiseSession):
             return None
         record = self._take(len(self._buffer))
         if len(record) <= TAG_BYTES:
-            raise RemoteProtocolError("bad-frame", f"a record of {len(record)} bytes holds nothing")
+            raise RemoteProtocolError("bad-frame", f"a record of {len(record)} bytes has no content")
         return list(self.inbox.receive_frame(self._opening[self._lane].decrypt(record)))
 
 

@@ -145,7 +145,7 @@ class CircuitStream:
         lane, record = Priority(data[0]), bytes(data[1:])
         self.credit[lane] -= len(record)
         if self.ended or not self.carrier.queue_message(CircuitData(self.circuit_id, lane, record), lane):
-            raise trio.BrokenResourceError("the relay's link does not take it")
+            raise trio.BrokenResourceError("the link to the relay has ended, or its queue is full")
 
     async def send_eof(self) -> None:
         """Do nothing, since the last message (`LinkClosing`) marks the end."""
@@ -248,7 +248,7 @@ class RelayClient:
         if isinstance(message, CircuitCredit):
             stream.on_credit(message)
         elif isinstance(message, CloseCircuit):
-            log.debug("a circuit by %s is closed: %s", short_id(stream.carrier.peer), message.reason)
+            log.debug("circuit over relay %s closed: %s", short_id(stream.carrier.peer), message.reason)
             stream.end_stream()
         elif not stream.on_data(message):
             self._refuse("circuit-overrun")

@@ -83,7 +83,7 @@ class Outbox:
         return self._sent[0], self._sent[1], self._sent[2]
 
     def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
-        assert len(data) <= MESSAGE_BYTES_MAX, f"a message of {len(data)} bytes: nobody would accept it"
+        assert len(data) <= MESSAGE_BYTES_MAX, f"a message of {len(data)} bytes is larger than any peer accepts"
         size = len(data) + MESSAGE_OVERHEAD_BYTES
         if self._is_over or self._waiting[priority] + size > QUEUE_BYTES_MAX[priority]:
             return False
@@ -190,7 +190,7 @@ class Inbox:
 
     def _take_record(self, flags: int, data: bytes, messages: list[Message]) -> None:
         if flags > 0b1111 or flags & 0b11 > Priority.BULK:
-            raise RemoteProtocolError("bad-record", f"flags {flags:#x}")
+            raise RemoteProtocolError("bad-record", f"invalid flags {flags:#x}")
         priority, channel = Priority(flags & 0b11), Channel(flags >> 2 & 1)
         self._received[priority] += len(data)
         partial = self._partial[priority]
@@ -201,14 +201,14 @@ class Inbox:
 
     def _join(self, priority: Priority, channel: Channel, partial: bytearray | None, data: bytes, more: bool) -> list[Message]:
         if not data:
-            raise RemoteProtocolError("bad-record", "an empty fragment")
+            raise RemoteProtocolError("bad-record", "a fragment is empty")
         if partial is None:
             self._channels[priority] = channel
             partial = bytearray()
         if channel != self._channels[priority]:
             raise RemoteProtocolError("bad-record", "a message changes its channel")
         if len(partial) + len(data) > MESSAGE_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a message of more than {MESSAGE_BYTES_MAX} bytes")
+            raise RemoteProtocolError("oversized", f"a message has more than {MESSAGE_BYTES_MAX} bytes")
         partial += data
         self._partial[priority] = partial if more else None
         self.account.add_bytes(len(data) if more else len(data) - len(partial))
