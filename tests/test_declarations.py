@@ -157,7 +157,7 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     monkeypatch.delattr(Slate, "make_declaration")
     text = tmp_path / "text"
     text.write_bytes(TEXT)
-    with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
+    with pytest.raises(UserError, match="engine 'slate' cannot make the declarations that objective 'letters' requires"):
         WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30)).handle_request(
             worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), str(text), None)
         )

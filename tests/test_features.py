@@ -175,7 +175,7 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
 
 
 def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
-    with pytest.raises(RemoteProtocolError, match="objective 'ones' is none that this program knows: language, scratch"):
+    with pytest.raises(RemoteProtocolError, match="unknown objective 'ones': choose one of language, scratch"):
         JobSpec.decode(JOB.encode())
 
 
@@ -531,15 +531,15 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await nursery.start(other.run)
             with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: it has .*open-job, propose"):
                 await other.ask(CountParameters(bytes(32)))
-            with pytest.raises(WorkerFailed, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+            with pytest.raises(WorkerFailed, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
                 await other.ask(opening)
             nursery.cancel_scope.cancel()
 
 
 async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+    with pytest.raises(UserError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
         SQUARES.validated()
-    with pytest.raises(RemoteProtocolError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+    with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
         JobSpec.decode(SQUARES.encode())
     with pytest.raises(LocalProtocolError, match="the worker request 'count-parameters': it has open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))

@@ -69,11 +69,15 @@ class DataManifest:
         """Return the manifest. Raises `RemoteProtocolError` if it is malformed or inconsistent."""
         manifest = codec.decode(cls, data)
         if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
-            raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
+            raise RemoteProtocolError(
+                "bad-manifest", f"the manifest lists {len(manifest.shards)} shards for {manifest.size} bytes"
+            )
         if len(set(manifest.shards)) < len(manifest.shards):
-            raise RemoteProtocolError("bad-manifest", "a shard is named twice: few bytes would fill many disks")
+            raise RemoteProtocolError("bad-manifest", "the manifest lists a shard twice")
         if manifest.tokenized and manifest.size % 2:
-            raise RemoteProtocolError("bad-manifest", f"{manifest.size} bytes of 16-bit tokens")
+            raise RemoteProtocolError(
+                "bad-manifest", f"the manifest has an odd number of bytes for 16-bit tokens: {manifest.size}"
+            )
         return manifest
 
     @property
@@ -111,7 +115,7 @@ def split_into_shards(pieces: Iterable[bytes], keep: Callable[[bytes], object], 
     if not size:
         raise UserError("the text is empty: give a file or folder with at least a few kB of text")
     if len(set(shards)) < len(shards):
-        raise UserError(f"the text has the same {DATA_SHARD_BYTES >> 20} MiB twice, which no manifest may: leave the copies out")
+        raise UserError(f"the text contains the same {DATA_SHARD_BYTES >> 20} MiB twice: remove the copy")
     return DataManifest(size, whole.digest(), tuple(shards), tokenized)
 
 
@@ -128,7 +132,9 @@ def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: 
             size += len(shard)
             stream.write(shard)
         if (size, whole.digest()) != (manifest.size, manifest.text):
-            raise RemoteProtocolError("bad-manifest", f"shards make {size} bytes with another hash, {manifest.size} were named")
+            raise RemoteProtocolError(
+                "bad-manifest", f"the shards do not match the manifest: {size} bytes, expected {manifest.size}, or another hash"
+            )
 
 
 def text_path(folder: Path, manifest: DataManifest) -> Path:
@@ -180,16 +186,17 @@ def open_tokens(
         train, held_out = _tokens_of_text(spec, text, tokenizer, on_block)
     for name, part in (("training", train), ("held-out", held_out)):
         if len(part) <= spec.model.context and (name == "training" or spec.held_out_permille):
-            raise UserError(
-                f"{text}: the {name} part is {len(part)} tokens, context {spec.model.context} needs one more than that"
-            )
+            few = f"{text}: the {name} part has {len(part)} tokens"
+            raise UserError(f"{few}, but context {spec.model.context} needs at least {spec.model.context + 1}")
     tokens = TokenizedText(train, held_out, tokenizer.token_bytes)
     if named is not None and tokens_digest(tokens) != named:
         prefix = _token_prefix(text, tokenizer)
         for made in [path for path in text.parent.iterdir() if path.name.startswith(prefix)]:
             made.unlink()  # the correct release has to make them again
         release = f"tokenizers {importlib.metadata.version('tokenizers')}"
-        raise UserError(f"{release} makes other tokens of {text} than the job was made with: install the release of the others")
+        raise UserError(
+            f"{release} does not make the job's tokens from {text}: install the release of the peer that started the job"
+        )
     return tokens
 
 

@@ -57,7 +57,7 @@ def device_problem(name: str) -> str | None:
     """Return why this cannot name a device on any machine; None if it can."""
     if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
         return None
-    return f"is no device; say {AUTO}, cpu, cuda, or one of several as cuda:1"
+    return f"is not a device: use {AUTO}, cpu, cuda, or cuda:1 for one of several"
 
 
 def parallel_problem(resources: EngineResources) -> str | None:
@@ -65,13 +65,13 @@ def parallel_problem(resources: EngineResources) -> str | None:
     if not 0 <= resources.gpus <= GPUS_MAX:
         return f"gpus {resources.gpus} is outside 0..{GPUS_MAX}"
     if resources.parallel is ParallelMode.OFF:
-        return f"gpus {resources.gpus} with parallel off: say parallel ddp or fsdp" if resources.gpus > 1 else None
+        return f"gpus {resources.gpus} needs parallel ddp or fsdp, not off" if resources.gpus > 1 else None
     if resources.gpus < 2:
-        return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 at least"
+        return f"parallel {resources.parallel} needs gpus 2 or more, not {resources.gpus}"
     if resources.compile:
-        return f"compile with parallel {resources.parallel}: one of them at a time"
+        return f"compile with parallel {resources.parallel} is not supported: turn one of them off"
     if ":" in resources.device:
-        return f"parallel {resources.parallel} with device {resources.device}: it takes the first {resources.gpus} GPUs; say cuda"
+        return f"parallel {resources.parallel} uses the first {resources.gpus} GPUs, not {resources.device}: use device cuda"
     return None
 
 

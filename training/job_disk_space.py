@@ -71,5 +71,5 @@ def require_disk_space(folder: Path, size: int, what: str = "text") -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < 2 * size + DOWNLOAD_RESERVED_BYTES:
-        needs = f"this job's {what} of {format_bytes(size)} needs twice that and {DOWNLOAD_RESERVED_BYTES >> 20} MiB to spare"
-        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
+        needs = f"this job's {what} of {format_bytes(size)} needs twice its size and {DOWNLOAD_RESERVED_BYTES >> 20} MiB more"
+        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some space, or leave the job to others")

@@ -221,7 +221,7 @@ class JobSpec:
         kind = self.resolved_objective.settings_type
         if kind is None and self.objective_settings:
             what = f"objective {self.objective!r} has no settings"
-            raise RemoteProtocolError("bad-job", f"{what}, {len(self.objective_settings)} bytes were given")
+            raise RemoteProtocolError("bad-job", f"{what}, but {len(self.objective_settings)} bytes were given")
         return None if kind is None else codec.decode(kind, self.objective_settings)
 
     def decode_declaration(self, encoded: bytes) -> Any:
@@ -229,7 +229,7 @@ class JobSpec:
         kind = self.resolved_objective.declaration_type
         if kind is None and encoded:
             raise RemoteProtocolError(
-                "bad-declaration", f"objective {self.objective!r} has none, {len(encoded)} bytes were given"
+                "bad-declaration", f"objective {self.objective!r} has no declarations, but {len(encoded)} bytes were given"
             )
         record = None if kind is None else codec.decode(kind, encoded)
         problem = None if kind is None else self.resolved_objective.declaration_problem(self, record)
@@ -311,7 +311,7 @@ class JobSpec:
         if licence:
             return f"its licence {licence}"
         if registry.find_objective(self.objective) is None:
-            return f"objective {self.objective!r} is none that this program knows: {', '.join(registry.objective_names())}"
+            return f"unknown objective {self.objective!r}: choose one of {', '.join(registry.objective_names())}"
         layers = self.model.layers_problem()
         if layers:
             return layers
@@ -332,7 +332,7 @@ class JobSpec:
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name, value in FLOATS_MIN.items():
             if getattr(self, name) < value:
-                return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
+                return f"{name} {getattr(self, name):g} would reject honest updates of other processors: use at least {value:g}"
         for name in ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
@@ -345,26 +345,23 @@ class JobSpec:
 
     def _combination_problem(self) -> str | None:
         if self.initial_model is not None and self.base is not None:
-            return "both base and start name a model to start from: say one"
+            return "both base and initial_model name a model to start from: give only one"
         if self.initial_model is not None and not self.resolved_objective.starts_from_parameters:
-            way_out = "train a language job on them, or learn responses, and start from that job"
-            return f"objective {self.objective!r} starts from no parameters of its own: {way_out}"
+            way_out = "first train a language job or a job on responses from it, and start from that job"
+            return f"objective {self.objective!r} cannot start from a folder with parameters: {way_out}"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
         if self.compression_warmup_rounds > self.rounds:
             return (
                 f"compression_warmup_rounds {self.compression_warmup_rounds} is more than rounds "
-                f"{self.rounds}: take bits {OPENING_BITS} for all"
+                f"{self.rounds}: use bits {OPENING_BITS} for all rounds"
             )
         if self.compression_warmup_rounds and self.bits >= OPENING_BITS:
-            whole = f"{OPENING_BITS} bits an element"
-            return (
-                f"compression_warmup_rounds {self.compression_warmup_rounds} gains nothing where all "
-                f"rounds say {whole} or more: leave it out"
-            )
+            warmup = f"compression_warmup_rounds {self.compression_warmup_rounds}"
+            return f"{warmup} has no effect with bits {self.bits}: leave it out"
         if self.bits == 8 and self.commits_to_buffer:
             both = f"bits 8 with feedback_decay {self.feedback_decay:g}"
-            return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
+            return f"{both} would commit to a buffer that repeats the payload: use feedback_decay 0, or fewer bits"
         # A job of one round keeps the default warm-up, so that nobody has to set it to none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
@@ -373,57 +370,58 @@ class JobSpec:
             return f"{both} do not fit into {self.rounds} rounds: shorten one of them"
         if self.outer is OuterOptimizerKind.SIGN and self.outer_rate > SIGN_RATE_MAX:
             moves = f"outer 'sign' would move every parameter by outer_rate {self.outer_rate:g} in each round"
-            return f"{moves}: take {SIGN_RATE_MAX:g} at most, {SIGN_RATE:g} is usual"
+            return f"{moves}: use at most {SIGN_RATE_MAX:g}; {SIGN_RATE:g} is usual"
         if self.sends_gradients and self.local_steps != 1:
-            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
+            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: use outer 'nesterov' for more"
         if self.sends_gradients and self.inner is not InnerOptimizerKind.ADAMW:
-            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
+            return f"inner {self.inner.value!r} has no effect with outer 'adamw', which sends gradients: use outer 'nesterov'"
         if self.sends_gradients and self.inner_state is InnerStatePolicy.KEEP:
-            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
+            return "inner_state 'keep' has no effect with outer 'adamw', which sends gradients: use inner_state 'reset'"
         return self._audit_problem() or self._memory_problem()
 
     def _audit_problem(self) -> str | None:
         is_sampled = self.audit is AuditMode.SAMPLED
         if self.precision is Precision.BF16 and self.is_reexecuted:
-            differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
-            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
+            differ = "honest re-executions in bf16 differ by 0.13 of an update, and small attacks by only 0.011"
+            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; use audit 'off', or precision 'fp32'"
         if not is_sampled and self.uplink_mbit_min != UPLINK_MBIT_MIN:
-            return f"uplink_mbit_min {self.uplink_mbit_min} says nothing with audit {self.audit.value!r}: leave it out"
+            return f"uplink_mbit_min {self.uplink_mbit_min} has no effect with audit {self.audit.value!r}: leave it out"
         if not is_sampled and self.final_full_audit_rounds:
             return (
-                f"final_full_audit_rounds {self.final_full_audit_rounds} says nothing with audit "
+                f"final_full_audit_rounds {self.final_full_audit_rounds} has no effect with audit "
                 f"{self.audit.value!r}: leave it out"
             )
         if self.final_full_audit_rounds > self.rounds:
             return (
                 f"final_full_audit_rounds {self.final_full_audit_rounds} is more than rounds "
-                f"{self.rounds}: take audit 'full' to re-execute all"
+                f"{self.rounds}: use audit 'full' to re-execute all"
             )
         if is_sampled and self.keeps_inner_state:
-            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
+            sent = "audit 'sampled' with inner_state 'keep' would send all moments to auditors"
+            return f"{sent}: use inner_state 'reset', or audit 'full'"
         if is_sampled and self.has_estimates:
-            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
+            return "audit 'sampled' with memory 'estimates' was not measured: use memory 'residual', or audit 'full' or 'off'"
         if is_sampled and self.audit_rate < AUDIT_RATE_MIN:
             nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
-            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
+            return f"{nothing}: use at least {AUDIT_RATE_MIN:g}, or audit 'off'"
         if is_sampled and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
-            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
+            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: use a shorter audit_window or a smaller model"
         if self.object_bytes_max > BLOB_BYTES_MAX:
-            size = f"its largest object has {self.object_bytes_max} bytes, and others can get {BLOB_BYTES_MAX} at most"
-            return f"{size}: take a smaller model, or inner_state 'reset'"
+            size = f"its largest object has {self.object_bytes_max} bytes, and peers can download at most {BLOB_BYTES_MAX}"
+            return f"{size}: use a smaller model, or inner_state 'reset'"
         return None
 
     def _memory_problem(self) -> str | None:
         if not self.has_estimates:
             return None
         if self.feedback_decay == 1:
-            return "memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8, or less"
+            return "memory 'estimates' with feedback_decay 1 would never learn from an update: use 0.8 or less"
         least = 2 * self.byzantine_max + 1
         if least > self.estimates_max:
-            fit = f"{self.estimates_max} estimates of {self.model.parameters} bytes are within {ESTIMATES_BYTES_MAX >> 30} GiB"
+            fit = f"only {self.estimates_max} estimates of {self.model.parameters} bytes fit into {ESTIMATES_BYTES_MAX >> 30} GiB"
             what = f"memory 'estimates' with byzantine_max {self.byzantine_max}"
-            return f"{what} needs {least} trainers, and {fit}: take a smaller model"
+            return f"{what} needs {least} trainers, but {fit}: use a smaller model"
         return None
 
     @property

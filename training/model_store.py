@@ -72,15 +72,15 @@ class JobModelStore:
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(base), JobSpec.decode(spec)
         if before.model != after.model:
-            return f"its model has other sizes ({before.model}, wanted are {after.model})"
-        return "its tokens are another tokenizer's" if before.tokenizer != after.tokenizer else None
+            return f"its model has other sizes ({before.model}, expected {after.model})"
+        return "it has another tokenizer" if before.tokenizer != after.tokenizer else None
 
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(read).objective, JobSpec.decode(spec).resolved_objective
         return (
             self.why_base_refused(read, spec)
             if before in after.required_objectives
-            else f"it is a {before} job, wanted is {' or '.join(after.required_objectives)}"
+            else f"it is a {before} job, expected {' or '.join(after.required_objectives)}"
         )
 
     def round_directory(self, job: bytes, number: int) -> Path:
@@ -103,8 +103,8 @@ class JobModelStore:
         kept = self.stored_rounds(key)
         if number not in kept:
             shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
-            are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
-            raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+            has = f"only at {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "it has none of this job"
+            raise UserError(f"this peer does not have the model of job {job.name!r} at round {number}: {has}")
 
     def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
         """Return the model that round `number` starts from. Raises `UserError` if it is not here or not the decided one."""
@@ -114,7 +114,7 @@ class JobModelStore:
         decided = job.model_root if number == job.round else closed.model_root if closed else model.root
         if model.root != decided:
             place = self.round_directory(key, number)
-            raise UserError(f"{place} holds another model than the network decided: take one of another round")
+            raise UserError(f"{place} holds a model that differs from the decided one: use another round")
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
@@ -213,12 +213,14 @@ class JobModelStore:
             return 0
         base = self._last_durable(job, number)
         if base is None:
-            raise StorageError(f"{self.round_directory(job, number)} is damaged, and no older model is there: restore a snapshot")
+            raise StorageError(
+                f"{self.round_directory(job, number)} is damaged, and this peer has no older model: restore a snapshot"
+            )
         for before in range(base, number):
             reached = self._step(judged(before), payload)
         if reached != root:
             raise StorageError(
-                f"{self.round_directory(job, base)} does not lead to the model of round {number}: restore a snapshot"
+                f"{self.round_directory(job, base)} does not reproduce the model of round {number}: restore a snapshot"
             )
         return number - base
 

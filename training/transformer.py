@@ -85,7 +85,7 @@ class ModelSpec:
             kind = find_layer(name, place)
             if kind is None:
                 known = ", ".join(other for other in layer_names() if find_layer(other, place))
-                return f"model.{place.value} {name!r} is no layer that this program knows: {known}"
+                return f"unknown layer model.{place.value} {name!r}: choose one of {known}"
             problem = kind.sizes_problem(self)
             if problem:
                 return problem
@@ -96,7 +96,7 @@ class ModelSpec:
         if problem:
             return problem
         if self.layers > LAYERS_MAX:
-            return f"layers {self.layers} are more than {LAYERS_MAX}"
+            return f"layers must be at most {LAYERS_MAX}, is {self.layers}"
         tensors = self.layers * len(layer_parameters(self))
         if tensors > LAYER_TENSORS_MAX:
             return f"{tensors} tensors in {self.layers} layers are more than {LAYER_TENSORS_MAX}"

@@ -316,7 +316,7 @@ def parse_header(header: bytes) -> tuple[int, int]:
     """Return the bytes that follow and the request's number. Raises `RemoteProtocolError` if they exceed the longest message."""
     length, number = _FRAME.unpack(header)
     if length > FRAME_BYTES_MAX:
-        raise RemoteProtocolError("oversized", f"a frame of {length} bytes on the worker's pipe")
+        raise RemoteProtocolError("oversized", f"a frame on the worker's pipe has {length} bytes, limit {FRAME_BYTES_MAX}")
     return length, number
 
 

@@ -301,7 +301,7 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
     for named, why in (
         (replace(model, root=bytes(32)), "that of round 2 with another root"),
         (replace(model, job=bytes(32)), "not among the finished ones"),
-        (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, wanted is reward"),
+        (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, expected reward"),
     ):
         spec = world.on(POLICY, objective_settings=codec.encode(replace(OWN, reward_model=named)))
         assert why in (world.problem(world.tx(AUTHOR, "job/start", StartJob(spec))) or "")

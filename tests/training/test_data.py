@@ -83,7 +83,7 @@ def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: str) -> N
 
 
 def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
-    refused(r"a\.jsonl holds no text", write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
+    refused(r"a\.jsonl contains no text", write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
     assert text_of(write(tmp_path / "a.jsonl", '{"text": ""}\n{"text": "a"}\n')) == b"a\n"
 
 
@@ -95,8 +95,8 @@ def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
             '{"text": "Gr\xfc\xdfe"}'.encode("latin-1"),
             r"a\.jsonl .*\(not UTF-8 in line 2, it looks like Windows-1252\)",
         ),
-        ('{"text": "a"}'.encode("utf-16"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\): save it as UTF-8"),
-        ('{"text": "a"}'.encode("utf-16-be"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\)"),
+        ('{"text": "a"}'.encode("utf-16"), r"a\.jsonl is not a text file \(NUL in line 2, as in UTF-16\): save it as UTF-8"),
+        ('{"text": "a"}'.encode("utf-16-be"), r"a\.jsonl is not a text file \(NUL in line 2, as in UTF-16\)"),
     ],
     ids=["nul", "latin-1", "utf-16", "utf-16-be"],
 )

@@ -58,12 +58,12 @@ def test_bf16_is_for_jobs_that_nobody_audits() -> None:
     half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
     assert JobSpec.decode(half.encode()) == half
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
-        refused(r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'", replace(half, audit=audit))
+        refused(r"honest re-executions in bf16 differ by 0\.13 .* 0\.011; use audit 'off'", replace(half, audit=audit))
 
 
 def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
     refused(
-        "final_full_audit_rounds 3 says nothing with audit 'full'", replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3)
+        "final_full_audit_rounds 3 has no effect with audit 'full'", replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3)
     )
     sampled = replace(JOB, audit=AuditMode.SAMPLED, final_full_audit_rounds=JOB.rounds)
     assert sampled.validated() == sampled
@@ -73,8 +73,11 @@ def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> Non
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset', or audit 'full'"),
-        ({"memory": FeedbackMemory.ESTIMATES}, "was not measured: take memory 'residual', or audit 'full' or 'off'"),
+        (
+            {"inner_state": InnerStatePolicy.KEEP},
+            "would send all moments to auditors: use inner_state 'reset', or audit 'full'",
+        ),
+        ({"memory": FeedbackMemory.ESTIMATES}, "was not measured: use memory 'residual', or audit 'full' or 'off'"),
     ],
 )
 def test_what_sampled_audits_cannot_show_is_refused_with_the_way_out(said: dict[str, Any], why: str) -> None:
@@ -198,9 +201,9 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
         r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at",
         replace(JOB, model=ModelSpec(vocabulary=300)),
     )
-    refused("outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'", replace(JOB, outer=OuterOptimizerKind.ADAMW))
+    refused("outer 'adamw' needs local_steps 1, not 10: use outer 'nesterov'", replace(JOB, outer=OuterOptimizerKind.ADAMW))
     refused(
-        "audit 'sampled' needs shared data: name a text, or take audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
+        "audit 'sampled' needs shared data: name a text, or use audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
     )
 
 
@@ -212,7 +215,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() 
             assert inner_bytes(spec.validated()) <= BLOB_BYTES_MAX
         else:
             assert inner_bytes(spec) > BLOB_BYTES_MAX
-            refused(r"has \d+ bytes.* 34359738368 at most: take a smaller model, or inner_state", spec)
+            refused(r"has \d+ bytes.* at most 34359738368: use a smaller model, or inner_state", spec)
             assert replace(spec, inner_state=InnerStatePolicy.RESET).validated()
 
 

@@ -60,14 +60,14 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(blobs: DiskBlobStor
     values = own()
     values[at] = bad
     spec = on(blobs, values)
-    assert "has a number that is not finite" in (problem(blobs, spec) or "")
+    assert "has a non-finite number" in (problem(blobs, spec) or "")
     with pytest.raises(StorageError, match="not finite"):
         JobModelStore(tmp_path).create_model(JOB, spec.encode(), blobs.read_range)
 
 
 @pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
 def test_another_length_is_found(blobs: DiskBlobStore, size: int) -> None:
-    assert f"{SIZE} parameters have {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
+    assert f"{SIZE} parameters need {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
 
 
 def test_the_ledger_is_told_the_digest_of_the_parameters(blobs: DiskBlobStore, tmp_path: Path) -> None:

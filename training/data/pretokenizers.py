@@ -33,11 +33,11 @@ def parse_normalizer(said: Any) -> dict[str, Any] | None:
     """Return the normalizer in the JSON of the package. Raises `ValueError`, which names an unsupported one."""
     steps = said.get("normalizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or len(steps) > STEPS_MAX:
-        raise ValueError(f"normalizer {_shown(said)}")
+        raise ValueError(f"normalizer {_shown(said)} is not supported")
     forms = [step["type"] for step in steps if step is not None]
     unknown = [form for form in forms if form not in NORMALIZERS]
     if unknown:
-        raise ValueError(f"normalizer {_shown(unknown[0])}; {', '.join(NORMALIZERS)} are read")
+        raise ValueError(f"normalizer {_shown(unknown[0])} is not supported, only {', '.join(NORMALIZERS)}")
     made = [{"type": form} for form in forms]
     return {"type": "Sequence", "normalizers": made} if len(made) > 1 else made[0] if made else None
 
@@ -46,7 +46,7 @@ def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
     """Return the pre-tokenizer in the JSON of the package. Raises `ValueError`, which names an unsupported step."""
     steps = said.get("pretokenizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or not 1 <= len(steps) <= STEPS_MAX:
-        raise ValueError(f"pre_tokenizer {_shown(said)}")
+        raise ValueError(f"pre_tokenizer {_shown(said)} is not supported")
     made = [_step(step) for step in steps]
     if [step["type"] for step in made].count("ByteLevel") != 1 or made[-1]["type"] != "ByteLevel":
         raise ValueError(f"pre_tokenizer {_shown(said)} does not end in ByteLevel")
@@ -86,7 +86,7 @@ def _step(step: Any) -> dict[str, Any]:
         pattern = step["pattern"].get("Regex")
         if isinstance(pattern, str) and _is_known(pattern):
             return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    raise ValueError(f"pre_tokenizer {_shown(step)}")
+    raise ValueError(f"pre_tokenizer {_shown(step)} is not supported")
 
 
 def _is_known(pattern: str) -> bool:

@@ -86,7 +86,7 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
         tokens = read(spec, Path(request.text), tokenizer, context.heartbeat, request.tokenized, request.tokens)
     engine = backend.open_engine(spec, tokens, tokenizer, _first_parameters(request, spec))
     if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
-        raise UserError(f"the engine {backend.name!r} makes no declarations, which the objective {spec.objective!r} asks for")
+        raise UserError(f"the engine {backend.name!r} cannot make the declarations that objective {spec.objective!r} requires")
     read_job = spec.resolved_objective.required_model(spec)
     if request.required_model is not None:  # of another job with the same tokenizer
         assert read_job is not None, f"job {spec.name!r} reads no other job"
@@ -108,7 +108,7 @@ def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) ->
     if spec.base is None:
         return ReplicatedModel.initial(request.job, spec).parameters
     if request.base is None:  # measured against another model, every honest trainer would look like a liar
-        raise FolkmootError(f"the base of job {request.job.hex()[:8]} was not named")
+        raise FolkmootError(f"the request for job {request.job.hex()[:8]} names no base")
     base = ReplicatedModel.open_decided(Path(request.base), spec.base.root)
     return ReplicatedModel.initial(request.job, spec, base).parameters
 
@@ -142,7 +142,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
         engine.first_parameters if request.model_directory is None else context.shared_parameters(request.model_directory)
     )
     if parameters is None:
-        raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
+        raise FolkmootError(f"job {request.job.hex()[:8]} has no first model in its engine")
     objective, spec, files = engine.spec.resolved_objective, engine.spec, engine.required_files
     whole = _prompt_with_turns(engine, request)
     pieces = engine.generate_text(parameters, whole, request.sampling, context.heartbeat, request.stop)

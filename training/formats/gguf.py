@@ -32,7 +32,7 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
     """Return GGUF's name of one of our tensors. Raises `UserError` for a layer that its Llama does not have."""
     theirs = tensor.parameter.gguf
     if not theirs:
-        raise UserError(f"GGUF has no place for the tensor {name!r}")
+        raise UserError(f"GGUF does not support the tensor {name!r}: use --format transformers")
     return theirs if tensor.layer is None else f"blk.{tensor.layer}.{theirs}"
 
 
@@ -47,7 +47,7 @@ def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: 
     types = [CONTROL if one in vocabulary.special else USER_DEFINED if one in added else NORMAL for one in vocabulary.tokens]
     words = llama_cpp_name(vocabulary.pre_tokenizer, vocabulary.ignores_merges)
     if words is None:
-        raise UserError("GGUF has no name for the pre-tokenizer of this model: take --format transformers")
+        raise UserError("GGUF has no name for the pre-tokenizer of this model: use --format transformers")
     return {
         "general.architecture": (STRING, "llama"),
         "general.name": (STRING, name),
@@ -100,7 +100,7 @@ def write_gguf(
             with np.errstate(over="ignore"):
                 part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
             if not np.isfinite(part).all():
-                raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
+                raise UserError(f"{name} has a number outside the range of float16: use --format gguf-f32")
             stream.write(part.data)
         size = len(flat) * dtype.itemsize
         stream.write(bytes(_padded(size) - size))

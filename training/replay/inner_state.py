@@ -51,12 +51,14 @@ class InnerState:
         """Read a state that `write` wrote to `path`. Raises `RemoteProtocolError` for an impossible length or number of steps."""
         size = path.stat().st_size
         if size != inner_bytes(spec):
-            raise RemoteProtocolError("malformed", f"an inner state of {size} bytes, this job's has {inner_bytes(spec)}")
+            raise RemoteProtocolError("malformed", f"an inner state has {size} bytes, expected {inner_bytes(spec)}")
         with path.open("rb") as stream:
             (steps,) = _STEPS.unpack(stream.read(_STEPS.size))
             moments = np.fromfile(stream, dtype="<f4").astype(np.float32, copy=False)
         if steps > spec.rounds * spec.local_steps:
-            raise RemoteProtocolError("malformed", f"an inner state after {steps} steps, this job has fewer")
+            raise RemoteProtocolError(
+                "malformed", f"an inner state has {steps} steps, but the job has only {spec.rounds * spec.local_steps}"
+            )
         return cls(steps, moments)
 
     def iter_bytes(self) -> Iterator[bytes | memoryview]:

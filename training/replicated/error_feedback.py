@@ -76,7 +76,7 @@ def make_buffer(m: Float32Array, header: codec.PayloadHeader, spec: JobSpec) -> 
 def read_buffer(path: Path, spec: JobSpec) -> codec.QuantizedUpdate:
     """Read a committed buffer. Raises `RemoteProtocolError` if the file is not a buffer of this job."""
     if path.stat().st_size != buffer_bytes(spec):
-        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes where {buffer_bytes(spec)} are right")
+        raise RemoteProtocolError("bad-buffer", f"the buffer has {path.stat().st_size} bytes, expected {buffer_bytes(spec)}")
     return codec.read_payload(path.read_bytes(), layout_of(spec))  # the size excludes levels of fewer bits
 
 
@@ -98,9 +98,9 @@ def next_feedback(
     if record is None:
         return np.zeros(layout.size, dtype=np.float32)
     if buffer is None or payload is None:
-        raise LocalProtocolError("buffer and payload of the record are missing")
+        raise LocalProtocolError("the buffer or the payload of the record is missing")
     if (buffer_digest(buffer), blob_digest(payload)) != (record.buffer, record.payload):
-        raise LocalProtocolError("buffer and payload are not those of the record")
+        raise LocalProtocolError("the buffer or the payload does not match the record")
     e = buffer.dequantize()
     if record.took_step:
         e -= codec.read_payload(payload, layout).dequantize()

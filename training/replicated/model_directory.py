@@ -267,7 +267,7 @@ def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
             lock_file(file.fileno(), fcntl.LOCK_SH, path.parent)
             opened, named = os.fstat(file.fileno()), path.stat()
             if opened.st_ino != named.st_ino:
-                raise FileNotFoundError(errno.ENOENT, "written over before it was locked")
+                raise FileNotFoundError(errno.ENOENT, "replaced before it was locked")
             if opened.st_size != np.dtype(dtype).itemsize * size:
                 raise _damaged(path)
             return np.asarray(np.memmap(file, dtype, mode="r", shape=(size,))) if size else np.empty(0, dtype)
@@ -300,7 +300,7 @@ class IncomingModelDirectory:
         """`replaced` is called after `directory` has got another model."""
         saved = decode_manifest(manifest)
         if saved.root != root or model_root(saved.leaves, saved.state) != root:
-            raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
+            raise RemoteProtocolError("bad-part", "the manifest does not match the model root")
         self._saved, self._directory, self._replaced = saved, directory, replaced
         self._pieces = leaf_ranges(saved.state)
         assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(self._pieces)
@@ -317,11 +317,11 @@ class IncomingModelDirectory:
         chosen, expected = self._pieces[part], self._saved.leaves[part]
         ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in chosen)]
         if ends[-1] != len(data):
-            raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
+            raise RemoteProtocolError("bad-part", f"the part has {len(data)} bytes, expected {ends[-1]}")
         cut = [data[start:end] for start, end in itertools.pairwise(ends)]
         for piece, found, leaf in zip(chosen, cut, expected, strict=True):
             if model_leaf_hash(found) != leaf:
-                raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
+                raise RemoteProtocolError("bad-part", f"{piece.name} of the model does not match the model root")
         with model_write_errors(self._folder):
             for piece, found in zip(chosen, cut, strict=True):
                 self._files[piece.file].seek(piece.bytes.start)

@@ -183,7 +183,7 @@ class ReplicatedModel:
         model = cls.open(directory)
         model.verify(each)
         if model.root != root:
-            raise StorageError(f"{directory} holds another model than the network decided")
+            raise StorageError(f"{directory} holds a model that differs from the decided one: restore a snapshot")
         return model
 
     def save(self, directory: Path, durable: bool = True) -> None:
@@ -207,12 +207,12 @@ class ReplicatedModel:
         def hash(part: slice) -> None:
             for piece, leaf in zip(pieces[part], self.leaves[part], strict=True):
                 if model_leaf_hash(self.leaf_bytes(piece)) != leaf:
-                    raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+                    raise StorageError(f"{piece.name} of the model does not match the model root: restore a snapshot")
 
         for _ in each(hash, [slice(start, start + THREAD_BLOCKS) for start in range(0, len(pieces), THREAD_BLOCKS)]):
             pass
         if model_root(self.leaves, self.state) != self.root:
-            raise StorageError("the state of the model does not hash to its model root: restore a snapshot")
+            raise StorageError("the state of the model does not match the model root: restore a snapshot")
 
     @property
     def leaf_ranges(self) -> tuple[LeafRange, ...]:
@@ -237,7 +237,7 @@ class ReplicatedModel:
         data = [bytes(self.leaf_bytes(piece)) for piece in chosen]
         for piece, found, leaf in zip(chosen, data, self.leaves[part], strict=True):
             if model_leaf_hash(found) != leaf:
-                raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+                raise StorageError(f"{piece.name} of the model does not match the model root: restore a snapshot")
         return b"".join(data)
 
     @property
@@ -288,7 +288,7 @@ class ReplicatedModel:
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             if error_feedback.buffer_digest(buffer) != record.buffer:
-                raise LocalProtocolError("the buffer is not that of the record")
+                raise LocalProtocolError("the buffer does not match the record")
             return error_feedback.apply_halvings(buffer.dequantize(), record)
         return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
@@ -430,7 +430,7 @@ class ReplicatedModel:
         """Return the next state, the plan of the step (None: no step), and the next estimates."""
         checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
-            raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
+            raise LocalProtocolError(f"{len(accepted)} accepted proposals, but a trainer has more than one")
         stepped = len(checked) >= self.spec.accepted_min
         state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
@@ -453,7 +453,7 @@ class ReplicatedModel:
             return checked
         digest = blob_digest(item.payload)
         if digest != item.proposal.payload:
-            raise LocalProtocolError("the payload is not the one that was accepted")
+            raise LocalProtocolError("the payload differs from the accepted one")
         return self._decode(item.trainer, digest, item.payload)
 
     def _step(

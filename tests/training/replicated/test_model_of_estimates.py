@@ -198,7 +198,7 @@ def test_no_more_estimates_are_held_than_the_bound_allows(first: ReplicatedModel
     held, new = (next(of for of in range(5) if (trainer(of) in after.records) is known) for known in (True, False))
     assert verdict(after, proposed(after, trainer(held), buffer(first.layout, "m"))) is Verdict.ACCEPT
     assert verdict(after, proposed(after, trainer(new), buffer(first.layout, "m"))) is Verdict.COMMITMENT
-    with pytest.raises(UserError, match=r"byzantine_max 2 needs 5 trainers, and 3 estimates of .* bytes are within"):
+    with pytest.raises(UserError, match=r"byzantine_max 2 needs 5 trainers, but only 3 estimates of .* bytes fit into"):
         replace(SPEC, tokenizer=bytes(32), byzantine_max=2).validated()
 
 

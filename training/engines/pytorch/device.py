@@ -41,7 +41,7 @@ def select_device(name: str) -> torch.device:
             return device
     there_are = ", ".join(["cpu", *(f"{device} ({torch.cuda.get_device_name(device)})" for device in here)])
     why = "" if torch.version.cuda else f"; torch {torch.__version__} is built without CUDA"
-    raise UserError(f"device {name!r} is not here: there is {there_are}{why}")
+    raise UserError(f"this machine has no device {name!r}, only {there_are}{why}")
 
 
 def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:

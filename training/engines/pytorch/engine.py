@@ -87,7 +87,7 @@ class TorchEngine:
         self.tokenizer = tokenizer
         self.micro_batch, most = min(spec.micro_batch, spec.batch), sequences_that_fit(spec, resources)
         if most is not None and most < self.micro_batch:
-            what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
+            what = "job %r: micro-batches of %d sequences instead of %d, because of memory_mb_max %d"
             log.warning(what, spec.name, most, self.micro_batch, resources.memory_mb_max)
             self.micro_batch = most  # it is halved when memory runs out
         self.first_parameters = first
@@ -184,7 +184,7 @@ class TorchEngine:
                     return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
                 if self._is_strict and "deterministic" in str(error):  # torch's message if it has no such algorithm
-                    log.warning("job %r: results of this device may differ from one time to the next: %s", self.spec.name, error)
+                    log.warning("job %r: results of this device may differ between executions: %s", self.spec.name, error)
                     self._is_strict = False
                     continue
                 if not is_out_of_memory(error) or self.micro_batch == 1:
@@ -229,7 +229,9 @@ class TorchEngine:
         stop: int | None = None,
     ) -> Iterator[bytes]:
         if not self.spec.has_text:
-            raise UserError(f"the model of {self.spec.name!r} has {self.spec.model.vocabulary} tokens that are no text")
+            raise UserError(
+                f"the model of {self.spec.name!r} cannot generate text: its {self.spec.model.vocabulary} tokens have no text"
+            )
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
         last = {token for token in (stop, self.tokenizer.end_of_text) if token is not None}
 
@@ -287,7 +289,11 @@ def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]
         except Exception as error:
             if known[-1] is loss or is_out_of_memory(error):
                 raise
-            log.warning("job %r: its loss is not compiled: %s", job, str(error).strip().partition("\n")[0])
+            log.warning(
+                "job %r: cannot compile the loss, which is computed without compilation: %s",
+                job,
+                str(error).strip().partition("\n")[0],
+            )
             known.append(loss)
             return loss(*arguments)
 

@@ -68,7 +68,7 @@ def rank_device(resources: EngineResources, rank: int) -> torch.device:
     if devices.select_device(resources.device) == devices.CPU:
         return devices.CPU
     if len(here) < resources.gpus:
-        raise UserError(f"gpus {resources.gpus} are more than are here: {', '.join(map(str, here))}")
+        raise UserError(f"gpus {resources.gpus}: this machine has only {', '.join(map(str, here))}")
     return here[rank]
 
 
@@ -162,7 +162,7 @@ class RankProcesses:
                 process.stdin.flush()
             return self.parts.execute_command(order, given)
         except Exception as error:  # the others may now wait for data that this process will never send
-            log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
+            log.warning("a command failed in one process of this worker: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
                 self._end(-signal.SIGKILL)
             self._has_ended.wait(END_SECONDS)  # probably another process ended, and its status has the reason
@@ -227,16 +227,14 @@ class ParallelEngine(TorchEngine):
     ) -> None:
         mode, kind = resources.parallel.value, spec.resolved_objective
         if kind.freezes_layers(spec):
-            stay = f"parallel {mode!r} cannot train a job whose layers stay yet ({spec.objective!r})"
+            stay = f"parallel {mode!r} does not support the frozen layers of objective {spec.objective!r}"
             raise UserError(f"{stay}: start this peer with parallel off")
         functions = objective_functions(NAME, spec.objective)
         if functions.declarer is not None or functions.reference is not None:
-            raise UserError(
-                f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
-            )
+            raise UserError(f"parallel {mode!r} does not support objective {spec.objective!r}: start this peer with parallel off")
         if resources.parallel is ParallelMode.FSDP and spec.inner is InnerOptimizerKind.MUON:
             raise UserError(
-                "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off here, "
+                "parallel 'fsdp' does not support inner 'muon', which needs whole matrices: use parallel ddp or off here, "
                 "or inner adamw in the job"
             )
         self._crew, self._number = crew, next(crew.job_numbers)

@@ -95,7 +95,7 @@ def plan_aggregation(
     """Plan the aggregation of `updates` (at least one, one per trainer), of which at most `liars` lie."""
     ordered = tuple(sorted(updates, key=lambda update: update.origin))
     if not ordered or len({update.origin for update in ordered}) < len(ordered):
-        raise LocalProtocolError(f"{len(ordered)} updates: need at least one, and one per trainer")
+        raise LocalProtocolError(f"{len(ordered)} updates: at least one is needed, and one per trainer")
     return plan_on_grid(ordered, combine_updates(ordered, rule, liars, each))
 
 

@@ -58,10 +58,10 @@ def pack_header(bits: int, origin: bytes, exponent: int) -> bytes:
 def unpack_header(payload: bytes | memoryview) -> tuple[int, bytes, int]:
     """Return bits of a level, origin and exponent of a payload. Raises `RemoteProtocolError` for a malformed header."""
     if len(payload) < HEADER_BYTES:
-        raise malformed_payload(f"{len(payload)} bytes are less than a header")
+        raise malformed_payload(f"{len(payload)} bytes are too few for a header")
     bits, origin, exponent = _STRUCT.unpack_from(payload)
     if bits not in BITS:
-        raise malformed_payload(f"levels of {bits} bits")
+        raise malformed_payload(f"levels have {bits} bits")
     return bits, origin, exponent
 
 
@@ -172,7 +172,7 @@ class QuantizedUpdate:
             for rows in iter_chunk_rows(self.layout):
                 empty = self.codes[rows.chunks] == 0
                 if empty.any() and self._byte_rows(rows)[empty].any():
-                    raise malformed_payload("levels in a chunk of scale zero")
+                    raise malformed_payload("a chunk of scale zero has levels")
         if self.bits > 1:  # otherwise other levels with another scale would give the same update
             top, (_, tops) = quantization.TOP[self.bits], self._squares_and_tops
             if np.any(tops > top) or np.any((tops < top) & (self.codes > 0)):
@@ -221,7 +221,7 @@ def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> Quantized
     """Return the update in a payload of any context and any bits. Raises `RemoteProtocolError` unless it is canonical."""
     bits, origin, exponent = unpack_header(payload)
     if len(payload) != payload_bytes(layout, bits):
-        raise malformed_payload(f"{len(payload)} bytes where {payload_bytes(layout, bits)} are right")
+        raise malformed_payload(f"it has {len(payload)} bytes, expected {payload_bytes(layout, bits)}")
     codes, packed = np.split(np.frombuffer(payload, np.uint8, offset=HEADER_BYTES), [len(layout.chunk_lengths)])
     update = QuantizedUpdate(bits, origin, layout, exponent, codes, packed)
     update.require_canonical()
