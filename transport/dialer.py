@@ -24,9 +24,9 @@ from transport.discovery.address_book import AddressBook, AddressEntry, AddressS
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # concurrent dials
-DIAL_SECONDS: Final = 10.0  # until TCP is connected
-HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
-THREADS_MAX: Final = 16  # that resolve names given by the operator
+DIAL_SECONDS: Final = 10.0  # timeout of the TCP connection
+HANDSHAKE_SECONDS: Final = 10.0  # timeout from the connection to its confirmation; a loaded two-core machine takes well under 1 s
+THREADS_MAX: Final = 16  # threads that resolve names given by the operator
 
 # Limits the threads that resolve names for the current task.
 _threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)

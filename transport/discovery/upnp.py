@@ -26,17 +26,17 @@ from transport.discovery.optional_service import OptionalService
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS: Final = 1_800  # after which the router drops the mapping of a crashed peer
-RENEW_SECONDS: Final = 600.0  # two renewals may fail; a restarted router forwards again after this time
-ANSWER_SECONDS: Final = 30.0  # for a whole renewal; the library waits seconds for each answer
-CLOSE_SECONDS: Final = 3.0  # to delete the mapping
-DISCOVER_MS: Final = 2_000  # in which routers spread their answers (MX of the UPnP Device Architecture)
+LEASE_SECONDS: Final = 1_800  # time after which the router drops the mapping of a crashed peer
+RENEW_SECONDS: Final = 600.0  # interval of renewals, of which two may fail; a restarted router forwards again after it
+ANSWER_SECONDS: Final = 30.0  # timeout of a whole renewal; the library waits seconds for each answer
+CLOSE_SECONDS: Final = 3.0  # timeout of the deletion of the mapping
+DISCOVER_MS: Final = 2_000  # time in which routers spread their answers (MX of the UPnP Device Architecture)
 OTHER_PORTS: Final = range(49_152, 65_536)  # dynamic ports (RFC 6335)
-OTHERS_TRIED: Final = 3  # further attempts; a router with a full table refuses any port
+OTHERS_TRIED: Final = 3  # ports tried after the first; a router with a full table refuses any port
 TAKEN, NO_LEASES = "ConflictInMappingEntry", "OnlyPermanentLeasesSupported"  # the library's names of errors 718 and 725
 
 
-RunInThread = Callable[..., Awaitable[Any]]  # like `trio.to_thread.run_sync`
+RunInThread = Callable[..., Awaitable[Any]]  # signature of `trio.to_thread.run_sync`
 
 
 class RouterError(Exception):
@@ -63,7 +63,7 @@ class Gateway:
             if self._description is None:
                 self._found.discover()
             self._found.selectigd(*([] if self._description is None else [self._description]))
-        except Exception:  # the library raises bare exceptions, even with the text "Success"
+        except Exception:  # The library raises bare exceptions, even with the text "Success".
             raise RouterError("no router answers: enable UPnP on the router") from None
         return str(self._found.lanaddr)
 
@@ -90,7 +90,7 @@ class PortMapping:
         self._router, self._random = router, random
         self._lock = threading.Lock()
         self._closed = False
-        self.port: int | None = None  # outside port while the router forwards it
+        self.port: int | None = None  # outside port; None: the router does not forward one
         self.lease_seconds = LEASE_SECONDS
 
     def renew(self, listening: Sequence[str]) -> str:

@@ -37,12 +37,12 @@ from transport.wire.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Messag
 
 PROTOCOL_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 DH_BYTES: Final = 32
-NONCE_MAX: Final = 2**64 - 1  # reserved by the document, and never used for a message
+NONCE_MAX: Final = 2**64 - 1  # nonce that the specification reserves, never used for a message
 
-_MESSAGES: Final = (  # section 7.5
-    ("e",),  # -> sent by the initiator
-    ("e", "ee", "s", "es"),  # <-
-    ("s", "se"),  # ->
+_MESSAGES: Final = (  # messages of the pattern XX, section 7.5
+    ("e",),  # sent by the initiator
+    ("e", "ee", "s", "es"),  # sent by the responder
+    ("s", "se"),  # sent by the initiator
 )
 
 MAGIC: Final = b"folkmoot"
@@ -55,7 +55,7 @@ HANDSHAKE_BYTES: Final = (  # lengths of the three messages
     DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
 )
 LENGTH_BYTES: Final = 2
-_DOMAIN: Final = "noise-identity"  # no message has this tag
+_DOMAIN: Final = "noise-identity"  # domain of signatures: no message has this tag
 _ROLES: Final = {True: b"initiator", False: b"responder"}
 
 
@@ -205,7 +205,7 @@ class HandshakeState:
         public = self._re if theirs == "e" else self.remote_static
         try:
             self._symmetric.mix_key(bindings.crypto_scalarmult(key_pair.private, public))
-        except SodiumError:  # libsodium rejects an all-zero secret, which the other side would have chosen
+        except SodiumError:  # libsodium rejects an all-zero secret, which only the other side can cause.
             raise RemoteProtocolError("low-order-key", "a public key of small order") from None
 
 
@@ -253,10 +253,10 @@ class NoiseSession:
         self._initiator, self._expected, self._context = initiator, expected, context
         self._verifier = verifier or Ed25519Verifier()
         self._static, self._ephemeral = static, ephemeral
-        self._ciphers: tuple[CipherState, CipherState] | None = None  # to send, to receive
+        self._ciphers: tuple[CipherState, CipherState] | None = None  # ciphers to send and to receive
         self._buffer = bytearray()
         self._next: Callable[[], list[PeerAuthenticated | Message] | None] = self._read_preamble
-        self._step = 0  # of the handshake
+        self._step = 0  # step of the handshake
         self._dead = False
         self._ready = b""
         if initiator:
@@ -316,7 +316,7 @@ class NoiseSession:
             return None
         version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
         if not self._initiator:
-            self._open()  # even a refused peer gets the preamble, which shows the reason
+            self._open()  # Even a refused peer gets the preamble, which shows the reason.
         if version != WIRE_VERSION:
             raise RemoteProtocolError(
                 "wrong-version", f"the peer speaks wire version {version}, this peer {WIRE_VERSION}: update the older one"
