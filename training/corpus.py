@@ -29,7 +29,7 @@ from training.data.token_shards import require_known_tokens
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-TOKENIZE_BYTES = 128 << 10  # tokenized at once: meanwhile the package needs a hundred times the text's memory
+TOKENIZE_BYTES = 128 << 10  # bytes tokenized at once: meanwhile the package needs a hundred times their memory
 CUT_BACK_MAX = 3  # bytes that the training part can lose when the cut moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
@@ -55,9 +55,9 @@ def require_enough_text(spec: JobSpec, size: int, source: str) -> None:
 class DataManifest:
     """The hashes of a text, or of tokens. A job names the digest of this manifest as `data`."""
 
-    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole
-    text: Digest  # SHA-256 of the whole
-    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order; DATA_SHARD_BYTES each, except the last one
+    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole text
+    text: Digest  # SHA-256 of the whole text
+    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order; DATA_SHARD_BYTES each, except the last
     tokenized: bool = False  # 16-bit little-endian token ids instead of text
     tokens: Digest | None = None  # `tokens_digest` of the job's BPE on this text; None: not fixed
 
@@ -145,7 +145,7 @@ def text_path(folder: Path, manifest: DataManifest) -> Path:
 # From the text file to tokens ----------------------------------------------------------------------------------------
 
 
-HASHED_AT_ONCE = 1 << 20  # tokens; those of a text of bytes are copied to be hashed
+HASHED_AT_ONCE = 1 << 20  # tokens hashed at once; those of a text of bytes are copied to be hashed
 
 
 def tokens_digest(tokens: TokenizedText) -> bytes:
@@ -192,7 +192,7 @@ def open_tokens(
     if named is not None and tokens_digest(tokens) != named:
         prefix = _token_prefix(text, tokenizer)
         for made in [path for path in text.parent.iterdir() if path.name.startswith(prefix)]:
-            made.unlink()  # the correct release has to make them again
+            made.unlink()  # The correct release has to make them again.
         release = f"tokenizers {importlib.metadata.version('tokenizers')}"
         raise UserError(
             f"{release} does not make the job's tokens from {text}: install the release of the peer that started the job"
@@ -219,7 +219,7 @@ def _held_out_start(text: Path, size: int, permille: int) -> int:
     with text.open("rb") as stream:
         stream.seek(max(0, start - 3))
         around = stream.read(start - max(0, start - 3) + 1)
-    while start and len(around) > 1 and around[-1] & 0xC0 == 0x80:  # a continuation byte
+    while start and len(around) > 1 and around[-1] & 0xC0 == 0x80:  # The last byte continues a character.
         start, around = start - 1, around[:-1]
     return start
 

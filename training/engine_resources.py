@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from typing import Final
 
 AUTO: Final = "auto"
-GPUS_MAX: Final = 64  # of one machine
+GPUS_MAX: Final = 64  # GPUs of one machine
 
 
 class ParallelMode(enum.StrEnum):
     """How several processes of a worker train one model, each on a device of its own."""
 
     OFF = "off"
-    DDP = "ddp"  # each has the whole model and a share of the batch
-    FSDP = "fsdp"  # each has a share of the batch and of every tensor
+    DDP = "ddp"  # Each process has the whole model and a share of the batch.
+    FSDP = "fsdp"  # Each process has a share of the batch and of every tensor.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    threads: int = 0  # 0: the engine's default
-    device: str = "cpu"  # or `AUTO`: an accelerator if there is one; or an accelerator's name, such as `cuda:1`
+    threads: int = 0  # threads; 0: the engine's default
+    device: str = "cpu"  # `cpu`, the name of an accelerator such as `cuda:1`, or `AUTO`: an accelerator if one exists
     memory_mb_max: int = 0  # bound of a job's estimated memory, in MB of 10^6 bytes; 0: no bound
     gpus: int = 0  # processes that train together, on a GPU each or all on the CPU; 0: one
     parallel: ParallelMode = ParallelMode.OFF
-    compile: bool = False  # compile losses for the device, where that works
-    recompute: bool = False  # keep only the inputs of layers, and recompute the rest for the gradient
+    compile: bool = False  # Losses are compiled for the device, where that works.
+    recompute: bool = False  # Only the inputs of layers are kept, and the rest is recomputed for the gradient.
 
     def arguments(self) -> list[str]:
         """Return the worker's arguments: all values that differ from the default."""

@@ -29,39 +29,39 @@ from training.objectives import registry
 from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec, layer_names
 
-ROUNDS_MAX = 1_000_000  # a job must end: years at one round a minute
-LOCAL_STEPS_MAX = 10_000  # a round must end too, and its re-execution
-BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
+ROUNDS_MAX = 1_000_000  # rounds: a job must end, after years at one round a minute
+LOCAL_STEPS_MAX = 10_000  # local steps: a round must end, too, and its re-execution
+BATCH_MAX = 65_536  # sequences, whose offsets are drawn one by one
 DECODED_KEPT_MAX: Final = 256  # specifications of some kilobytes each
-SETTINGS_BYTES_MAX: Final = 4_096  # an objective's own settings: hashes and numbers; larger data are blobs
-BITS: Final = (1, 2, 4, 8)  # of a level; a byte holds a whole number of levels
-LOCAL_STEPS: Final = 10  # default
+SETTINGS_BYTES_MAX: Final = 4_096  # bytes of an objective's own settings, which are hashes and numbers; larger data are blobs
+BITS: Final = (1, 2, 4, 8)  # bits of a level; a byte contains a whole number of levels
+LOCAL_STEPS: Final = 10  # default number
 # One bit gives all elements of a chunk the same size. The first updates of a new model are farthest from that (decision 95).
 OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
 ROUNDS: Final = 60  # default: a minute or two of the demo
-CLOSING_ROUNDS: Final = 10  # the last ones, re-executed before the vote (decision 123); they cost as much as with audit 'full'
+CLOSING_ROUNDS: Final = 10  # last rounds, re-executed before the vote (decision 123); they cost as much as with audit 'full'
 AUDIT_RATE: Final = 0.125  # default of sampled audits: with two auditors a machine replays a quarter of a round
-ANCHOR_ROUNDS: Final = 8  # between durable models: a rollback undoes at most seven rounds more than necessary
-ANCHOR_ROUNDS_MAX: Final = 16  # with one local step: a disk may need longer for a durable model than such a round takes
+ANCHOR_ROUNDS: Final = 8  # rounds between durable models: a rollback undoes at most seven rounds more than necessary
+ANCHOR_ROUNDS_MAX: Final = 16  # rounds between durable models with one local step, since a disk may be slower than such a round
 WARMUP_ROUNDS: Final = 2  # default, also of short jobs
-AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it without consent
-ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte for each parameter and trainer; voters hold two or three models
+AUDIT_BYTES_MAX: Final = 64 << 30  # bytes on a volunteer's disk, which a job must not fill without consent
+ESTIMATES_BYTES_MAX: Final = 4 << 30  # bytes of one model, one for each parameter and trainer; voters keep two or three models
 SUSPENSION_ROUNDS_MAX: Final = 100_000
 # Honest replays on other processors differ by 5e-6, some by 1e-4, and at the smallest rates by 5e-4. A smaller tolerance would
 # suspend honest trainers.
 TOLERANCE_MIN: Final = 1e-3
-TOLERANCE_MAX: Final = 0.1  # a trainer that does no work has relative error 1, and one that does half of it less
+TOLERANCE_MAX: Final = 0.1  # A trainer without work has relative error 1, and one with half of the work less.
 
-# A job may rely on people's challenges alone. At smaller rates, rounding decides if anything can be drawn.
+# A job may rely on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
-INNER_RATE: Final = 3e-3  # of AdamW
-# At smaller rates float32 parameters hardly hold a step: with Muon at 1e-7 processors differ by half of the tolerance.
+INNER_RATE: Final = 3e-3  # default rate of AdamW
+# At smaller rates a step is lost in the rounding of parameters: with Muon at 1e-7 processors differ by half of the tolerance.
 INNER_RATE_MIN: Final = 1e-6
 # The squares of gradients clipped to less are subnormal numbers, and processors differ in which of them become zero.
 CLIP_MIN: Final = 1e-6
 
-NORM_START_MAX: Final = 1e9  # every voter computes its square exactly; no float may overflow on the way
+NORM_START_MAX: Final = 1e9  # Every voter computes the square exactly, and no float may overflow.
 
 
 # Far above useful values. Beyond them float32 parameters overflow, and the decided model would be useless.
@@ -79,23 +79,23 @@ FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "r
 
 
 class AuditMode(enum.StrEnum):
-    FULL = "full"  # some voters with a worker re-execute each proposal before the vote, and vouch for it
-    SAMPLED = "sampled"  # some proposals are drawn after the round and replayed completely
-    OFF = "off"  # no re-execution: only the aggregation rule protects the model from liars
+    FULL = "full"  # Some voters with a worker re-execute each proposal before the vote, and vouch for it.
+    SAMPLED = "sampled"  # Some proposals are drawn after the round and re-executed completely.
+    OFF = "off"  # Without re-execution, only the aggregation rule protects the model from liars.
 
 
 class FeedbackMemory(enum.StrEnum):
     """Where the part of an update that compression dropped is kept."""
 
-    RESIDUAL = "residual"  # the trainer adds it to its next update: error feedback
-    ESTIMATES = "estimates"  # every voter adds payloads to an estimate of the trainer's momentum, and aggregates estimates
+    RESIDUAL = "residual"  # The trainer adds it to its next update, which is error feedback.
+    ESTIMATES = "estimates"  # Every voter adds payloads to an estimate of the trainer's momentum, and aggregates the estimates.
 
 
 class Precision(enum.StrEnum):
     """Precision of matrix products in local steps. Parameters, moments and sums are always float32."""
 
     FP32 = "fp32"
-    BF16 = "bf16"  # several times faster on GPUs; replays differ by more than a small lie, so audits are impossible
+    BF16 = "bf16"  # Several times faster on GPUs. Replays differ by more than a small attack, so audits are impossible.
 
 
 class OuterOptimizerKind(enum.StrEnum):
@@ -104,7 +104,7 @@ class OuterOptimizerKind(enum.StrEnum):
     NESTEROV = "nesterov"  # SGD with Nesterov momentum (DiLoCo)
     SGD = "sgd"
     SIGN = "sign"  # steps by the sign of the momentum
-    ADAMW = "adamw"  # on aggregated gradients: one step per round, without an inner optimizer
+    ADAMW = "adamw"  # AdamW on aggregated gradients: one step per round, without an inner optimizer
 
 
 # Names of the vectors that the optimizer keeps beside the parameters.
@@ -120,12 +120,12 @@ class InnerOptimizerKind(enum.StrEnum):
     """The optimizer of local steps."""
 
     ADAMW = "adamw"
-    MUON = "muon"  # for matrices; AdamW for the embedding and the norms
+    MUON = "muon"  # Muon for matrices, and AdamW for the embedding and the norms
 
 
 class InnerStatePolicy(enum.StrEnum):
-    RESET = "reset"  # moments start from zero in every round
-    KEEP = "keep"  # they continue from the trainer's last accepted proposal, which commits to them
+    RESET = "reset"  # Moments start from zero in every round.
+    KEEP = "keep"  # Moments continue from the trainer's last accepted proposal, which commits to them.
 
 
 class AggregationRule(enum.StrEnum):
@@ -133,8 +133,8 @@ class AggregationRule(enum.StrEnum):
 
     ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # for audit 'full': a single false update that nobody re-executes can move the mean anywhere
-    MEDIAN = "median"  # this rule and those below are for comparison
+    MEAN = "mean"  # A rule for audit 'full', since a single false update can move the mean anywhere.
+    MEDIAN = "median"  # This rule and those below are for comparison.
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
     GEOMETRIC_MEDIAN = "geometric-median"
@@ -147,7 +147,7 @@ _ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # recor
 class PreparationCounts:
     """Counts from the preparation of a person's file as the data of a job."""
 
-    left_out: Count = 0  # lines
+    left_out: Count = 0  # lines that were left out
     shortened: Count = 0  # lines with a text longer than the context
     holding_stop: Count = 0  # responses that contain the stop text, where the model's answers end
 
@@ -161,7 +161,7 @@ class JobSpec:
     base: ModelReference | None = None  # the finished job whose model this one starts from; None: no base
     data: Digest | None = None  # blob of the data manifest (`training.corpus`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never used in training
-    seed: Count = 0  # of the initialisation and of the sampler
+    seed: Count = 0  # seed of the initialisation and of the sampler
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
@@ -172,27 +172,27 @@ class JobSpec:
     inner_rate: float = INNER_RATE  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
     warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
-    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # linear, at the end; None: all rounds after the warm-up
-    beta1: float = 0.6  # moments that start from zero in each round must average over few steps only
+    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # rounds of the decay; None: all after the warm-up
+    beta1: float = 0.6  # Moments that start from zero in each round must average over few steps only.
     beta2: float = 0.95
     weight_decay: float = 0.1
     gradient_clip: float = 1.0  # largest gradient norm of an inner step
-    bits: Annotated[int, Between(1, 8)] = 1  # of each element in a payload after the opening rounds
+    bits: Annotated[int, Between(1, 8)] = 1  # bits of each element in a payload after the opening rounds
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
-    outer_rate: float = 1.4  # `sign` moves each parameter by this; AdamW uses `inner_rate` instead
-    outer_momentum: float = 0.5  # of `nesterov` and `sign`
-    feedback_decay: float = 0.95  # of the error feedback e, or of the trainer's momentum v with estimates
-    byzantine_max: Annotated[int, Between(0, 200)] = 1  # b: lying trainers that the aggregation tolerates
+    outer_rate: float = 1.4  # rate of the outer step; `sign` moves each parameter by it, and AdamW uses `inner_rate`
+    outer_momentum: float = 0.5  # momentum of `nesterov` and `sign`
+    feedback_decay: float = 0.95  # decay of the error feedback e, or of the trainer's momentum v with estimates
+    byzantine_max: Annotated[int, Between(0, 200)] = 1  # b: number of dishonest trainers that the aggregation tolerates
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
-    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # a round with fewer accepted proposals takes no step
+    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # A round with fewer accepted proposals takes no step.
     audit: AuditMode = AuditMode.FULL
-    audit_rate: float = 1.0  # sampled: `audit_rate` · `auditors` is the mean number of replays of an accepted proposal
+    audit_rate: float = 1.0  # Sampled audits: `audit_rate` · `auditors` is the mean number of replays of an accepted proposal.
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds in which buffers are kept and volunteers may audit
-    replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; an update from other data differs by about 1
-    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # after a first lie; also of records
-    initial_norm: float = 32.0  # used as median before the first round, and to choose between two middle norms later
-    proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt to less
+    replay_tolerance: float = TOLERANCE_MIN  # fraction of ‖Δ‖; an update from other data differs by about 1
+    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # length of a first suspension, and of records
+    initial_norm: float = 32.0  # median norm before the first round, and later the choice between two middle norms
+    proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt to shorter ones
     # The objective's own settings, encoded, if it has any.
     objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""
     memory: FeedbackMemory = FeedbackMemory.RESIDUAL
@@ -202,11 +202,11 @@ class JobSpec:
     # Blob of the initial parameters (`training.parameter_blob`), for a model that no job of this network trained.
     initial_model: Digest | None = None
     licence: Name | None = None  # licence of the model; None: not named
-    # Sampled: the last rounds. Their proposals are re-executed before the vote, since a later dispute would end too late.
+    # Sampled audits: number of last rounds whose proposals are re-executed before the vote. A later dispute would end too late.
     final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
-    # The first rounds. Their payloads have `OPENING_BITS` for each element.
+    # Number of first rounds whose payloads have `OPENING_BITS` for each element.
     compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
-    preparation: PreparationCounts | None = None  # from the preparation of the data's file; None: the file was used unchanged
+    preparation: PreparationCounts | None = None  # counts of changes to the data's file; None: the file was used unchanged
 
     @property
     def resolved_objective(self) -> Objective:
@@ -277,7 +277,7 @@ class JobSpec:
 
     @property
     def rounds_audited(self) -> int:
-        """For how many later rounds a proposal may be replayed: the audit window, and as long again for a dispute."""
+        """Number of later rounds in which a proposal may be replayed: the audit window, and as long again for a dispute."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
@@ -325,7 +325,7 @@ class JobSpec:
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
-            if not getattr(self, name) <= value:  # NaN fails, too
+            if not getattr(self, name) <= value:  # NaN fails, too.
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
         for name in ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -485,12 +485,12 @@ def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
 
 MUON_RATE: Final = 3e-2  # best of 0.003, 0.01, 0.02, 0.03 and 0.04 for the default job (decision 45)
 SIGN_RATE: Final = 3e-3  # best of 0.001, 0.003 and 0.01 for the default job
-SIGN_RATE_MAX: Final = 0.1  # no parameter of a model is much larger
+SIGN_RATE_MAX: Final = 0.1  # A larger step would exceed nearly all parameters of a model.
 
 
 # Settings that belong together. Fields that a person sets take precedence.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
-    # Few bytes: one bit for each element, after ten local steps. With an outer rate of 0.7 a single trainer learns more.
+    # This preset sends few bytes: one bit for each element, after ten local steps. With outer rate 0.7 one trainer learns more.
     "local": {
         "local_steps": 10,
         "bits": 1,
@@ -500,7 +500,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "inner_state": InnerStatePolicy.RESET,
         "beta1": 0.6,
     },
-    # Most progress per sample: every gradient of every trainer counts at once. Re-execution of all of them would halve the speed.
+    # This preset learns most per sample, since every gradient counts at once. Re-execution of all of them would halve the speed.
     # Error feedback would add the rest of an older model's gradient, and trimming drops too much of a few updates (decision 44).
     "per-step": {
         "local_steps": 1,
@@ -516,7 +516,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "audit": AuditMode.SAMPLED,
         "audit_rate": AUDIT_RATE,
         "auditors": 2,
-        "audit_window": 10,  # rounds of half a second: the time to fetch and replay the drawn proposals
+        "audit_window": 10,  # rounds of half a second: time to fetch and replay the drawn proposals
     },
 }
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from training.replicated.model_directory import IncomingModelDirectory
     from training.replicated.replicated_model import ReplicatedModel
 
-ROUNDS_SHOWN_MAX = 8  # in an error
-ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
-# Bound of all models that only late audits need. Auditors without their model report nothing.
+ROUNDS_SHOWN_MAX = 8  # rounds that an error lists
+ROUNDS_KEPT = 2  # models of the open round and the one before, which a late re-execution may read; audits need more
+# Bound of all models that only late audits need. An auditor without the model sends no report.
 AUDITED_BYTES_MAX = 16 << 30
 
 
@@ -45,9 +45,9 @@ class ClosedRoundOutcome:
 
     job: bytes
     number: int
-    accepted: tuple[Signed, ...]  # proposals
-    rejected: Mapping[bytes, Verdict]  # by trainer
-    absent: frozenset[bytes]  # the round's other trainers
+    accepted: tuple[Signed, ...]  # accepted proposals
+    rejected: Mapping[bytes, Verdict]  # verdicts by trainer
+    absent: frozenset[bytes]  # trainers of the round without a proposal
 
 
 def round_directory(folder: Path, job: bytes, number: int) -> Path:
@@ -64,7 +64,7 @@ class JobModelStore:
         self._models: dict[bytes, ReplicatedModel] = {}
         self._served: ReplicatedModel | None = None  # the model whose parts a peer requested last
         self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # (job, round) of models in snapshots that others may request
-        self._discarded: set[bytes] = set()  # jobs
+        self._discarded: set[bytes] = set()  # jobs whose models are deleted
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         return _terms(spec, JobSpec.decode(spec).resolved_objective, AUDIT_RESPONSE_MS)
@@ -303,7 +303,7 @@ class JobModelStore:
             shutil.rmtree(model_files.spare_directory(self.round_directory(job, number)), ignore_errors=True)
 
 
-@lru_cache(maxsize=DECODED_KEPT_MAX)  # the terms are read often
+@lru_cache(maxsize=DECODED_KEPT_MAX)  # The terms are read often.
 def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     from training.replicated.tensor_layout import layout_from_shapes
 

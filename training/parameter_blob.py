@@ -14,7 +14,7 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorBlock, float32_bytes, layout_of
 from training.transformer import tensor_shapes
 
-Read = Callable[[bytes, int, int], bytes]  # reads a blob that is here: digest, offset, most bytes
+Read = Callable[[bytes, int, int], bytes]  # a function that reads a stored blob: (digest, offset, most bytes)
 
 
 def blob_bytes(spec: JobSpec) -> int:

@@ -25,8 +25,8 @@ from training.job_spec import (
 )
 
 LOST_MAX: Final = 2.0  # points of accuracy
-WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
-POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar later
+WORSE_MAX: Final = 1.05  # multiple of the held-out loss of a language model
+POISONED_MAX: Final = 1.03  # the same multiple with sampled audits, which find a liar later
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "byzantine_max 0 if no trainer is faulty"
 ACCEPTED: Final = "accept the risk with --accept-risk"
@@ -56,7 +56,7 @@ class SafeNetwork:
     # The largest harm of any attack on any seed. Without audits, in points of accuracy on digits; with 13 trainers also with 30 %
     # of the honest ones absent in each round. With sampled audits, as a factor of the held-out loss of the clean run.
     harm: float
-    preset: str = ""  # with sampled audits
+    preset: str = ""  # preset of jobs with sampled audits; empty: without audits
 
 
 SAFE_WITHOUT_AUDITS: Final = (

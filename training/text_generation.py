@@ -14,8 +14,8 @@ from typing import Final
 
 from training import worker_protocol
 
-SLICE_SECONDS: Final = 0.1  # a proposal may wait this long, plus one forward pass; readers see the text grow ten times a second
-OPEN_MAX: Final = 8  # more than the daemon lets people begin at once; the least recently used one is dropped first
+SLICE_SECONDS: Final = 0.1  # longest wait of a proposal, plus one forward pass; readers see the text grow ten times a second
+OPEN_MAX: Final = 8  # open texts, more than the daemon allows at once; the least recently used one is dropped first
 
 
 class StopSequenceDecoder:
@@ -54,7 +54,7 @@ class StopSequenceDecoder:
 
 class TextGenerations:
     def __init__(self) -> None:
-        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number, least recently used first
+        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number, the least recently used first
 
     def next_slice(
         self, request: worker_protocol.GenerateRequest, begin: Callable[[], TextGeneration]

@@ -27,11 +27,11 @@ from training.transformer import BYTE_VOCABULARIES, ModelSpec
 class InitialModel:
     """A model to start from."""
 
-    name: str  # for people
+    name: str  # name for people
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has or can fetch
     base: ModelReference | None = None  # model of a finished job, which every peer keeps
-    stop: int | None = None  # the token that ends a text of this model; None: it has learned none
+    stop: int | None = None  # the token that ends a text of this model; None: the model has no such token
     # Writes the parameters for the specification to a file and returns their hash, for a job that starts from a blob.
     write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
 

@@ -31,8 +31,8 @@ from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
 BUILT_IN_DATA = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
-BLOB_FETCH_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
-# These follow from other parts of the request.
+BLOB_FETCH_SECONDS_MAX = 30.0  # timeout for a tokenizer of some megabytes
+# These fields follow from other parts of the request.
 FIELDS_NOT_SET_BY_NAME = frozenset(
     {
         "data",
@@ -69,7 +69,7 @@ def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
 def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL_DATA:
-        said["audit"] = AuditMode.OFF  # nobody else has the text
+        said["audit"] = AuditMode.OFF  # No other peer has the text.
     spec = replace(
         JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)), **complete_fields(said)
     )
@@ -103,7 +103,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:  # its tokens are hashed here once, so that other peers can check theirs
+    if bpe is not None:  # The tokens are hashed once, so that other peers can check theirs.
         with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
             text = Path(folder) / "text"
             data.assemble_text(manifest, peer.blobs.read_range, text)
@@ -157,7 +157,7 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
 def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
     """Add the model and the tokenizer of the initial model. Raises `UserError` if the request sets others."""
     others = [name for name in request.overrides if name.startswith("model.")]
-    if start.base is None and others == ["model.context"]:  # the length of training sequences belongs to the job
+    if start.base is None and others == ["model.context"]:  # The length of training sequences belongs to the job.
         return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
@@ -192,7 +192,7 @@ def count_trainers(peer: TrainingPeer, role: str = TRAINER) -> int:
 
 
 def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainRequest) -> None:
-    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts any: old jobs continue."""
+    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts all jobs."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
     problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
     if problem:

@@ -13,7 +13,7 @@ from protocol.verdicts import DIVERGING, verdict_label_by_name
 from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec, PreparationCounts
 from training.objectives.objective import Objective
 
-FAILURE_ALERT_HEIGHTS = 1_000  # age up to which a failure is an alert; the state keeps it longer
+FAILURE_ALERT_HEIGHTS = 1_000  # heights during which a failure is an alert; the state keeps it longer
 
 
 def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     how = "" if is_planned else " from its newest model"
     usual = MUON_RATE if spec.inner is InnerOptimizerKind.MUON else INNER_RATE
     rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
-    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # the optimizer of a plan is fixed
+    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # The optimizer of a plan is fixed.
     way = f"start it again{how} with a learning rate below {spec.inner_rate:g}: `peer {words} --set {fields}`"
     # Accepted steps may have damaged the model.
     is_spoilt = "; leave out --from if `peer rounds` shows that the loss of that model has grown"

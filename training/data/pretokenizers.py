@@ -10,8 +10,8 @@ import json
 from typing import Any, Final
 
 NORMALIZERS: Final = ("NFC", "NFD", "NFKC", "NFKD")
-PATTERN_CHARACTERS_MAX: Final = 400  # the known ones have 120
-STEPS_MAX: Final = 8  # of a sequence; known tokenizers have at most four
+PATTERN_CHARACTERS_MAX: Final = 400  # characters of a pattern; the known ones have 120
+STEPS_MAX: Final = 8  # steps of a sequence; known tokenizers have at most four
 BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 LLAMA_3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

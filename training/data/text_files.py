@@ -26,7 +26,7 @@ TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
 JSON: Final = ".json"
 PARQUET: Final = ".parquet"
-READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # of files that are read in a folder, optionally with .gz
+READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # endings of text in a folder, optionally with .gz
 KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each optionally with .gz"
 MARKUP: Final = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), "HTML"),
@@ -51,7 +51,7 @@ READ_BYTES: Final = 256 << 10  # one read of a text file; at this size, reading 
 HEAD_BYTES: Final = 4 << 10  # first bytes of a file, which show its kind
 LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole line must be in memory to be parsed
 WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python objects it takes ten times as much
-ROWS_AT_ONCE: Final = 256  # of Parquet, in memory as Python objects
+ROWS_AT_ONCE: Final = 256  # rows of Parquet in memory as Python objects
 FILES_NAMED_MAX: Final = 200  # skipped files; each list of the jobs contains them
 _NAMES_SHOWN: Final = 200  # characters of field names
 
@@ -60,7 +60,7 @@ class TextFileReport:
     """Skipped files and records, and remarks on the others, for people."""
 
     def __init__(self) -> None:
-        self.records = 0  # without text
+        self.records = 0  # number of records without text
         self.remarks: list[str] = []
         self._named: list[str] = []
         self._files = 0
@@ -98,7 +98,7 @@ def read_text(path: Path, column: str = "", findings: TextFileReport | None = No
             yield piece
             something, newline = True, piece[-1:]
         if newline not in (b"", b"\n"):
-            yield b"\n"  # keep the last line of a file apart from the first line of the next one
+            yield b"\n"  # A line break separates the last line of a file from the first line of the next one.
     if not something:
         raise UserError(
             "\n".join(

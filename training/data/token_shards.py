@@ -28,7 +28,7 @@ MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
 SUFFIX: Final = ".bin"  # ending of the files that `make_manifest` lists as shards
 MANIFEST_BYTES_MAX: Final = 16 << 20
-READ_BYTES: Final = 1 << 20  # even, so that no token is split
+READ_BYTES: Final = 1 << 20  # bytes of one read, even, so that no token is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TokenShard:
 class TokenFolder:
     folder: Path
     vocabulary: int
-    tokenizer: bytes | None  # JSON; None: the tokens are bytes
+    tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
     shards: tuple[TokenShard, ...]
 
     @property
@@ -150,7 +150,7 @@ def _read_known(path: Path, vocabulary: int) -> Iterator[bytes]:
 def _shard(entry: Any, path: Path) -> TokenShard:
     if not isinstance(entry, dict) or not isinstance(file := entry.get("file"), str):
         raise UserError(f'{path}: every shard must be like {{"file": "0.bin", "tokens": 1000, "sha256": "…"}}')
-    if not file.isprintable() or not file or Path(file).name != file:  # NUL or half a surrogate pair cannot be in a file name
+    if not file.isprintable() or not file or Path(file).name != file:  # A file name cannot contain NUL or half a surrogate pair.
         raise UserError(f"{path}: {file!r} is not the name of a file in this folder")
     digest = entry.get("sha256")
     if not isinstance(digest, str) or len(digest) != 64 or digest.strip("0123456789abcdef"):

@@ -53,7 +53,7 @@ class BpeTokenizer:
             whole = {
                 "model": {
                     "type": "BPE",
-                    # Without special tokens: the model would turn a word with that name into one.
+                    # Special tokens are left out. Otherwise the package would turn a word with such a name into one.
                     "vocab": {token: number for token, number in found.ids.items() if token not in found.special},
                     "merges": found.merges,
                     "ignore_merges": found.ignores_merges,
@@ -63,7 +63,7 @@ class BpeTokenizer:
                 "added_tokens": found.added,
             }
             self._tokenizer = package.Tokenizer.from_str(json.dumps(whole))
-        except Exception as error:  # the package raises a bare `Exception` for merges outside the vocabulary
+        except Exception as error:  # The package raises a bare `Exception` for merges outside the vocabulary.
             raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
         self._bytes_of_id = _bytes_of_id(found)
         self.vocabulary = len(found.ids)
@@ -124,8 +124,8 @@ def added_token_json(content: str, number: int) -> dict[str, Any]:
 
 
 def _package() -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise it warns on stderr whenever the process starts another one
-    import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Otherwise the package warns on stderr at each start of a process.
+    import tokenizers  # The import is here, since byte-level jobs do not need its 15 MB.
 
     return tokenizers
 
@@ -144,14 +144,14 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 class BpeVocabulary:
     """The vocabulary of a byte-level BPE, in which a printable character stands for each byte."""
 
-    ids: Mapping[str, int]  # includes all added tokens
+    ids: Mapping[str, int]  # token -> id, with all added tokens
     merges: tuple[tuple[str, str], ...] = ()
     end_of_text: int | None = None
     special: frozenset[str] = frozenset()  # tokens that no text becomes
     added: tuple[dict[str, Any], ...] = ()  # the other added tokens, in the JSON of the package
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
-    ignores_merges: bool = False  # a word in the vocabulary becomes that token, without merges
+    ignores_merges: bool = False  # A word in the vocabulary becomes that token, without merges.
 
     @property
     def tokens(self) -> list[str]:
@@ -212,7 +212,7 @@ def _added_text(token: dict[str, Any]) -> dict[str, Any]:
     """Return an added token that stands for its content. Raises `ValueError` for one that matches more than its content."""
     if not isinstance(token["content"], str) or not token["content"]:
         raise ValueError("an added token has no content")
-    token["content"].encode()  # half a surrogate pair is not text
+    token["content"].encode()  # Half a surrogate pair raises `UnicodeEncodeError`, a `ValueError`.
     for name in ("single_word", "lstrip", "rstrip"):
         if token.get(name):
             raise ValueError(f"added token {token['content'][:20]!r} sets {name}, which is not supported")
@@ -239,7 +239,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}
 
 
-# Files of other programs: every text has the same ids there --------------------------------------------------------
+# Files of other programs, in which every text has the same ids --------------------------------------------------------
 
 
 def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:

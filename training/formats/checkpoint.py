@@ -30,22 +30,22 @@ from training.job_spec import JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, Shape, float32_bytes, layout_of
 
 FORMAT = 1
-METADATA = "folkmoot"  # the only entry of the file's metadata: JSON
+METADATA = "folkmoot"  # the only entry of the file's metadata, which is JSON
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-HEADER_BYTES_MAX: Final = 100_000_000  # limit of the format
-INDEX_BYTES_MAX: Final = 16 << 20  # names of a hundred thousand tensors
-PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # formats that execute code when they are opened
+HEADER_BYTES_MAX: Final = 100_000_000  # bytes that the format allows
+INDEX_BYTES_MAX: Final = 16 << 20  # bytes of the names of a hundred thousand tensors
+PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # endings of formats that execute code when they are opened
 LFS_POINTER: Final = b"version https://git-lfs"
 METADATA_KEY: Final = "__metadata__"
-WRITTEN_METADATA: Final = {"format": "pt"}  # written and required by `transformers`
+WRITTEN_METADATA: Final = {"format": "pt"}  # metadata that `transformers` writes and requires
 ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
     job: bytes
-    round: int  # rounds applied
+    round: int  # number of applied rounds
     model_root: bytes
 
 
@@ -62,14 +62,14 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
         "spec": spec.encode().hex(),
     }
     with durable_files.atomic_write(path) as stream:
-        # One metadata entry: the library writes several in random order, and one model must have one file.
+        # The file has one metadata entry, since the library writes several in random order, and one model must have one file.
         stream.write(safetensors.save(tensors, {METADATA: json.dumps(about)}))
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
     """Read a checkpoint. Raises `UserError`, which names the file, if it is not a checkpoint of ours."""
     try:
-        open_regular(path).close()  # safetensors would wait for the writer of a pipe
+        open_regular(path).close()  # The library safetensors would wait for the writer of a pipe.
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[METADATA])
             if about["format"] != FORMAT:
@@ -86,7 +86,7 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
                 parameters[tensor.elements] = values.reshape(-1)
             origin = CheckpointOrigin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
-        why = error.strerror or str(error).removesuffix(f": {path}")  # an error of safetensors repeats the path
+        why = error.strerror or str(error).removesuffix(f": {path}")  # An error of safetensors repeats the path.
         raise UserError(f"cannot read {path}: {why}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
         raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
@@ -111,7 +111,7 @@ class StoredTensor:
     path: Path
     type: str
     shape: Shape
-    start: int  # offset in the file, in bytes
+    start: int  # offset in the file in bytes
 
     def iter_blocks(self) -> Iterator[Float32Array]:
         """Yield all elements in order, in pieces of at most `BLOCK`."""

@@ -87,13 +87,13 @@ def write_gguf(
     offset = 0
     for name, values in tensors:
         theirs, dtype = gguf_name(name, known[name]), _dtype(values, is_half)
-        sizes = values.shape[::-1]  # the fastest dimension first
+        sizes = values.shape[::-1]  # The fastest dimension is first.
         header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
         offset += _padded(values.size * dtype.itemsize)
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = known[name].parameter.rotary_heads
-        if heads:  # rows of each head in the order 0, D/2, 1, D/2 + 1, …
+        if heads:  # The rows of each head get the order 0, D/2, 1, D/2 + 1, …
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         flat, dtype = values.reshape(-1), _dtype(values, is_half)
         for start in range(0, len(flat), ROWS_AT_ONCE):

@@ -43,10 +43,10 @@ from training.transformer import (
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
-SUMS: Final = "SHA256SUMS"  # in the format of `sha256sum`
-JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
+SUMS: Final = "SHA256SUMS"  # file of digests in the format of `sha256sum`
+JSON_BYTES_MAX: Final = 16 << 20  # bytes; a tokenizer of 65,536 tokens has four MB
 SHAPE: Final = "LlamaForCausalLM"
-DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files contain it, though it is derived
+DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # derived tensor, which older files contain
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
 
 # Features that our models lack. A configuration that sets one is refused with the name of the field.
@@ -69,8 +69,8 @@ _EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 class HuggingFaceModel:
     folder: Path
     model: ModelSpec
-    tokenizer: bytes | None  # JSON; None: the tokens are bytes
-    tensors: dict[str, StoredTensor]  # by our names
+    tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
+    tensors: dict[str, StoredTensor]  # tensors by our names
     stop: int | None  # the token that ends a text; None: no token is named
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
@@ -136,7 +136,7 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
                 f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, but {CONFIG} requires {list(tensor.shape)}"
             )
         named[tensor.name] = stored
-    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # some programs write it twice
+    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # Some programs write the tensor twice.
     if twin is not None and (
         twin.shape != embedding.shape or not all(map(np.array_equal, twin.iter_blocks(), embedding.iter_blocks()))
     ):
@@ -286,7 +286,7 @@ def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | N
         named == byte_alphabet() or (stop == BYTES and end is not None and named == byte_alphabet() | {end: BYTES})
     ):
         return None
-    if end is not None:  # even if the file lists it as an ordinary token
+    if end is not None:  # The token is special even if the file lists it as an ordinary token.
         added = [token for token in added if token["id"] != stop] + [added_token_json(end, named[end])]
     free = sorted(set(range(min(vocabulary, VOCABULARY_MAX))) - set(named.values()))
     padding = [added_token_json(_unused(number, named), number) for number in free]
@@ -334,7 +334,7 @@ def _added_by(processor: Any) -> str | None:
     if processor is None or processor.get("type") == "ByteLevel":
         return None
     if processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [["Sequence"]]:
-        return None  # only the text: transformers 5 writes this for a tokenizer without special tokens
+        return None  # The template has only the text: transformers 5 writes it for a tokenizer without special tokens.
     if processor.get("type") == "Sequence":
         return next(filter(None, map(_added_by, processor["processors"])), None)
     names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]

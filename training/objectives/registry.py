@@ -61,7 +61,7 @@ class ScratchObjective(Objective):
         return integers.astype(np.float32) * np.float32(1 / 256)
 
 
-OBJECTIVES: tuple[Objective, ...] = (LanguageObjective(), ScratchObjective())  # of this package
+OBJECTIVES: tuple[Objective, ...] = (LanguageObjective(), ScratchObjective())  # objectives of this package
 
 _known = {objective.name: objective for objective in OBJECTIVES}
 

@@ -29,7 +29,7 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 log = logging.getLogger("peer")
-OnProgress = Callable[[], None]  # called after every piece of work; it raises to stop the work
+OnProgress = Callable[[], None]  # a function that is called after every piece of work, and raises to stop the work
 
 
 class ComputeUpdate(Protocol):
@@ -100,7 +100,7 @@ def make_proposal(
     m = error_feedback.accumulate_feedback(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     try:
         buffer, payload = _encoded(m, request.trainer, model)
-    except LocalProtocolError:  # the model diverged; without proposals the round would never close
+    except LocalProtocolError:  # The model diverged. Without proposals the round would never close.
         buffer, payload = _encoded(error_feedback.clip_to_encodable(m), request.trainer, model)
         if not model.is_too_large(request.trainer, payload):
             raise
@@ -152,7 +152,7 @@ def _judge(
             if declarer is None:
                 raise LocalProtocolError("the objective has declarations, but the engine does not check them")
             refutation = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
-    except RemoteProtocolError:  # its buffer, its previous state or its declaration is malformed
+    except RemoteProtocolError:  # Its buffer, its previous state or its declaration is malformed.
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if refutation is not None:
         number = spec.resolved_objective.rejection_reasons.index(refutation)

@@ -54,16 +54,16 @@ from training.replicated.model_files import (
 )
 from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, TensorLayout, float32_bytes, layout_of
 
-PARAMETERS: Final = "parameters"  # the first vector; the others are the outer optimizer's slots
-ESTIMATES: Final = "estimates"  # of all trainers with a record, in ascending order of their keys
-PIECE_BYTES: Final = 4 * BLOCK  # of a leaf of an estimate, and the most of a vector's leaf
+PARAMETERS: Final = "parameters"  # name of the first vector; the others are the outer optimizer's slots
+ESTIMATES: Final = "estimates"  # name of the estimates of all trainers with a record, in ascending order of their keys
+PIECE_BYTES: Final = 4 * BLOCK  # bytes of an estimate's leaf, and the most of a vector's leaf
 LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
 NORM_ROUNDS: Final = 16  # rounds whose medians are kept; to move their median, liars need the majority in more than half of them
-MAPPED_BYTES_MIN: Final = 16 << 20  # smaller arrays are kept in memory
+MAPPED_BYTES_MIN: Final = 16 << 20  # bytes below which arrays are kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 # Estimates have levels and scales, hence the factor of two.
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
-RECORD_BYTES: Final = 256  # at most, for a trainer in the state
+RECORD_BYTES: Final = 256  # most bytes of a trainer in the state
 
 assert LEAVES_PER_PART >= 1
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
@@ -93,7 +93,7 @@ class LeafRange:
 
     file: str
     bytes: slice
-    name: str  # for people
+    name: str  # name for people
 
 
 def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[LeafRange]:

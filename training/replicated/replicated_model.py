@@ -55,10 +55,10 @@ from training.replicated.tensor_layout import (
     layout_of,
 )
 
-CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded between check and step; the step decodes all others again
-BLOCKS_PER_STEP: Final = 4  # arrays of 1 MiB: threads wait less for the interpreter than with smaller ones
+CHECKED_BYTES_MAX: Final = 8 << 20  # bytes of payloads that stay decoded from check to step; the step decodes all others again
+BLOCKS_PER_STEP: Final = 4  # blocks in arrays of 1 MiB: threads wait less for the interpreter than with smaller ones
 TakeVectorBlock = Callable[[str, ElementRun, Float32Array], object]
-NORM_RATIO: Final = 16  # times the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
+NORM_RATIO: Final = 16  # multiple of the median accepted norm: honest norms grow sixfold with the feedback, attacks use 10^6
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _CheckedPayload:
     digest: bytes
     payload: bytes
     update: codec.QuantizedUpdate  # the aggregated update: that of the payload, or the estimate after it
-    norm_squared: float  # of the update
+    norm_squared: float  # squared norm of the update
 
     @property
     def bytes(self) -> int:
@@ -88,11 +88,11 @@ class _CheckedPayload:
 class ReplicatedModel:
     state: ModelState
     vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, possibly memory-mapped
-    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # of every trainer with a record, if the job has estimates
+    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # estimates by trainer, if the job has them
     leaves: tuple[bytes, ...] = field(repr=False)  # hashes of `leaf_ranges`
     root: bytes
     _room: Allocate = field(default=allocate_in_memory, repr=False)  # memory for the estimates that this round's payloads change
-    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer; the step reuses them
+    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer, for reuse in the step
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
@@ -314,7 +314,7 @@ class ReplicatedModel:
             self.spec.decode_declaration(proposal.declaration)
         except RemoteProtocolError:
             return Verdict.MALFORMED
-        except LocalProtocolError:  # no estimate can be so large
+        except LocalProtocolError:  # No estimate can be so large.
             return Verdict.NORM
         if checked.norm_squared > self.norm_squared_max:
             return Verdict.NORM
@@ -434,7 +434,7 @@ class ReplicatedModel:
         stepped = len(checked) >= self.spec.accepted_min
         state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
-        if self.spec.has_estimates:  # also of trainers without a new payload
+        if self.spec.has_estimates:  # The updates include those of trainers without a new payload.
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
             held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
         plan = (
@@ -500,7 +500,7 @@ class ReplicatedModel:
         # Records expire, so that a trainer starts from a fresh state after a suspension. Its false update is older than that.
         number = self.round + 1
         records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
-        if self.spec.has_estimates:  # otherwise a peer with a new key in each round would have a place in the rule for each key
+        if self.spec.has_estimates:  # Otherwise a peer with a new key per round would have an update in the rule for each key.
             records = {key: record for key, record in records.items() if key not in gone}
         if self.spec.has_estimates and len(records) > self.spec.estimates_max:
             known = [key for key in records if key in self.records]
@@ -535,7 +535,7 @@ def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBloc
 
 
 def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
-    assert estimate.encoded is not None  # set by `error_feedback.update_estimate`
+    assert estimate.encoded is not None  # `error_feedback.update_estimate` has set it.
     return estimate.encoded.data
 
 

@@ -56,9 +56,9 @@ from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
 
 log = logging.getLogger("peer")
-# for operations of all processes: for a layer's tensors, and at most for a model of 30 GB over a bus
+# Timeout of operations of all processes: on a layer's tensors, and at most on a model of 30 GB over a bus.
 EXCHANGE_SECONDS_MAX = 600.0
-END_SECONDS = 5.0  # until a process with broken connections has ended, too
+END_SECONDS = 5.0  # wait until a process with broken connections has ended, too
 LOOPBACK = "lo"
 
 
@@ -73,7 +73,7 @@ def rank_device(resources: EngineResources, rank: int) -> torch.device:
 
 
 def _join(store: Path, rank: int, resources: EngineResources, device: torch.device) -> None:
-    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # nothing is sent outside this machine
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # No data leave this machine.
         os.environ.update(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=LOOPBACK)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -91,7 +91,7 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
     """Obey until `orders` is closed, which happens when the leader ends."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def read() -> None:  # in a thread, to see the end while the process waits for others
+    def read() -> None:  # A thread reads, to see the end while the process waits for others.
         try:
             while header := orders.read(worker_protocol.FRAME_HEADER_BYTES):
                 length, _ = worker_protocol.parse_header(header)
@@ -109,7 +109,7 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
         try:
             parts.execute_command(waiting.get())
         except RuntimeError as error:
-            if is_out_of_memory(error):  # the supervisor recognizes this signal and halves the micro-batches
+            if is_out_of_memory(error):  # The supervisor recognizes this signal and halves the micro-batches.
                 os.kill(os.getpid(), signal.SIGKILL)
             raise
 
@@ -137,7 +137,7 @@ class RankProcesses:
         """
         self.device = rank_device(resources, 0)
         self._fall, self.job_numbers, self._is_closed = fall, itertools.count(1), False
-        self._status, self._has_ended = 1, threading.Event()  # of the first process that ended
+        self._status, self._has_ended = 1, threading.Event()  # status of the first process that ended
         self._folder = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-"))
         store = self._folder / "store"
         self.processes = [
@@ -161,11 +161,11 @@ class RankProcesses:
                 process.stdin.write(worker_protocol.encode_frame(0, order))
                 process.stdin.flush()
             return self.parts.execute_command(order, given)
-        except Exception as error:  # the others may now wait for data that this process will never send
+        except Exception as error:  # The others may now wait for data that this process will never send.
             log.warning("a command failed in one process of this worker: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
                 self._end(-signal.SIGKILL)
-            self._has_ended.wait(END_SECONDS)  # probably another process ended, and its status has the reason
+            self._has_ended.wait(END_SECONDS)  # Probably another process ended, and its status has the reason.
             self._end(self._status)
             raise
 
@@ -190,7 +190,7 @@ class RankProcesses:
         for process in self.processes:
             process.wait()
         dist.destroy_process_group()
-        shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file again
+        shutil.rmtree(self._folder, ignore_errors=True)  # The process group may have written its file again.
 
 
 class _RankOptimizer:
@@ -266,7 +266,7 @@ class ParallelEngine(TorchEngine):
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
-        on_step()  # it may raise, so it must not be called while processes wait for each other
+        on_step()  # It may raise, so it must not be called while processes wait for each other.
         examples = list(self.spec.resolved_objective.batch_arrays(self.spec, drawn, self.tokens, declaration))
         order = ComputeGradient(
             self._number, tuple(ArraySpec(array.dtype.str, array.shape) for array in examples), self.micro_batch

@@ -40,7 +40,7 @@ class PayloadHeader:
     job: bytes
     round: int
     trainer: bytes
-    base: bytes  # root of the model that it was computed on
+    base: bytes  # root of the model on which the update was computed
     local_steps: int
     batch: int
     bits: int  # of one level: 1, 2, 4 or 8
@@ -102,10 +102,10 @@ class QuantizedUpdate:
     """An update: element = level · scale of its chunk · 2^exponent, exactly."""
 
     bits: int  # of one level: 1, 2, 4 or 8
-    origin: bytes  # digest of its context; it differs between the trainers of a round
+    origin: bytes  # digest of the payload's context, which differs between the trainers of a round
     layout: TensorLayout
     exponent: int
-    codes: quantization.Codes  # of the scales, (chunks,)
+    codes: quantization.Codes  # codes of the scales, (chunks,)
     packed: quantization.Bytes  # the levels of all chunks, (sum of `chunk_level_bytes`,)
     encoded: quantization.Bytes | None = None  # the whole payload, where `codes` and `packed` are parts of one array
 
@@ -144,7 +144,7 @@ class QuantizedUpdate:
     def norm_squared(self) -> float:
         """Return ‖update‖²: an exact integer, rounded once to the nearest float64."""
         squares = self.layout.chunk_lengths if self.bits == 1 else self._squares_and_tops[0]
-        # exact: far below 2^53
+        # The sum is exact: far below 2^53.
         sums = np.bincount(self.codes, weights=squares, minlength=len(quantization.SCALES))
         total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, quantization.SCALES, strict=True))
         return math.ldexp(float(total), 2 * self.exponent)
@@ -173,7 +173,7 @@ class QuantizedUpdate:
                 empty = self.codes[rows.chunks] == 0
                 if empty.any() and self._byte_rows(rows)[empty].any():
                     raise malformed_payload("a chunk of scale zero has levels")
-        if self.bits > 1:  # otherwise other levels with another scale would give the same update
+        if self.bits > 1:  # Otherwise other levels with another scale would give the same update.
             top, (_, tops) = quantization.TOP[self.bits], self._squares_and_tops
             if np.any(tops > top) or np.any((tops < top) & (self.codes > 0)):
                 raise malformed_payload("a chunk does not use its scale's range")
@@ -184,7 +184,7 @@ class QuantizedUpdate:
         squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint8)
         for rows in iter_chunk_rows(self.layout):
             unpacked = quantization.unpack_levels(self._byte_rows(rows), self.bits)
-            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # −128 becomes 128
+            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # The absolute value −128 becomes 128.
             largest[rows.chunks] = magnitudes.max(axis=1)
             squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
         return squares, largest
