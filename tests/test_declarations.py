@@ -137,7 +137,7 @@ def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -
     assert {verdict(declaration) for declaration in (b"", nothing_counted, sound[:-1], sound + b"\x00")} == {Verdict.MALFORMED}
     scratch = JobSpec(name="t", objective="scratch")
     assert scratch.decode_declaration(b"") is None
-    with pytest.raises(RemoteProtocolError, match="objective 'scratch' has none, 1 bytes were given"):
+    with pytest.raises(RemoteProtocolError, match="objective 'scratch' has no declarations, but 1 bytes were given"):
         scratch.decode_declaration(b"x")
 
 

@@ -498,9 +498,9 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
         assert SQUARES.problem() == "18 tensors in 2 layers are more than 17"
     requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
     assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
-    with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
+    with pytest.raises(UserError, match=r"no tensor for 'layers\.0\.scale\.weight'"):
         huggingface_model.llama_tensor_names(SQUARES.model)
-    with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
+    with pytest.raises(UserError, match=r"does not support the tensor 'layers\.0\.scale\.weight'"):
         gguf.write_gguf(BytesIO(), {}, SQUARES.model, list(views.items()), is_half=False)
 
 
@@ -547,7 +547,7 @@ async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name()
 
 def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
     for place, name in ((LayerPlace.LINEAR, "swiglu"), (LayerPlace.ATTENTION, "dense"), (LayerPlace.FEED_FORWARD, "attention")):
-        with pytest.raises(UserError, match=rf"model\.{place.value} '{name}' is no layer"):
+        with pytest.raises(UserError, match=rf"unknown layer model\.{place.value} '{name}'"):
             replace(LANGUAGE, model=replace(LANGUAGE.model, **{place.value: name})).validated()
 
 

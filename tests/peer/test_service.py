@@ -240,7 +240,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "model.width=31"), "width 31"),
         (("--data", "local", "--set", "model.context=2000000000"), "own.txt is too small: "),
         (("--data", "local", "--set", "byzantine_max=1"), "use byzantine_max 0 if no trainer is faulty"),
-        (("--set", "audit=off", "byzantine_max=1"), "one bit with error feedback falls at 4 liars of 13"),
+        (("--set", "audit=off", "byzantine_max=1"), "1 bit with error feedback fails with 4 dishonest trainers of 13"),
         (("--data", "local", "--vocabulary", "512"), "--vocabulary 512: with local data the tokens are bytes; leave it out"),
     ):
         status, out, error = train(trainer, *arguments)

@@ -37,8 +37,8 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, by
 @pytest.mark.parametrize(
     ("fields", "trainers", "why"),
     [
-        ({}, 4, "one bit with error feedback falls at 4 liars of 13"),
-        (PRESETS["local"], 4, "one bit with error feedback falls"),
+        ({}, 4, "1 bit with error feedback fails with 4 dishonest trainers of 13"),
+        (PRESETS["local"], 4, "1 bit with error feedback fails"),
         (
             {**PRESETS["per-step"], "audit": AuditMode.OFF},
             13,

@@ -96,7 +96,7 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
         (
             train_bpe([b"some text, some more text " * 20], 260),
             300,
-            "has 260 tokens, but manifest.json says vocabulary 300: make it",
+            "has 260 tokens, but manifest.json says vocabulary 300: make a new manifest",
         ),
     ],
     ids=["no model", "nested", "another vocabulary"],
@@ -115,13 +115,13 @@ def read(folder: Path) -> int:
 
 def test_a_shard_with_another_hash_is_named_with_what_to_do(folder: Path) -> None:
     write(folder, "001.bin", TOKENS[1_000:2_000])
-    with pytest.raises(UserError, match=r"001.bin holds 1000 tokens with SHA-256 .* get the shard again, or make a manifest"):
+    with pytest.raises(UserError, match=r"001.bin has 1000 tokens with SHA-256 .* get the shard again, or make a new manifest"):
         read(folder)
 
 
 def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
     (folder / "001.bin").unlink()
-    with pytest.raises(UserError, match=r"001.bin is missing: manifest.json beside it lists it"):
+    with pytest.raises(UserError, match=r"001.bin is missing, but manifest.json lists it"):
         read(folder)
 
 
@@ -166,7 +166,7 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
         ),
         ({"shards": [{"file": "\ud800.bin", "tokens": 1, "sha256": "0" * 64}]}, "is not the name of a file in this folder"),
         ({"shards": [{"file": "000.bin", "tokens": 1, "sha256": "xyz"}]}, "not 64 hexadecimal digits"),
-        ({"shards": [{"file": "000.bin", "tokens": True, "sha256": "0" * 64}]}, "tokens must be a number"),
+        ({"shards": [{"file": "000.bin", "tokens": True, "sha256": "0" * 64}]}, "tokens must be a whole number"),
     ],
     ids=str,
 )
