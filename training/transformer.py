@@ -96,7 +96,7 @@ class ModelSpec:
         if problem:
             return problem
         if self.layers > LAYERS_MAX:
-            return f"layers must be at most {LAYERS_MAX}, is {self.layers}"
+            return f"layers {self.layers} are more than {LAYERS_MAX}"
         tensors = self.layers * len(layer_parameters(self))
         if tensors > LAYER_TENSORS_MAX:
             return f"{tensors} tensors in {self.layers} layers are more than {LAYER_TENSORS_MAX}"

@@ -234,7 +234,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "local_stops=3"), "unknown job field 'local_stops'; did you mean local_steps?"),
         (("--set", "batch=many"), "batch = 'many' is not a whole number"),
         (("--set", "batch=0"), "batch"),
-        (("--set", f"local_steps={'9' * 23}"), f"local_steps = {'9' * 23} is too large"),
+        (("--set", f"local_steps={'9' * 23}"), f"local_steps = {'9' * 23} is out of range"),
         (("--data", "x" * 300), "File name too long; name another file or folder"),
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
@@ -329,7 +329,7 @@ async def finished_of(daemon: Daemon, name: str) -> JobView:
 
 WRONG = {
     "missing": "tensor 'model.norm.weight' is missing",
-    "shape": "has shape [17, 16], config.json asks for [16, 16]",
+    "shape": "has shape [17, 16], but config.json requires [16, 16]",
     "nan": "has a non-finite number",
     "flipped": "is damaged: its SHA-256 is not",
 }

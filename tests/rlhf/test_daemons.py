@@ -123,7 +123,7 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         assert (await first.client.rlhf_status()).state == "none"
         async with nobody_trains(network[1:]):
             base = await first.client.start_job(TrainRequest("base", "", 1, 0, TINY))
-            with pytest.raises(UserError, match="--base 'base': that job is not finished yet"):
+            with pytest.raises(UserError, match="--base 'base': the job is not finished"):
                 await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
         await finished(first, base)
         for wrong, told in REFUSED.items():

@@ -365,7 +365,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
     assert tuning_plans.failure_text(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
     assert not list(find_failed_jobs(world.state, world.state.height)), "`no-progress` is its alert"
     (told,) = find_stalled_jobs(world.state, world.state.height)
-    assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
+    assert told.endswith("learning rate below 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
 
 def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned, key: bytes) -> None:

@@ -209,7 +209,7 @@ def test_estimates_are_part_of_a_snapshot(third: ReplicatedModel, tmp_path: Path
     for index in reversed(range(incoming.parts)):
         part = source.read_part(JOB, 2, index)
         if index == incoming.parts - 1:
-            with pytest.raises(RemoteProtocolError, match=r"the estimate of .* is not what the model root says"):
+            with pytest.raises(RemoteProtocolError, match=r"the estimate of .* does not match the model root"):
                 incoming.add_part(index, part[:-1] + bytes([part[-1] ^ 1]))
         incoming.add_part(index, part)
     incoming.install()
