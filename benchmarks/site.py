@@ -236,12 +236,12 @@ def show(figures: Figures) -> list[str]:
 
 def main() -> int:
     parser = Parser("site", (__doc__ or "").splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--seed", type=int, default=0, help="of the network and its job")
-    parser.add_argument("--seconds", type=COUNT, default=60, help="that the reader reads")
-    parser.add_argument("--dashboards", type=COUNT, default=50, help="that listen")
-    parser.add_argument("--turns", type=COUNT, default=5, help="with and without them")
-    parser.add_argument("--turn-seconds", type=COUNT, default=20, help="of each turn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network and its job")
+    parser.add_argument("--seconds", type=COUNT, default=60, help="seconds of the reader")
+    parser.add_argument("--dashboards", type=COUNT, default=50, help="number of dashboards that listen")
+    parser.add_argument("--turns", type=COUNT, default=5, help="number of turns with dashboards, and of turns without")
+    parser.add_argument("--turn-seconds", type=COUNT, default=20, help="seconds of each turn")
     options = parser.parse_args()
     options.started = time.time()
     if not (CHROMIUM and DRIVER):

@@ -81,7 +81,7 @@ def _durations(watch: Watch) -> dict[int, float]:
 
 def main() -> int:
     parser = arguments("leaders", __doc__)
-    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="in which the leader is killed")
+    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="number of heights in which the leader is killed")
     options = parser.parse_args()
     attempts = [(f"leader {number + 1}", kill_leader) for number in range(options.heights)]
     return network.main(partial(conduct, options, "the leader is killed", attempts))

@@ -177,8 +177,8 @@ async def attempt(kind: str, world: World, peers: Network, trial: Trial) -> None
 
 def read_by_relays(world: World, peers: Network) -> list[str]:
     held = world.held()
-    found = [f"{name} holds the marker in the clear" for name, data in held if MARKER in data]
-    return found + ([] if sum(len(data) for _, data in held) else ["no relay has forwarded anything"])
+    found = [f"{name} contains the marker unencrypted" for name, data in held if MARKER in data]
+    return found + ([] if sum(len(data) for _, data in held) else ["no relay has forwarded records"])
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -262,10 +262,10 @@ def main() -> int:
     if VARIABLE in os.environ:
         return as_peer(sys.argv[1], sys.argv[2:])
     parser = arguments("nat", __doc__, peers=7)
-    parser.add_argument("--hidden", type=COUNT, default=3, metavar="N", help="of them, accept no connections")
-    parser.add_argument("--trials", type=COUNT, default=10, metavar="N", help="one after another")
-    parser.add_argument("--million", action="store_true", help="train a model of a million parameters, not a tiny one")
-    parser.add_argument("--kind", choices=KINDS, help="of all trials; without it they take turns")
+    parser.add_argument("--hidden", type=COUNT, default=3, metavar="N", help="number of peers that accept no connections")
+    parser.add_argument("--trials", type=COUNT, default=10, metavar="N", help="number of trials, one after another")
+    parser.add_argument("--million", action="store_true", help="train a model with a million parameters instead of a tiny one")
+    parser.add_argument("--kind", choices=KINDS, help="kind of all trials; default: all kinds in turn")
     return network.main(partial(run, parser.parse_args()))
 
 

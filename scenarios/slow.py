@@ -131,7 +131,7 @@ def conclude(options: argparse.Namespace, trials: list[Trial], differences: list
 
 def main() -> int:
     parser = arguments("slow", __doc__)
-    parser.add_argument("--trials", type=COUNT, default=4, metavar="N", help="one after another")
+    parser.add_argument("--trials", type=COUNT, default=4, metavar="N", help="number of trials, one after another")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -178,7 +178,7 @@ def test_a_scenario_prints_its_help_and_is_in_the_readme(
         ("idle", ("--seconds", "soon"), "--seconds: 'soon' is not a number"),
         ("idle", ("--set", "width"), "--set 'width': write FIELD=VALUE"),
         ("bad_input", ("--only", "nosuch"), "--only: 'nosuch' begins no case"),
-        ("crash_points", ("--only", "nosuch"), "--only 'nosuch' is no crash point and begins none: --list prints them"),
+        ("crash_points", ("--only", "nosuch"), "--only 'nosuch' matches no crash point: run with --list to list them"),
         ("crash_points", ("--only", "before-blob-keep"), "--only 'before-blob-keep' is not tried here: only where a liar"),
         ("crash_points", ("--only", "blob-keep"), "--only 'blob-keep' is not tried here: only where a liar"),
     ],
