@@ -2,7 +2,7 @@
 
     files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
-Token shards of `training.data.token_shards` take the same way, and need no tokenizing at its end.
+Token shards of `training.data.token_shards` go the same way, without the last step, tokenization.
 
 All steps are streams: a peer has only a few shards of text in memory, at any size of the text.
 """

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def device_problem(name: str) -> str | None:
-    """Return why this cannot name a device on any machine; None if it can."""
+    """Return why this name is no device on any machine; None if it may be one."""
     if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
         return None
     return f"is not a device: use {AUTO}, cpu, cuda, or cuda:1 for one of several"

@@ -88,7 +88,7 @@ class JobModelStore:
         return round_directory(self._folder, job, number)
 
     def stored_rounds(self, job: bytes) -> list[int]:
-        """Return the rounds whose models are here, in ascending order."""
+        """Return the rounds whose models this peer has, in ascending order."""
         return [of for of, directory in self._directories(job) if directory == self.round_directory(job, of)]
 
     def open_model(self, job: bytes, number: int) -> ReplicatedModel:
@@ -99,7 +99,7 @@ class JobModelStore:
         return model
 
     def require_model(self, key: bytes, job: Job, number: int) -> None:
-        """Raise `UserError` unless the model that round `number` starts from is here."""
+        """Raise `UserError` if this peer lacks the model that round `number` starts from."""
         kept = self.stored_rounds(key)
         if number not in kept:
             shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
@@ -107,7 +107,7 @@ class JobModelStore:
             raise UserError(f"this peer does not have the model of job {job.name!r} at round {number}: {has}")
 
     def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
-        """Return the model that round `number` starts from. Raises `UserError` if it is not here or not the decided one."""
+        """Return the model that round `number` starts from. Raises `UserError` if it is missing or not the decided one."""
         self.require_model(key, job, number)
         model = self.open_verified_model(key, number)
         closed = None if number == job.round else store.closed_round(key, number - 1)

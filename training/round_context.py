@@ -122,7 +122,7 @@ class RoundParticipant(Protocol):
         """Propose an update. Called once for each round in which this peer is a trainer."""
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """Do the cheap checks. Called once for each proposal of the round, before its payload is here."""
+        """Do the cheap checks. Called once for each proposal of the round, before its payload arrives."""
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         """Re-execute a proposal before the vote. Called once for each proposal that this voter is to vouch for.
@@ -131,14 +131,14 @@ class RoundParticipant(Protocol):
         """
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
-        """Replay a proposal for a sampled audit. Called for one audit at a time, when the request's files are here."""
+        """Replay a proposal for a sampled audit. Called for one audit at a time, when the request's files have arrived."""
 
     async def observe_round(self, round: OpenRoundContext) -> None:
         """Observe the round. Called once for each round, concurrently with all other work."""
 
 
 class TrainingPeer(PeerContext, Protocol):
-    """The running peer, as seen by code that creates jobs and queries their models."""
+    """The interface of the running peer for code that creates jobs and queries their models."""
 
     @property
     def models(self) -> JobModelStore: ...

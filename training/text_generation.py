@@ -1,7 +1,7 @@
 """Generation of texts for people in short slices, so that requests of rounds need not wait for a whole text.
 
 A slice is an ordinary request with a reply. Texts therefore queue behind proposals and audits in the daemon's one queue, and a
-slow reader blocks nobody. Between slices the state of a text stays here: all that its next token needs.
+slow reader blocks nobody. Between slices this module keeps the state of a text, which its next token needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StopSequenceDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed_bytes(self, data: bytes) -> str:
-        """Decode further bytes. Return the text that is now known to lie before any stop text."""
+        """Decode further bytes. Return the further text that certainly precedes any stop text."""
         assert not self.has_ended
         self._held += data
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -61,7 +61,7 @@ class TextGenerations:
     ) -> worker_protocol.GenerateReply:
         """Return the text's next slice.
 
-        A text that is missing here, as after a restart, is generated again from its start. Its first `told_characters` are
+        A text that is not open, as after a restart, is generated again from its start. Its first `told_characters` are
         skipped; they are the same as before. An exception drops the text, for example when nobody waits for it any more.
         """
         text = self._open.pop(request.text_number, None)

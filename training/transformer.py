@@ -76,7 +76,7 @@ class ModelSpec:
     feed_forward: Name = "swiglu"
 
     def layers_problem(self) -> str | None:
-        """Return which kind of layer is unknown, or which size a layer cannot have; None if there is neither.
+        """Return the unknown kind of layer, or the size that a layer cannot have; None if there is neither.
 
         All other checks read the tensors of the kinds, so this check comes first.
         """
@@ -155,7 +155,7 @@ class LayerKind:
     version: ClassVar[int] = 1
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
-        """Return which size the layer cannot have; None if all are valid."""
+        """Return the size that the layer cannot have; None if all are valid."""
         return None
 
 

@@ -31,7 +31,7 @@ class InitialModel:
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has or can fetch
     base: ModelReference | None = None  # model of a finished job, which every peer keeps
-    stop: int | None = None  # the token that ends a text of this model; None: the model has no such token
+    stop: int | None = None  # the token that ends a text of this model; None: the model has no such token.
     # Writes the parameters for the specification to a file and returns their hash, for a job that starts from a blob.
     write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
 

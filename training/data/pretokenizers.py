@@ -54,7 +54,7 @@ def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
 
 
 def splits_words(pre_tokenizer: dict[str, Any]) -> bool:
-    """Return false if a whole text is one word. A BPE needs time quadratic in the length of a word."""
+    """Return whether the pre-tokenizer splits a text into words. A BPE needs time quadratic in the length of a word."""
     return any(step["type"] == "Split" or step.get("use_regex") for step in pre_tokenizer_steps(pre_tokenizer))
 
 

@@ -97,7 +97,7 @@ class EngineBackend(Protocol):
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         """Serve as a helper process, which another process started with the same resources. It never returns.
 
-        The processes meet at the file `store`, and `orders` carries the first one's commands.
+        The processes find each other by the file `store`. The first process sends its commands over `orders`.
         """
 
     def describe_worker(self) -> WorkerInfo:

@@ -153,7 +153,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
 
 
 def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
-    """Return the prompt behind the last turns that fit, whole, into the context beside the text, which has at most half of it.
+    """Return the prompt after the last whole turns that fit into the context. The generated text gets at most half of it.
 
     A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_files`.
     """

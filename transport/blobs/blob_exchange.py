@@ -40,7 +40,7 @@ WINDOW_CHUNKS = 32  # chunks requested ahead: 2 MiB, which allow 20 MB/s over a 
 # Chunks of audit data requested ahead from one holder, in all transfers together. Over a link of 100 ms, 8 chunks allow 4 MB/s.
 # An uplink of 100 Mbit/s sends 64 chunks in 300 ms. With two chunks the link is never idle while a request is on its way.
 WINDOW_CHUNKS_START, WINDOW_CHUNKS_MIN, WINDOW_CHUNKS_MAX = 8, 2, 64
-ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if it leaves some unanswered
+ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if it leaves some unanswered.
 # The window shrinks if an answer comes this much later than the fastest one, since it has waited in a queue. Retransmissions and
 # slow start of TCP delay answers by up to four round trips of 300 ms without a queue. With 0.5 s windows stayed at their minimum.
 QUEUE_SECONDS = 1.5
@@ -58,7 +58,7 @@ TRANSFERS_MAX = 10
 # More than FETCHING_AUDITS_MAX of an auditor, so that a trainer that sends its buffers slowly does not delay those of others.
 AUDIT_TRANSFERS_MAX = 18
 PARTS_AT_ONCE = 4  # concurrent parts of an object, to use several holders and leave transfers for small blobs
-TURN_SECONDS = 15.0  # duration of a turn if other transfers wait, since a holder may send slowly on purpose
+TURN_SECONDS = 15.0  # duration of a turn if other transfers wait, since a holder may send slowly on purpose.
 
 # A peer that was told to wait asks again after this time: for other names, and because its offer may have been lost.
 WAIT_SECONDS = 2.0
@@ -84,7 +84,7 @@ class DownloadWindow:
     | comes later                                   | is halved, once in the answer's own time        |
 
     Answers come in the order of the requests. A chunk that was requested twice comes twice, and the first answer belongs to the
-    first request. If it were timed from the second, it would be the fastest, and all others would seem late.
+    first request. Timed from the second request, it would be the fastest answer, and all others would seem late.
     """
 
     window: int = WINDOW_CHUNKS_START  # chunks

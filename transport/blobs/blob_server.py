@@ -119,7 +119,7 @@ class UploadQueue:
         return UploadDecision.ELSEWHERE
 
     def other_holders(self, digest: bytes, peer: bytes) -> tuple[bytes, ...]:
-        """Return a few peers that have the blob or are getting it from here. Each answer names different ones."""
+        """Return a few peers that have the blob or download it from this peer. Each answer names different ones."""
         blob = self._blob(digest, peer)
         getting = [taker for taker in blob.places if taker not in blob.known]
         found = [other for other in (*blob.known, *getting) if other != peer]
@@ -272,7 +272,7 @@ class BlobServer:
             self._offer(self._serving.expire_slots(trio.current_time()))
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
-        """Answer a request for a chunk. A peer that does not know the size may request more, which gets no answer."""
+        """Answer a request for a chunk. Requests beyond the end get no answer, since a peer may not know the size."""
         size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
             return
@@ -310,7 +310,7 @@ class BlobServer:
     # Internals -------------------------------------------------------------------------------------------------------
 
     def _must_wait(self, peer: bytes, digest: bytes, size: int | None) -> bool:
-        """Return whether a request has to wait, and then name other holders. Audit data never waits: auditors have deadlines."""
+        """Return whether a request must wait, and then name other holders. Audit data never waits, for auditors' deadlines."""
         is_coming = size is None and self._comes(digest)
         if not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):
             return False

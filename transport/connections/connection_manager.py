@@ -70,7 +70,7 @@ class BanList:
 
 
 class ConnectionManager:
-    """A network as the rest of a peer sees it.
+    """The interface of a network for the rest of a peer.
 
     `Swarm` (TCP) and `MemoryNetwork` create links, `attach` them, and pass messages to `deliver_message`.
     """

@@ -72,7 +72,7 @@ class UploadShaper:
     | bytes wait for a member, guest or voter | a frame for a stranger |
     |---|---|
     | no | is sent at once |
-    | yes | is sent when the one before would be through at STRANGERS_SHARE of the slowest rate of these links |
+    | yes | is sent after the time that the previous one takes at STRANGERS_SHARE of the slowest rate of these links |
 
     So other peers have at least seven eighths of the uplink, and strangers are never starved. A link without a measurement
     counts with LEAST_RATE.

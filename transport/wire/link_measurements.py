@@ -14,7 +14,7 @@ from typing import Final
 
 from transport.wire.framing import FRAME_PLAINTEXT_MAX
 
-VOTE_WAIT_SECONDS: Final = 0.025  # longest wait of a vote for the current frame, and again for unsent bytes in the kernel
+VOTE_WAIT_SECONDS: Final = 0.025  # longest wait of a vote for the current frame, and again for unsent bytes in the kernel.
 # Smaller frames or limits of unsent bytes cost more headers, calls and wake-ups than they save.
 PIECE_BYTES_MIN: Final = 4 << 10
 PIECE_BYTES_START: Final = 16 << 10  # bytes before the first measurement: 130 ms in all at 2 Mbit/s
@@ -109,7 +109,7 @@ class LinkMeter:
     | bytes always waited, here and in the kernel    | the geometric mean of the old and the sample's rate |
     | the kernel's queue was empty once              | the sample's rate if that is higher               |
 
-    An empty queue means that this peer was slow, and not the link. Without the second rule, a busy peer would take its own pauses
+    An empty queue means that this peer was slow, and not the link. Without the second rule, a busy peer would mistake its pauses
     for a slow link, send smaller frames, and become slower.
     """
 

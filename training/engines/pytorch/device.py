@@ -1,4 +1,4 @@
-"""The devices that torch finds here, and transfers of numpy arrays to and from them."""
+"""The devices that torch finds on this machine, and transfers of numpy arrays to and from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def select_device(name: str) -> torch.device:
-    """Return the device that a setting names. Raises `UserError` for one that is not here."""
+    """Return the device that a setting names. Raises `UserError` for one that this machine lacks."""
     here = cuda_devices()
     if name == "cpu" or (name == AUTO and not here):
         return CPU

@@ -84,11 +84,11 @@ def _join(store: Path, rank: int, resources: EngineResources, device: torch.devi
     )
 
 
-# The processes that obey ---------------------------------------------------------------------------------------------------
+# The other processes ------------------------------------------------------------------------------------------------------
 
 
 def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> NoReturn:
-    """Obey until `orders` is closed, which happens when the leader ends."""
+    """Execute commands until `orders` is closed, which happens when the leader ends."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def read() -> None:  # A thread reads, to see the end while the process waits for others.
@@ -151,7 +151,7 @@ class RankProcesses:
         self.parts = RankModels(resources, self.device)
 
     def send_command(self, order: Any, given: Any = None) -> Any:
-        """Send a command to all processes and obey it. Return this process's result.
+        """Send a command to all processes and execute it. Return this process's result.
 
         `given` are data that only this process has.
         """

@@ -1,7 +1,7 @@
 """One process's part of a model that several processes train: all of it (`ddp`) or a piece of every tensor (`fsdp`).
 
-The leader sends the same commands to all processes and obeys them itself. Between two commands no process waits for another. Each
-one computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
+The leader sends the same commands to all processes and executes them itself. Between two commands no process waits for another.
+Each process computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Levels and scales: the element of an update is a small integer, its level, times its chunk's scale. And their form in bits.
+"""Levels and scales, and their form in bits. An element of an update is a small integer, its level, times its chunk's scale.
 
     bits  levels               form
     1     ±1                   1 = negative
