@@ -91,7 +91,7 @@ def test_a_gpu_is_shown_only_beside_processors() -> None:
 
 def test_a_scenario_with_a_gpu_says_in_one_line_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match="--gpu: torch finds no GPU here; leave it out"):
+    with pytest.raises(UserError, match="--gpu: torch finds no GPU; leave it out"):
         determinism.require_gpu()
 
 

@@ -1,8 +1,8 @@
 """An engine of several processes, one for each device. They are one trainer.
 
-This process leads, and the others obey (`rank_models.py`). They are started by its command line and end with it, since their
-standard input, which carries commands, is then closed. If one of them ends, or fails while the others wait for it, this process
-ends, too. Its supervisor starts all of them again.
+This process leads, and the others execute its commands (`rank_models.py`). They are started by its command line and end with it,
+since their standard input, which carries commands, is then closed. If one of them ends, or fails while the others wait for it,
+this process ends, too. Its supervisor starts all of them again.
 """
 
 from __future__ import annotations
