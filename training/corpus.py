@@ -133,7 +133,7 @@ def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: 
             stream.write(shard)
         if (size, whole.digest()) != (manifest.size, manifest.text):
             raise RemoteProtocolError(
-                "bad-manifest", f"the shards do not match the manifest: {size} bytes, expected {manifest.size}, or another hash"
+                "bad-manifest", f"the shards have {size} bytes, expected {manifest.size} with SHA-256 {manifest.text.hex()[:16]}…"
             )
 
 

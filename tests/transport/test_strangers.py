@@ -263,7 +263,7 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld, monk
     alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
     bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
     await until(lambda: bob.unreached_addresses())
-    refused = "it has banned this peer's key for some minutes, because of an invalid message"
+    refused = "it refuses this peer's key for some time, because this peer violated the protocol"
     assert bob.unreached_addresses()[0].reason == f"the peer closed the link: {refused}"
     assert not bob.connected_peers() and not bob.refusal_counts() and not bob.events._members, "there was no link"
     await until(lambda: told)
@@ -278,7 +278,7 @@ async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest
     alice.ban_peer(bob.me, RemoteProtocolError("flood"))
     why = {
         "the peer closed the link: flood",
-        "the peer closed the link: it has banned this peer's key for some minutes, because of an invalid message",
+        "the peer closed the link: it refuses this peer's key for some time, because this peer violated the protocol",
     }
     await until(lambda: why & {dial.reason for dial in bob.unreached_addresses()})
     assert not bob.refusal_counts()

@@ -181,7 +181,8 @@ def parse_bpe(blob: bytes) -> BpeVocabulary:
         if merges and not splits_words(pre_tokenizer):
             raise ValueError("its pre_tokenizer does not split words (use_regex false)")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
+        problem = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RemoteProtocolError("bad-tokenizer", problem[:200]) from None
     if len(set(ids)) < len(ids):
         raise RemoteProtocolError("bad-tokenizer", "two tokens have the same id")
     if not BYTES <= len(vocabulary) <= VOCABULARY_MAX or ids != list(range(len(vocabulary))):

@@ -89,7 +89,7 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
         why = error.strerror or str(error).removesuffix(f": {path}")  # An error of safetensors repeats the path.
         raise UserError(f"cannot read {path}: {why}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
-        raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
+        raise UserError(f"{path} is not a checkpoint written by `peer export`: {_problem_of(error)}") from None
     return spec, parameters, origin
 
 
@@ -165,7 +165,7 @@ def _index(folder: Path) -> dict[str, str]:
         files = json.loads(read_regular(path))["weight_map"]
         named = {str(name): str(file) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is not an index of safetensors files: {error}") from None
+        raise UserError(f"{path} is not an index of safetensors files: {_problem_of(error)}") from None
     for file in named.values():
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise UserError(f"{path} names {file!r}, which is not a safetensors file in this folder")
@@ -185,7 +185,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
         listed = json.loads(text, object_pairs_hook=_without_repeats)
         entries = {str(name): _entry(of) for name, of in listed.items() if name != METADATA_KEY}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: its header cannot be read ({str(error)[:100]})") from None
+        raise UserError(f"{path} is damaged: its header cannot be read ({_problem_of(error)[:100]})") from None
     at = 0
     for name, (kind, shape, start, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if kind not in TYPES:
@@ -207,6 +207,10 @@ def require_downloaded(path: Path, beginning: bytes) -> None:
 def _entry(of: Any) -> tuple[str, Shape, int, int]:
     start, end = _counts(of["data_offsets"], 2)
     return str(of["dtype"]), tuple(_counts(of["shape"])), start, end
+
+
+def _problem_of(error: Exception) -> str:
+    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
     """Return GGUF's name of one of our tensors. Raises `UserError` for a layer that its Llama does not have."""
     theirs = tensor.parameter.gguf
     if not theirs:
-        raise UserError(f"GGUF does not support the tensor {name!r}: use --format transformers")
+        raise UserError(f"GGUF does not support the tensor {name!r}")
     return theirs if tensor.layer is None else f"blk.{tensor.layer}.{theirs}"
 
 

@@ -37,8 +37,8 @@ LOOK_SECONDS = 0.1  # interval of checks whether a stranger still has to wait fo
 CLOSING_SECONDS: Final = 1.0  # time for the last message to arrive before the connection ends: a few round trips
 
 CLOSE_REASON_TEXTS: Final = {
-    "banned": "it has banned this peer's key for some minutes, because of an invalid message",
-    "gave-way": "all its links are in use, and members take precedence over strangers",
+    "banned": "it refuses this peer's key for some time, because this peer violated the protocol",
+    "gave-way": "it needed the link for another peer, and members take precedence over strangers",
     "half-open": "too many other peers were connecting to it",
     "memory-full": "messages to and from this peer filled too much of its memory",
     "too-busy": "this peer sent more than a stranger may send",
