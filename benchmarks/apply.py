@@ -134,7 +134,7 @@ def _of_300m(row: Row) -> bool:
 
 AIMS = (
     Aim(
-        "13 proposals on 4.2M parameters: ≤ 1 s (aim .5)",
+        "13 proposals on 4.2M parameters: ≤ 1 s (aim 0.5)",
         lambda row: _default_of(row, 13, 4e6),
         lambda row: row.total_wall_seconds,
         1.0,
@@ -161,7 +161,7 @@ AIMS = (
     Aim("4 on 300M: ≤ 8 s of the processor", lambda row: _of_300m(row) and row.threads == 1, lambda row: row.total_seconds, 8.0),
     Aim("4 on 300M: ≤ 200 MB more of anonymous memory", _of_300m, lambda row: row.anonymous_megabytes, 200.0),
     Aim(
-        "every step, 4 on 1M: ≤ .06 s",
+        "every step, 4 on 1M: ≤ 0.06 s",
         lambda row: row.outer == OuterOptimizerKind.ADAMW.value,
         lambda row: row.total_seconds,
         0.06,

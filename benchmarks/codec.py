@@ -423,7 +423,9 @@ def show(rows: list[Row], trainers: int, parameters: int) -> None:
     Console(width=130).print(table)
     for row in rows:
         for name in row.edges:
-            print(f"{row.name} H={row.local_steps}: the best {name}, {row.settings[name]:g}, is the last of its grid", flush=True)
+            print(
+                f"{row.name} H={row.local_steps}: the best {name}, {row.settings[name]:g}, is at the edge of its grid", flush=True
+            )
 
 
 def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:

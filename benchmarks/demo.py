@@ -116,7 +116,7 @@ FIGURES: dict[str, Any] = {
 def verdicts(preset: str | None, reports: list[dict[str, Any]]) -> Iterator[str]:
     """Check all promises of the demo, and with one step per round the loss of one process alone."""
     failures = [f"seed {report['seed']}: {failure}" for report in reports for failure in report["failures"]]
-    yield verdict(not failures, "; ".join(["equal roots, every liar found out, the loss fell", *failures]))
+    yield verdict(not failures, "; ".join(["equal roots, every liar found, a lower loss", *failures]))
     edges = [
         report
         for report in reports

@@ -140,7 +140,7 @@ def _gap(row: dict[str, Any]) -> float:
 
 def _of_seeds(rows: list[dict[str, Any]], least: float) -> Iterator[str]:
     failures = [f"seed {row['seed']}: {failure}" for row in rows for failure in row["failures"]]
-    yield verdict(not failures, "; ".join(["equal roots, every liar named, none accepted, the value rose", *failures]))
+    yield verdict(not failures, "; ".join(["equal roots, every liar named, no false update accepted, a higher value", *failures]))
     yield verdict(min(map(_gap, rows)) >= least, f"of the gap at least {least}: {min(map(_gap, rows)):.4f}")
     slowest = max(row["seconds_total"] for row in rows)
     yield verdict(slowest <= SECONDS_MAX, f"a run within {SECONDS_MAX:.0f} s: {slowest:.0f} s")

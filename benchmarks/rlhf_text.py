@@ -147,7 +147,8 @@ def distinct(texts: Sequence[str]) -> float:
 def _verdicts(row: dict[str, Any]) -> Iterator[str]:
     found = row["rlhf"]
     yield verdict(
-        not row["failures"], "; ".join(["equal roots, the liar named, none accepted, the value rose", *row["failures"]])
+        not row["failures"],
+        "; ".join(["equal roots, the liar named, no false update accepted, a higher value", *row["failures"]]),
     )
     least = found["linear_accuracy_without_noise"] - BEHIND_LINEAR_MAX
     ours = found["pair_accuracy_without_noise"]

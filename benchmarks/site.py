@@ -155,7 +155,7 @@ async def decisions(peer: DemoPeer, seconds: float) -> float:
     await trio.sleep(seconds)
     rounds = [view for view in await peer.client.rounds(1_000) if view.height > first and view.decision_ms is not None]
     if not rounds:
-        raise UserError("no round was closed meanwhile: the turns are too short for this machine")
+        raise UserError("no round closed during a turn: use longer --turn-seconds on this machine")
     return statistics.median(view.decision_ms for view in rounds if view.decision_ms is not None)
 
 

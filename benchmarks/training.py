@@ -374,7 +374,7 @@ async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter
         counts["reveals"] += by_kind.get(REVEALS, 0)
         counts["own"] += sum(count for kind, count in by_kind.items() if kind not in BULK_TRAFFIC_KINDS)
     if counts["kernel"] < counts.pop("own"):
-        raise Unavailable("the kernel's counters of TCP sockets say less than the peers have sent")
+        raise Unavailable("the kernel's counters of TCP sockets are below the bytes that the peers sent")
     return counts
 
 

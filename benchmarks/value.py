@@ -167,7 +167,7 @@ def rounds_within(seconds: float, costs: Costs, replays: Callable[[int], float])
     most = int(seconds / (costs.own + costs.apply + costs.waiting))
     fitting = bisect.bisect_right(range(1, most + 1), seconds, key=needed)
     if not fitting:
-        raise UserError(f"one round takes {needed(1):.3g} s, and a machine has {seconds:.3g} s: use more --steps")
+        raise UserError(f"one round takes {needed(1):.3g} s, and a machine has {seconds:.3g} s: increase --steps")
     return fitting
 
 

@@ -351,7 +351,7 @@ def _pace(watch: Watch, since: float, figures: Figures) -> None:
     before = [b - a for a, b in pairwise(times) if b < since]
     during = [b - a for a, b in pairwise(times) if a >= since]
     if not before or not during:
-        figures.failures.append("too few rounds to compare")
+        figures.failures.append("too few rounds for a comparison")
         return
     alone, beside = statistics.median(before), statistics.median(during)
     figures.say("median round before and during, s", f"{alone:.2f} {beside:.2f}")

@@ -53,7 +53,7 @@ async def one(goes: str, options: argparse.Namespace) -> Trial:
         trial.require(not patience.cancelled_caught, f"round {job.round} was open: no {LATER_ROUNDS} rounds after it")
         await watch.more(0.0)
         renewed = [event.text for event in watch.events if event.kind == "job" and "goes on with" in event.text]
-        trial.require(bool(renewed), "no event says that the round was given to the voters that are left")
+        trial.require(bool(renewed), "no event reports that the remaining voters took over the round")
         trial.figures = {"open round": job.round, "rounds after it": LATER_ROUNDS, "seconds": trio.current_time() - started}
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)

@@ -65,7 +65,7 @@ class Trial:
         timeout = waited + (self.view_timer_seconds if self.led else 0.0)
         for which, seconds in (("round of the kill", self.killed_round_seconds), ("next round", self.next_round_seconds)):
             if seconds > timeout + SLOWER_MAX * self.normal_seconds:
-                self.problems.append(f"{which} took {seconds:.2f} s, more than its timeout of {timeout:.2f} s and a normal one")
+                self.problems.append(f"{which} took {seconds:.2f} s, more than its timeout of {timeout:.2f} s and a normal round")
         if self.later_seconds > SLOWER_MAX * self.normal_seconds:
             self.problems.append(f"later rounds take {self.later_seconds:.2f} s instead of {self.normal_seconds:.2f} s")
         if not self.workers_ended:

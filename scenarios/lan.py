@@ -145,7 +145,7 @@ def refusal() -> str:
     try:
         ip("netns", "add", name)
     except UserError as error:
-        return f"network namespaces cannot be made ({error}); run it as root"
+        return f"cannot make network namespaces ({error}): run this as root"
     ip("netns", "del", name)
     return ""
 

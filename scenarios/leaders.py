@@ -62,7 +62,7 @@ def _judge(trial: Trial, normal: list[float], following: list[float]) -> None:
     # The load of the machine changes single heights, too. The bound is therefore the slowest height with all peers present.
     slowest = max(following)
     trial.require(
-        slowest <= SLOWER_MAX * max(normal), f"one took {slowest:.2f} s, with everybody there at most {max(normal):.2f} s"
+        slowest <= SLOWER_MAX * max(normal), f"a height took {slowest:.2f} s, with all peers at most {max(normal):.2f} s"
     )
 
 

@@ -365,7 +365,7 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="measure only cases that the file of --json lacks")
     options = parser.parse_args()
     if options.resume and not options.json:
-        parser.error("--resume: name the file with --json")
+        parser.error("--resume needs a file: name it with --json")
     options.profile = options.profile or list(PROFILES.values())
     carriers = list(options.carrier)
     if "kernel" in carriers and (why := tun.refusal(options.congestion)):

@@ -110,7 +110,7 @@ async def starts(world: World, peers: Network, trial: Trial) -> None:
     for one in hidden:
         relayed = {view.peer for view in await views(one) if view.link and view.link.kind == "relayed"}
         others = {peer_id(other.identity.public) for other in hidden if other is not one}
-        trial.require(relayed == others, f"{one.name} is not linked over a relay with the hidden ones alone")
+        trial.require(relayed == others, f"the relayed links of {one.name} are not exactly those to the hidden peers")
 
 
 async def dies(world: World, peers: Network, trial: Trial) -> None:
@@ -127,7 +127,7 @@ async def hangs(world: World, peers: Network, trial: Trial) -> None:
     started = trio.current_time()
     try:
         is_replaced = await holds(partial(all_avoid, relay, hidden), REPLACED_SECONDS_MAX)
-        trial.require(is_replaced, f"a circuit is over a relay without power after {REPLACED_SECONDS_MAX:g} s")
+        trial.require(is_replaced, f"a circuit still uses a relay without power after {REPLACED_SECONDS_MAX:g} s")
         trial.figures["replaced"] = trio.current_time() - started
     finally:
         peers.thaw(relay)
@@ -172,7 +172,7 @@ async def attempt(kind: str, world: World, peers: Network, trial: Trial) -> None
     with trio.fail_after(STALL_SECONDS_MAX):
         trial.figures["round"] = await in_order(peers)
     trial.figures["markers"] = world.markers() - markers
-    trial.require(trial.figures["markers"] > 0, "no marker came through")
+    trial.require(trial.figures["markers"] > 0, "no marker arrived")
 
 
 def read_by_relays(world: World, peers: Network) -> list[str]:

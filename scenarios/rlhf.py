@@ -173,7 +173,7 @@ class Attempt:
             audited = await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
             said = (audited.stdout + audited.stderr).decode().strip().splitlines()[-1]
             trial.require(audited.returncode == 0, f"the export does not pass `peer audit`: {said}")
-        trial.require(not scope.cancelled_caught, "`peer audit` takes too long")
+        trial.require(not scope.cancelled_caught, "`peer audit` timed out")
         await trio.to_thread.run_sync(peers.stop)
         liars = {peer.identity.public for peer in peers.peers if peer.lies}
         for peer in peers.honest:
