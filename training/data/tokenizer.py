@@ -124,8 +124,8 @@ def added_token_json(content: str, number: int) -> dict[str, Any]:
 
 
 def _package() -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Otherwise the package warns on stderr at each start of a process.
-    import tokenizers  # The import is here, since byte-level jobs do not need its 15 MB.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise it warns on stderr whenever the process starts another one
+    import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
 
     return tokenizers
 
