@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
+.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport wheel sbom clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -15,13 +15,15 @@ help:
 	@echo "make docs    the site of docs/ in runs/site; a broken link fails"
 	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
-	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
+	@echo "make pictures  the screenshots of README and pages, made anew from peers that run"
 	@echo "make lint    style, types, import layers and prose"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make fuzz MINUTES=60  other examples for each property, then random and changed bytes for all that reads what others sent"
 	@echo "make bench   the benchmarks behind the figures in the documents"
 	@echo "make bench-consensus  that of the agreement alone, as JSON in runs/benchmarks"
 	@echo "make bench-transport  that of the links alone, beside plain TCP and TLS"
+	@echo "make wheel   a wheel and an sdist in dist/"
+	@echo "make sbom    the bill of materials of the installed product, as CycloneDX JSON in dist/"
 	@echo "make clean   delete runs/, what demos and benchmarks left (some 40 MB a demo)"
 	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
@@ -45,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "set-up: processors alone: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup. Every build of this version will do"
 	@set -e; SECONDS=0; \
 	$(BIN)/python -m pip install --constraint constraints.txt setuptools; \
-	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev,web,upnp,mdns,data]'; \
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev,web,upnp,mdns,data,train]'; \
 	echo "set-up: done after $$SECONDS s; .venv takes $$(du -sh .venv | cut -f1)"
 	@touch $@
 
@@ -105,6 +107,17 @@ bench-transport: setup
 
 model:
 	python3 docs/model/check.py
+
+DIST ?= dist
+# The wheel is built from the sdist, so that the sdist is complete and no file of an earlier build gets into the wheel. pip's cache
+# would return the wheel of an earlier sdist of the same name.
+wheel: setup
+	rm -f $(DIST)/folkmoot-*
+	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("$(DIST)")'
+	$(BIN)/python -m pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/folkmoot-*.tar.gz
+
+sbom: setup
+	$(BIN)/python -m tools.sbom $(DIST)/sbom.json
 
 clean:
 	rm -rf runs

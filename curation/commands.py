@@ -11,14 +11,15 @@ from curation.limits import KAPPA_COMMON_MIN, PRICE_MAX, VOTES_MAX
 from curation.rpc import AgreementView, CurationRpc, ImportRequest, ProjectView, TaskInReviewView
 from curation.tasks.answers import COLUMNS
 from features.command_arguments import Argument, parse_integer_in
-from features.commands import CommandContext, command, listing_command
+from features.commands import Action, CommandContext, command, listing_command
 from features.text_tables import Column, TextTable, pluralize
 from protocol.errors import UserError
+
+TOPIC = "Annotation"
 
 SHORT = 8
 FORMATS = ("jsonl", "csv", "label-studio", "preferences")
 ENDINGS = {"csv": "csv", "label-studio": "json"}  # extensions of files in other formats than JSONL
-ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
 
 async def _show(asked: CommandContext[CurationRpc], projects: tuple[ProjectView, ...] | AgreementView) -> None:
@@ -26,7 +27,7 @@ async def _show(asked: CommandContext[CurationRpc], projects: tuple[ProjectView,
         await _show_agreement(asked, projects)
         return
     if not projects:
-        asked.show("no project: `tasks import FILE` makes one")
+        asked.show("no projects yet; create one with `tasks import FILE`")
         return
     table = TextTable(
         "project",
@@ -61,71 +62,174 @@ def _decimal(fraction: str) -> str:
 
 
 @listing_command(
-    "projects of annotation; of one, how far its annotators agree",
+    "Show annotation projects, or the agreement of a project's annotators",
     _show,
-    Argument("project", nargs="?", default="", metavar="PROJECT", help="the beginning of an id, or a name"),
+    Argument("project", nargs="?", default="", metavar="PROJECT", help="Name of a project, or the beginning of its id"),
+    description="""
+        It counts tasks, begun tasks, settled tasks, and tasks that wait for their author. With PROJECT it shows Krippendorff's
+        alpha of settled tasks, and Cohen's kappa of each two annotators with at least ten common answers. Tasks that wait for
+        their author are the disputed ones: until they are reviewed, alpha is too high.
+        """,
 )
 async def projects(asked: CommandContext[CurationRpc]) -> tuple[ProjectView, ...] | AgreementView:
     return await asked.api.agreement(asked.options.project) if asked.options.project else await asked.api.projects()
 
 
-@command(
-    "tasks for annotators: import FILE; export, pause, open, close, stop or review PROJECT; review or redact TASK; verify DIR",
-    Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
-    Argument("what", metavar="FILE|PROJECT|TASK|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or an id"),
-    Argument("number", nargs="?", type=parse_integer_in(0), metavar="NUMBER", help="of one of the project's tasks"),
-    Argument("--label", default=None, metavar="A,B,…", help="of `tasks review`: what the task's label is"),
-    Argument("--name", default="", metavar="NAME", help="of a new project (default: the file's)"),
-    Argument("--project", default="", metavar="ID", help="the project that gets more tasks; else a new one is made"),
-    Argument("--kind", default="label", choices=("label", "rating", "pair", "ranking"), help="what is asked (default: label)"),
-    Argument("--options", default="", metavar="A,B,…", help="of a label or a rating, 2 to 16, with commas between them"),
+IMPORT_OPTIONS = (
+    Argument("--name", default="", metavar="NAME", help="Name of the new project (default the name of the file)"),
+    Argument("--project", default="", metavar="ID", help="Project that gets the tasks (default a new project)"),
     Argument(
-        "--columns",
-        default="",
-        metavar="PART=NAME,…",
-        help="what the file calls text, gold, item1 …: text=prompt,gold=label",
+        "--kind",
+        default="label",
+        choices=("label", "rating", "pair", "ranking"),
+        help="Kind of the tasks: label, rating, pair or ranking (default label)",
     ),
-    Argument("--gold-from", default="", metavar="FIELD", help="of `tasks import`: the file's field with the right answers"),
-    Argument("--again", action="store_true", help="of `tasks import`: add the tasks of a file that was imported before"),
-    Argument("--many", action="store_true", help="several options may fit"),
-    Argument("--votes", type=parse_integer_in(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
+    Argument("--options", default="", metavar="A,B,…", help="Options of a label, or of a rating with the lowest first; 2 to 16"),
+    Argument("--many", action="store_true", help="Allow several options in an answer"),
     Argument(
-        "--price", type=parse_integer_in(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"
+        "--votes",
+        type=parse_integer_in(1, VOTES_MAX),
+        default=1,
+        metavar="N",
+        help=f"Largest number of answers to a task, 1 to {VOTES_MAX} (default 1)",
     ),
-    Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
+    Argument(
+        "--price", type=parse_integer_in(0, PRICE_MAX), default=1, metavar="N", help="Points for each settled task (default 1)"
+    ),
+    Argument("--guidelines", default="", metavar="FILE", help="File with instructions that pages show beside the tasks"),
     Argument(
         "--display",
         default="plain",
         choices=("plain", "markdown", "chat"),
-        help="how pages show texts: plain, markdown or chat (default: plain)",
+        help="Display of texts on pages: plain, markdown or chat (default plain)",
     ),
-    Argument("--suggest-first", action="store_true", help="show suggestions with the task, not after the answer"),
+    Argument("--suggest-first", action="store_true", help="Show suggestions with the task, not after the answer"),
     Argument(
-        "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
+        "--columns",
+        default="",
+        metavar="PART=NAME,…",
+        help=f"Names of the file's fields for {', '.join(COLUMNS)}, such as text=prompt,gold=label",
     ),
-    Argument("--chain-id", default="", metavar="ID", help="for `tasks verify`: 64 digits of `peer init` or `peer status --json`"),
+    Argument("--gold-from", default="", metavar="FIELD", help="Field of the file with the right answers"),
+    Argument("--again", action="store_true", help="Add the tasks of a file that was imported before"),
+)
+EXPORT_OPTIONS = (
     Argument(
         "--format",
         default="jsonl",
         choices=FORMATS,
-        help="of `tasks export`: jsonl, csv, label-studio or preferences",
+        help="Format: jsonl, csv, label-studio, or preferences of a project of pairs (default jsonl)",
     ),
-    Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
+    Argument("--proofs", action="store_true", help="Write a folder with a proof of every line, for `tasks verify`"),
+    Argument("-o", "--output", default="", metavar="FILE", help="New file, or new folder with --proofs (default PROJECT-labels)"),
+)
+
+
+@command(
+    "Manage projects and tasks for annotators",
+    Argument("what", metavar="FILE|PROJECT|TASK|DIR", help="File, project, task or folder, as the action needs it"),
+    Argument("number", nargs="?", type=parse_integer_in(0), metavar="NUMBER", help="Number of a task in the project"),
+    description="""
+        PROJECT is the name of a project or the beginning of its id. TASK is an id of 64 digits. A member may have ten projects
+        that are open or paused.
+
+            peer tasks import sentences.jsonl --options intact,shuffled --votes 3 --guidelines how-to.txt
+            peer tasks export sentences -o labels.jsonl
+        """,
+    actions=(
+        Action(
+            "import FILE",
+            "Create a project from the tasks in a file, or add them to a project",
+            IMPORT_OPTIONS,
+            """
+            FILE is JSONL, CSV, TSV, an array of JSON or a file of Label Studio, or `-` for standard input. A wrong line is
+            named, and then nothing is imported. The same file again changes nothing without `--again`, and continues an
+            interrupted import. A text has at most 20,000 characters, and a project a million tasks. Texts are not secret: any
+            peer may fetch them.
+
+            - `label`: a text and 2 to 16 options. `rating`: a text and 2 to 16 options in order.
+            - `pair`: two items; the answer is the first, the second, a tie, or both bad.
+            - `ranking`: three to nine items; the answer is their order, the best first.
+
+            With `--votes 1` the only answer is the label. With more, two annotators are asked first, and further ones while no
+            label is likely enough. A task without a label after N answers, or after four skips, waits for its author (`tasks
+            review`).
+
+            An answer in the file is the text of an option, a whole number (options count from 0, ratings from 1), or for a pair
+            `the first`, `the second`, `a tie` or `both bad`. An answer with two readings is an error. `gold` in the file is the
+            right answer, which stays secret until the project closes. Labels of other programs become suggestions, unless
+            `--gold-from` names them.
+            """,
+        ),
+        Action(
+            "export PROJECT",
+            "Write all settled tasks with their labels and votes",
+            EXPORT_OPTIONS,
+            """
+            The default file is PROJECT-labels with the ending of the format. With `--proofs` the folder PROJECT-labels also has
+            the rows of the ledger, their proofs and the signatures of a quorum. A cell of a table that a spreadsheet would run
+            as a formula gets an apostrophe before it.
+            """,
+        ),
+        Action(
+            "verify DIR",
+            "Verify the folder of an export with proofs, without a peer",
+            (Argument("--chain-id", default="", metavar="ID", help="Chain id of the network, from `peer status --json`"),),
+            "It names the first line that was changed, added or left out.",
+        ),
+        Action("pause PROJECT", "Give out no new tasks of your project"),
+        Action("open PROJECT", "Give out tasks of your project again"),
+        Action(
+            "close PROJECT",
+            "Close your project for ever",
+            (),
+            "It reveals the gold answers and pays annotators. After a minute the labels are final; export them then. Review "
+            "waiting tasks before, or within the minute.",
+        ),
+        Action("stop PROJECT", "Vote to close a project, as a voter", (), "A quorum of voters closes it."),
+        Action(
+            "review PROJECT [NUMBER]",
+            "Show the tasks that wait for their author, or decide the label of one",
+            (
+                Argument(
+                    "--label",
+                    default=None,
+                    metavar="A,B,…",
+                    help="Label of the task: names or numbers of options, or first, second, tie or bad for a pair",
+                ),
+            ),
+            """
+            With `--label` it decides the label of the task NUMBER, or of TASK in place of PROJECT.
+
+                peer tasks review sentences
+                peer tasks review sentences 7 --label intact
+            """,
+        ),
+        Action(
+            "redact PROJECT NUMBER",
+            "Delete the text of a task for ever",
+            (),
+            "TASK may stand in place of PROJECT and NUMBER. The author of the project decides it alone. Otherwise more than f "
+            "voters must ask for it. The label stays, and exports show `redacted` in place of the text.",
+        ),
+    ),
 )
 async def tasks(asked: CommandContext[CurationRpc]) -> None:
     options = asked.options
-    match options.do:
+    match options.action_name:
         case "import":
             imported = await asked.api.import_tasks(_request(options))
             asked.show(f"project {imported.project[:SHORT]} ({imported.name}): {imported.tasks} tasks, {imported.state}")
             for note in imported.notes:
                 asked.show(note)
         case "export" if options.proofs and options.format != "jsonl":
-            raise UserError("--proofs writes jsonl alone: leave out --format, or export once more without --proofs")
+            raise UserError(f"--proofs cannot be combined with --format {options.format}: leave one out")
         case "export" if options.proofs:
             folder = options.output or f"{options.what}-labels"
             exported = await asked.api.export_task_proofs(options.what, str(Path(folder).expanduser().absolute()))
-            asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
+            asked.show(
+                f"{exported.path}: {exported.tasks} settled tasks with proofs; verify them with `peer tasks verify {folder}`"
+            )
         case "verify":
             # This import loads the whole ledger, which no other command needs. Verification works without a peer.
             from curation.import_export.export_proofs import verification_table, verify_folder
@@ -136,7 +240,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
             exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()), options.format)
             asked.show(f"{exported.path}: {exported.tasks} settled tasks")
         case "review" if options.label is None and options.number is not None:
-            raise UserError(f"say the label of task {options.number} with --label; `tasks review PROJECT` shows all that wait")
+            raise UserError(f"task {options.number} needs a label: add --label; `tasks review PROJECT` shows all waiting tasks")
         case "review" if options.label is None:
             _show_waiting(asked, await asked.api.tasks_in_review(options.what))
         case "review":
@@ -147,7 +251,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
             asked.show(await asked.api.vote_to_stop_project(options.what))
         case _:
             phases = {"pause": "paused", "open": "open", "close": "closed"}
-            view = await asked.api.set_project_phase(options.what, phases[options.do])
+            view = await asked.api.set_project_phase(options.what, phases[options.action_name])
             asked.show(f"project {view.project[:SHORT]} ({view.name}) is {view.state}")
 
 
@@ -173,18 +277,29 @@ def _parts(text: str) -> tuple[str, ...]:
 
 
 @command(
-    "the HTTP API of this peer: web token prints one for an operator, web invite a code that enrols one annotator",
-    Argument("do", choices=("token", "invite"), metavar="ACTION", help="token, invite"),
-    Argument("--revoke", action="store_true", help="of `web token`: take back all tokens that there are"),
+    "Create tokens for operators and invitations for annotators",
+    actions=(
+        Action(
+            "token",
+            "Print a token for operators of this peer",
+            (Argument("--revoke", action="store_true", help="Revoke all tokens, and end their sessions"),),
+            """
+            The token is valid for a day. On a terminal the address of the operators' page is printed, too.
+
+                curl -H "Authorization: Bearer $(peer web token)" http://127.0.0.1:7780/api/v1/projects
+            """,
+        ),
+        Action("invite", "Print a code that enrols one annotator, and the end of a link that has the code filled in"),
+    ),
 )
 async def web(asked: CommandContext[CurationRpc]) -> None:
-    if asked.options.do == "invite":
+    if asked.options.action_name == "invite":
         if asked.options.revoke:
-            raise UserError("--revoke takes tokens back, and no code: say `web token --revoke`")
+            raise UserError("--revoke does not revoke invitations: use `web token --revoke`")
         code = await asked.api.create_annotator_invitation()
-        asked.show(f"{code}\nlink: /join#{code} at the address where this peer serves annotators")
+        asked.show(f"{code}\nlink: /join#{code} at the web address of this peer")
     elif asked.options.revoke:
-        asked.show(f"taken back: {pluralize(await asked.api.revoke_operator_tokens(), 'token')}")
+        asked.show(f"revoked {pluralize(await asked.api.revoke_operator_tokens(), 'token')}")
     else:
         token = await asked.api.create_web_token()
         asked.show(token)
@@ -198,7 +313,7 @@ def _columns(text: str) -> dict[str, str]:
     for part in _parts(text):
         ours, equals, theirs = map(str.strip, part.partition("="))
         if not (equals and theirs) or ours not in COLUMNS or ours in found:
-            raise UserError(f"--columns {part!r}: write PART=NAME, such as text=prompt, once for each of {', '.join(COLUMNS)}")
+            raise UserError(f"--columns {part!r} is not PART=NAME, such as text=prompt, with a new PART of {', '.join(COLUMNS)}")
         found[ours] = theirs
     return found
 
@@ -207,7 +322,7 @@ def _request(options: object) -> ImportRequest:
     given = vars(options)
     names = _parts(given["options"])
     if given["project"] and names:
-        raise UserError("--options are those of the project already: leave them out, or make a new project")
+        raise UserError("--options cannot be changed: leave them out, or leave out --project to create a project")
     of_new: dict[str, object] = {
         "name": "",
         "kind": "label",
@@ -219,7 +334,9 @@ def _request(options: object) -> ImportRequest:
         "display": "plain",
     }
     if said := [name for name, default in of_new.items() if given["project"] and given[name] != default]:
-        raise UserError(f"--{said[0].replace('_', '-')} is of a new project: leave it out, or leave out --project")
+        raise UserError(
+            f"--{said[0].replace('_', '-')} cannot be changed: leave it out, or leave out --project to create a project"
+        )
     return ImportRequest(
         file=os.fspath(Path(given["what"]).expanduser().absolute()),
         name=given["name"],

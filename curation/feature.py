@@ -18,7 +18,7 @@ def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
 
 
 def _sign_up_problem(value: object) -> str | None:
-    return None if value in ("open", "invited") else "is neither open nor invited"
+    return None if value in ("open", "invited") else "must be open or invited"
 
 
 CURATION = Feature(
@@ -28,7 +28,7 @@ CURATION = Feature(
     roles=(
         Role(
             "annotator",
-            "serves people who annotate; it never loads torch",
+            "serves pages for annotators; never loads torch",
             registered_roles=("annotator",),
             services=("serve",),
             needs_package="aiohttp",
@@ -40,7 +40,18 @@ CURATION = Feature(
     routes="curation.service.http_routes:HTTP_ROUTES",
     pages="curation.pages.annotation_pages:PAGES",
     settings=(
-        Setting("sign_up", "who may enrol as an annotator here: open or invited", "invited", _sign_up_problem),
-        Setting("sign_up_invitations", "invitations that annotators show where sign_up is invited", ()),
+        Setting(
+            "sign_up",
+            "Enrolment of annotators at this peer: `open` or `invited`",
+            "invited",
+            _sign_up_problem,
+            "With `open` everybody may enrol. With `invited` each annotator shows a code.",
+        ),
+        Setting(
+            "sign_up_invitations",
+            "Codes that enrol annotators if `sign_up` is `invited`",
+            (),
+            details="Each code enrols one annotator. `peer web invite` makes further codes.",
+        ),
     ),
 )

@@ -7,8 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from features import exit_statuses
 from features.command_arguments import parse_integer_in
 from peer.commands.definitions.job_commands import PRESET, SET
+from peer.features import why_engine_missing
 from protocol.errors import UserError
 
 ATTACKS = (
@@ -17,7 +19,7 @@ ATTACKS = (
     *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
 )
 AUDITS = ("full", "sampled")  # as in `training.job_spec`, which is not imported here because that takes long
-DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer do not tolerate a liar; more are too many for two cores of a laptop
+DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no faulty peer; more are too many for two cores of a laptop
 DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # simulated people, one thread each
 DEMO_ON_TEXT = ("data", "preset", "baseline")
 DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
@@ -27,55 +29,101 @@ DEMO_WITH_EITHER = ("annotate", "peers", "seed", "json", "report", "keep", "web"
 DEMO_AS_COMMANDS = ("commands", "peers", "rounds", "data", "seed", "keep", "web")
 
 
+ABOUT: Final = "Run a network of several peers on this machine, one of them dishonest"
+DETAILS: Final = """
+    The peers are real daemons with real connections on loopback. All of them vote. N − ⌊(N−1)/3⌋ of them train, and the others
+    are lightweight voters. The demo prints the address of a page that shows the training.
+
+        peer demo
+        peer demo --data book.txt --rounds 100
+        peer demo --audit sampled --attack false-update
+        peer demo --rlhf toy --attack choose-tokens
+        peer demo --annotate --crowd 0 --web-port 7780
+
+    Attacks of `--attack`:
+
+    - `sign-flip`, `scale`, `nan`, `garbage`, `stale`, `copy`, `free-rider`, `silent`, `equivocate`: with all audit modes.
+    - `false-update`: updates that go backwards, with `--audit sampled`, like the next four.
+    - `withhold`: auditors get no buffers.
+    - `false-pass`: updates that go backwards, and audits that pass every update.
+    - `false-challenge`: challenges of honest updates.
+    - `lazy`: audits that pass every update without re-execution.
+    - `fabricate-rollouts`: with `--rlhf`, training on responses that were never sampled. Without `--rlhf` this attack and the
+      next three flip signs.
+    - `choose-tokens`: the best last token for each response.
+    - `false-figures`: a higher score than the true one.
+    - `other-reward`: another reward table, without the penalty.
+
+    With `--rlhf text`, `--set base.FIELD=VALUE` sets a field of the base, `--set reward.FIELD=VALUE` one of the reward model, and
+    `--set FIELD=VALUE` one of the policy.
+
+    With `--annotate` all peers have the role `annotator`, and everybody may enrol. Simulated people answer 85 to 95 percent of
+    40 tasks correctly. Among five or more people, one answers only half of them correctly. The demo ends when each task is
+    settled or waits for its author, or after five minutes. With `--crowd 0` the peers run until Ctrl-C.
+    """
+EXIT_STATUSES: Final = {
+    exit_statuses.SUCCESS: "All honest peers hold the same bytes, each dishonest peer was found, none of its work remained in "
+    "the model, and the model learned. With `--annotate`: all tasks ended, and 90 percent of the settled tasks are right",
+    exit_statuses.FAILURE: "One of these checks failed",
+}
+
+
 def add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--peers",
         type=parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX),
         default=4,
         metavar="N",
-        help="how many, 4 to 10 (default 4); all of them vote",
+        help=f"Number of peers, {DEMO_PEERS_MIN} to {DEMO_PEERS_MAX} (default 4)",
     )
-    demo.add_argument("--malicious", type=parse_integer_in(0), default=1, metavar="K", help="how many of them lie (default 1)")
-    about = "how many train (default: all but the f that may lie)"
+    demo.add_argument(
+        "--malicious", type=parse_integer_in(0), default=1, metavar="K", help="Number of dishonest peers (default 1)"
+    )
+    about = "Number of trainers (default all peers but ⌊(N−1)/3⌋)"
     demo.add_argument("--trainers", type=parse_integer_in(1, DEMO_PEERS_MAX), metavar="T", help=about)
-    demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
-    demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
+    about = f"Attack of the dishonest peers: {', '.join(ATTACKS)} (default sign-flip)"
+    demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=about)
+    about = f"Audit mode of the job: {' or '.join(AUDITS)} (default full, or sampled with --preset per-step)"
+    demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=about)
     PRESET.add_to(demo)
     SET.add_to(demo)
     about = (
-        "tune by rewards. toy: five tokens of six, of which the best policy is known; "
-        "text: a base, a reward model and a policy, one after another"
+        "Tuning by rewards in place of training on text alone. toy: a model of six tokens, whose best policy is known; "
+        "text: a base, a reward model and a policy in turn"
     )
     demo.add_argument("--rlhf", choices=RLHF_DEMOS, metavar="NAME", help=about)
-    about = "with --rlhf: a value head (ppo), or several responses to one prompt compared with one another (default ppo)"
+    about = "Algorithm of --rlhf: ppo with a value head, or grpo, which compares responses to one prompt (default ppo)"
     demo.add_argument("--algorithm", choices=RLHF_ALGORITHMS, metavar="NAME", help=about)
-    about = "with --rlhf text: JSONL with prompt, chosen, rejected, perhaps p (default: made up from the text inside Python)"
+    about = "Preferences of --rlhf text: JSONL with prompt, chosen, rejected and perhaps p (default invented pairs)"
     demo.add_argument("--preferences", metavar="FILE", help=about)
-    about = "default 60, which takes a minute or two; with --rlhf toy 40, with --rlhf text 20 of the policy"
+    about = "Number of rounds (default 60, 600 with --preset per-step, 40 with --rlhf toy, 20 of the policy with --rlhf text)"
     demo.add_argument("--rounds", type=parse_integer_in(1), metavar="R", help=about)
-    demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="of the initialisation and the data order")
-    demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
-    demo.add_argument("--json", metavar="FILE", help="where report.json goes")
-    demo.add_argument("--report", metavar="DIR", help="folder of the report, the picture and the sample")
-    demo.add_argument("--baseline", action="store_true", help="afterwards train the same model alone, for comparison")
-    demo.add_argument("--mixed", action="store_true", help="1 and 2 torch threads mixed, and numpy without AVX on one peer")
-    demo.add_argument("--keep", action="store_true", help="leave the network running until Ctrl-C")
+    about = "Seed of the first parameters and of the data order (default 0)"
+    demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help=about)
+    about = "Text file or folder, or - for standard input (default the built-in text)"
+    demo.add_argument("--data", metavar="PATH", help=about)
+    demo.add_argument("--json", metavar="FILE", help="File for the report as JSON")
     demo.add_argument(
-        "--commands", action="store_true", help="run nothing: print the commands that do the same by hand, without a liar"
+        "--report", metavar="DIR", help="Folder for the report, the loss curve, the last screen, a sample and an export"
     )
-    demo.add_argument(
-        "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
-    )
-    demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
+    about = "Train the same model alone afterwards, at the best of several rates, for comparison"
+    demo.add_argument("--baseline", action="store_true", help=about)
+    about = "Mix one and two threads of torch, and disable vector instructions of numpy at one peer"
+    demo.add_argument("--mixed", action="store_true", help=about)
+    demo.add_argument("--keep", action="store_true", help="Keep the network running until Ctrl-C")
+    about = "Print shell commands for the same network without a dishonest peer, and run nothing"
+    demo.add_argument("--commands", action="store_true", help=about)
+    demo.add_argument("--beyond-bound", action="store_true", help="Allow more dishonest peers than the voters tolerate")
+    demo.add_argument("--annotate", action="store_true", help="Label tasks in place of training")
     demo.add_argument(
         "--crowd",
         type=parse_integer_in(0, DEMO_CROWD_MAX),
         metavar="N",
-        help="with --annotate: how many simulated people answer (default 12); 0: tasks alone",
+        help=f"Number of simulated people with --annotate, 2 to {DEMO_CROWD_MAX}, or 0 for none (default {DEMO_CROWD})",
     )
-    about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
-    demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), metavar="P", help=about)
-    demo.add_argument("--no-web", dest="web", action="store_false", help="no page that shows how it goes")
+    about = "Port of the page. With --annotate the peers take ports from it on (default 0, any free ports)"
+    demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), default=0, metavar="P", help=about)
+    demo.add_argument("--no-web", dest="web", action="store_false", help="Serve no page")
 
 
 def run_demo(options: argparse.Namespace) -> Any:
@@ -85,25 +133,27 @@ def run_demo(options: argparse.Namespace) -> Any:
         return _demo_with_people(options)
     for name in DEMO_WITH_PEOPLE:
         if getattr(options, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: say --annotate with it")
+            raise UserError(f"--{name.replace('_', '-')} needs --annotate")
     for name in DEMO_ON_TEXT:
         if options.rlhf and getattr(options, name) and (name, options.rlhf) != ("data", "text"):
-            raise UserError(f"--{name} is about training on text: leave it out with --rlhf {options.rlhf}")
+            raise UserError(f"--{name} cannot be combined with --rlhf {options.rlhf}: leave one out")
     if options.preferences and options.rlhf != "text":
-        raise UserError(f"--preferences {options.preferences}: say --rlhf text with it")
+        raise UserError(f"--preferences {options.preferences} needs --rlhf text")
     if options.algorithm and not options.rlhf:
-        raise UserError(f"--algorithm {options.algorithm}: say --rlhf with it")
+        raise UserError(f"--algorithm {options.algorithm} needs --rlhf")
     tolerated = (options.peers - 1) // 3
     if options.malicious > tolerated and not options.beyond_bound:
         raise UserError(
-            f"--malicious {options.malicious}: {options.peers} voters tolerate f = {tolerated} liars (n ≥ 3f + 1); "
-            f"take --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or say --beyond-bound"
+            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} dishonest; "
+            f"set --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or add --beyond-bound"
         )
     if options.malicious >= options.peers:
         raise UserError(f"--malicious {options.malicious}: at least one of the {options.peers} peers must be honest")
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
-        raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
+        raise UserError(f"--trainers {options.trainers}: {options.peers} peers need {fewest} to {options.peers} trainers")
+    if missing := why_engine_missing("pytorch"):
+        raise UserError(f"the demo trains, and {missing}, or label tasks with --annotate")
     from demo import network_demo
 
     return network_demo.main(options)
@@ -112,7 +162,9 @@ def run_demo(options: argparse.Namespace) -> Any:
 def _demo_as_commands(options: argparse.Namespace) -> None:
     for name, default in _defaults().items():
         if name not in DEMO_AS_COMMANDS and getattr(options, name) != default:
-            raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which is about honest training")
+            raise UserError(
+                f"--{name.replace('_', '-')} cannot be combined with --commands, which prints honest training: leave one out"
+            )
     from peer.commands.standard_streams import program_name
 
     print(make_demo_script(options, program_name()), end="")
@@ -121,10 +173,10 @@ def _demo_as_commands(options: argparse.Namespace) -> None:
 def _demo_with_people(options: argparse.Namespace) -> Any:
     for name, default in _defaults().items():
         if name not in (*DEMO_WITH_EITHER, *DEMO_WITH_PEOPLE) and getattr(options, name) != default:
-            raise UserError(f"--{name.replace('_', '-')} is about training: with --annotate nobody trains")
+            raise UserError(f"--{name.replace('_', '-')} cannot be combined with --annotate, which trains nothing: leave one out")
     options.crowd = DEMO_CROWD if options.crowd is None else options.crowd
     if options.crowd == 1:
-        raise UserError("--crowd 1: a task needs two votes at least; take 2 people or more, or 0")
+        raise UserError(f"--crowd 1: a task needs at least two votes: set 2 to {DEMO_CROWD_MAX}, or 0 for none")
     from demo import annotation_demo
 
     return annotation_demo.main(options)

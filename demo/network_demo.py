@@ -28,8 +28,8 @@ from demo.demo_peers import TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, de
 from demo.demo_report import DemoReport, make_report, path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.live_display import DemoDisplay
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
+from features import exit_statuses
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from peer.commands.standard_streams import EXIT_INTERRUPTED
 from peer.features import founding_modules, register_features, roles
 from peer.settings.data_directory import DataDirectory, storage_errors
 from protocol import codec
@@ -85,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
-    """Return the result of `run`, or `EXIT_INTERRUPTED`. All peers are stopped in any case."""
+    """Return the result of `run`, or the exit status of Ctrl-C. All peers are stopped in any case."""
     map_signals_to_interrupt()
     try:
         return trio.run(run_until_hangup, run)
@@ -94,7 +94,7 @@ def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
             raise
         stop_peers(demo)
         print(f"\npeer demo: interrupted; {_all_stopped(demo)}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return exit_statuses.INTERRUPTED
     finally:
         stop_peers(demo)
 
@@ -170,7 +170,7 @@ async def _run(demo: Demo) -> int:
     display.print_summary(report)
     if demo.options.keep:
         await keep_running(demo)
-    return 0 if report.passed else 1
+    return exit_statuses.SUCCESS if report.passed else exit_statuses.FAILURE
 
 
 # Starting and stopping -----------------------------------------------------------------------------------------------

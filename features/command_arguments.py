@@ -18,7 +18,7 @@ class Argument:
         """Take the parameters of argparse's `add_argument`."""
         self._names, self._settings = names, settings
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
         parser.add_argument(*self._names, **self._settings)
 
 
@@ -62,17 +62,27 @@ def parse_non_negative(text: str) -> float:
     return value
 
 
-SKIP_BAD = Argument("--skip-bad", action="store_true", help="leave out lines of the file that cannot be learned, and count them")
+SKIP_BAD = Argument("--skip-bad", action="store_true", help="Leave out and count lines that cannot be learned")
 TRUNCATE = Argument(
-    "--truncate", choices=("left", "right"), default="", help="cut texts to the context, at the left (of prompts) or right"
+    "--truncate",
+    choices=("left", "right"),
+    default="",
+    help="Shorten long texts to the context: `left` cuts the beginning of prompts, `right` the end of responses",
 )
-JSON = Argument("--json", action="store_true", help="one JSON document, for programs")
-LAST_COUNT = Argument("last", nargs="?", type=parse_integer_in(1), default=LIST_ROWS_DEFAULT, metavar="N", help="how many")
+JSON = Argument("--json", action="store_true", help="Print JSON for programs")
+LAST_COUNT = Argument(
+    "last",
+    nargs="?",
+    type=parse_integer_in(1),
+    default=LIST_ROWS_DEFAULT,
+    metavar="N",
+    help=f"Number of entries (default {LIST_ROWS_DEFAULT})",
+)
 
 
 def member_argument(name: str, metavar: str) -> Argument:
     """Return the positional argument that names a member."""
-    return Argument(name, metavar=metavar, help="a member's name, or its peer id, of which the first characters are enough")
+    return Argument(name, metavar=metavar, help="Name of a member, or the first characters of its peer id")
 
 
 def parse_set_options(items: Sequence[str]) -> dict[str, str]:
@@ -84,7 +94,7 @@ def parse_set_options(items: Sequence[str]) -> dict[str, str]:
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
+            raise UserError(f"--set {item!r} is not FIELD=VALUE, such as --set local_steps=10")
         if overrides.setdefault(name, value) != value:
-            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
+            raise UserError(f"--set {name}={overrides[name]} and --set {name}={value} contradict each other: leave one out")
     return overrides

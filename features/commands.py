@@ -1,14 +1,17 @@
 """Commands that a person types at the prompt or as `peer COMMAND`. Each is declared once, with a decorator of this module.
 
-The prompt, the command line, the help, `--json` and the shells' completion follow from the declaration. Modules with
-declarations import heavy packages inside functions only, because `peer --help` imports all these modules.
+The prompt, the command line, the help, the reference page, `--json` and the shells' completion follow from the declaration.
+Modules with declarations import heavy packages inside functions only, because `peer --help` imports all these modules.
+
+The help line of a command is an imperative sentence without a full stop. Descriptions are paragraphs, list items that begin
+with `- `, and examples that are indented by four blanks. `peer help` prints them, and the reference page shows them as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +19,8 @@ from features.command_arguments import JSON, Argument
 from features.json_output import to_json
 from features.peer_names import PeerNames
 from features.text_tables import Printable, Verbatim
+
+OPTIONS_OF = "options of "  # title of a group of options in the help, before the names of actions
 
 A = TypeVar("A")  # a `Protocol` class with the calls that a command makes
 R = TypeVar("R")  # the result of a command's call
@@ -47,6 +52,20 @@ class CommandContext(Generic[A]):
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """A subcommand, such as `import` of `tasks`."""
+
+    usage: str  # its name and its arguments, such as `export PROJECT`
+    about: str  # one line of the help
+    options: tuple[Argument, ...] = ()  # an option may belong to several actions
+    description: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.usage.partition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     name: str
     about: str  # one line of the help
@@ -55,15 +74,34 @@ class Command:
     only_at_prompt: bool = False  # if False, the command also exists as `peer COMMAND`
     alias: tuple[str, ...] = ()  # two words; at the prompt, a line that begins with them is read with `alias_target` instead
     alias_target: tuple[str, ...] = ()
+    description: str = ""
+    actions: tuple[Action, ...] = ()  # the first argument is the name of one of them
+    exit_statuses: Mapping[int, str] = field(default_factory=dict)  # those that other commands do not have, with their meaning
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        if self.actions:
+            names = tuple(action.name for action in self.actions)
+            parser.add_argument("action_name", choices=names, metavar="ACTION", help=", ".join(names))
         for argument in self.arguments:
             argument.add_to(parser)
+        users: dict[Argument, list[str]] = {}
+        for action in self.actions:
+            for option in action.options:
+                users.setdefault(option, []).append(action.name)
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for option, names_of_users in users.items():
+            title = f"{OPTIONS_OF}{' and '.join(names_of_users)}"
+            if title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            option.add_to(groups[title])
 
 
 def command(
     about: str,
     *arguments: Argument,
+    description: str = "",
+    actions: tuple[Action, ...] = (),
+    exit_statuses: Mapping[int, str] | None = None,
     only_at_prompt: bool = False,
     alias: tuple[str, ...] = (),
     alias_target: tuple[str, ...] = (),
@@ -71,7 +109,9 @@ def command(
     """Declare a command that runs the decorated function and has its name."""
 
     def declare(do: Callable[[CommandContext[A]], Awaitable[int | None]]) -> Command:
-        return Command(do.__name__, about, arguments, do, only_at_prompt, alias, alias_target)
+        return Command(
+            do.__name__, about, arguments, do, only_at_prompt, alias, alias_target, description, actions, exit_statuses or {}
+        )
 
     return declare
 
@@ -80,7 +120,9 @@ def listing_command(
     about: str,
     show: Callable[[CommandContext[A], R], Awaitable[None]],
     *arguments: Argument,
+    description: str = "",
     exit_status: Callable[[R], int] = lambda answer: 0,
+    exit_statuses: Mapping[int, str] | None = None,
 ) -> Callable[[Callable[[CommandContext[A]], Awaitable[R]]], Command]:
     """Declare a command that runs the decorated function and shows its result with `show`, or as JSON with `--json`."""
 
@@ -93,7 +135,7 @@ def listing_command(
                 await show(asked, answer)
             return exit_status(answer)
 
-        return Command(ask.__name__, about, (JSON, *arguments), do)
+        return Command(ask.__name__, about, (JSON, *arguments), do, description=description, exit_statuses=exit_statuses or {})
 
     return declare
 

@@ -30,9 +30,10 @@ class Setting:
     """A setting of a feature. Files, variables, flags and `peer config show` treat it like a setting of the peer."""
 
     name: str  # `my_name` in a file; the flag is `--my-name`, the variable PEER_MY_NAME
-    about: str
+    about: str  # a noun phrase with its unit, for a line of the help
     default: str | int | bool | tuple[str, ...]
     problem: Callable[[object], str | None] = accept_any_value  # returns why a value is invalid, or None for a valid value
+    details: str = ""  # further sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Role:
     """The role of a peer that runs with `--role NAME`."""
 
     name: str
-    about: str  # for people, in one line
+    about: str  # its work, as a verb phrase
     registered_roles: tuple[str, ...] = ()  # roles in the ledger, which tell other peers what work this peer does
     services: tuple[str, ...] = ()  # names of the services that run at this peer
     needs_worker: bool = False  # the process that computes

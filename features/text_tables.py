@@ -52,6 +52,17 @@ class TextChunk(Verbatim):
 Printable = str | TextTable | KeyValueTable
 
 
+def format_ordinal(number: int) -> str:
+    """Return `1st`, `2nd`, `3rd`, `4th`, …"""
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def format_quorum(voters: int, tolerated: int, quorum: int) -> str:
+    """Return a text such as `4 (tolerates 1 faulty, quorum 3)`."""
+    return f"{voters} (tolerates {tolerated} faulty, quorum {quorum})"
+
+
 def pluralize(count: int, what: str) -> str:
     """Return `1 proposal` or `2 proposals`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from peer import VERSION
-
 
 def main() -> int:
     """Run one command and return its exit status."""
     try:
         if sys.argv[1:] == ["--version"]:
+            from peer.source_commit import describe_version
+
             with contextlib.suppress(OSError):  # the full command line below fails as well and prints the reason
-                print(f"folkmoot {VERSION}", flush=True)
+                print(describe_version(), flush=True)
                 return 0
         from peer import cli
     except KeyboardInterrupt:
         print("peer: interrupted", file=sys.stderr)
-        return 130  # equals `peer.commands.standard_streams.EXIT_INTERRUPTED`, whose import may be the interrupted one
+        return 130  # equals `features.exit_statuses.INTERRUPTED`, whose import may be the interrupted one
     return cli.main()
 
 

@@ -12,20 +12,34 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from features import exit_statuses
 from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
-from peer import VERSION, features
-from peer.commands.command_line_parser import CommandLineParser, parse_line, parse_tokens, settings_from_options
-from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
-from peer.settings.config import Config, format_settings, setting_descriptions
+from peer import features
+from peer.commands.command_line_parser import (
+    CommandLineParser,
+    help_parts,
+    parse_line,
+    parse_tokens,
+    settings_from_options,
+)
+from peer.commands.standard_streams import is_output_closed, mute_output, open_missing_streams
+from peer.settings.config import (
+    DEFAULT_DATA_DIRECTORY,
+    Config,
+    describe_setting,
+    format_settings,
+    setting_default,
+    setting_descriptions,
+    setting_type,
+)
 from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
-EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errors of a write to a stream
 
-# Setting -> the placeholder of its value in the help, in the order of the help. None: a flag with `--no-` form and no value.
+# Setting -> placeholder of its value, in the order of the help. None: a flag without a value, with a `--no-` form.
 SETTING_METAVARS: dict[str, str | None] = {
     "role": "ROLE",
     "listen": "ADDRESS",
@@ -55,15 +69,15 @@ SETTING_METAVARS: dict[str, str | None] = {
 }
 
 EXAMPLES = """examples:
-  peer demo                                    four peers on this machine, one of them lying
-  peer demo --data FILE                        the same on a text of your own
-  peer init --network lab                      found a network of your own
-  peer run --listen 0.0.0.0:7700               take part in it
-  peer invite                                  print an invitation for somebody else
-  peer join INVITATION                         on the other machine
+  peer demo                                    run a network of four peers on this machine, one of them dishonest
+  peer demo --data FILE                        train on a text of your own
+  peer init --network lab                      create a network
+  peer run --listen 0.0.0.0:7700               run this peer
+  peer invite                                  print an invitation for another peer
+  peer join INVITATION                         join the network on the other machine
   peer console                                 attach a prompt to the running peer
 
-`peer COMMAND --help` explains one command."""
+`peer help COMMAND` explains a command, and `peer help SETTING` a setting."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             if sys.flags.optimize:  # peers agree on failed assertions: `ledger.core.deterministic_failures`
-                raise UserError("Python runs without assertions (-O or PYTHONOPTIMIZE): run this command without that")
+                raise UserError("Python runs without assertions: remove -O and PYTHONOPTIMIZE")
             words = sys.argv[1:] if arguments is None else arguments
             options = build_parser(*words[:1]).parse_args(words)
             return int(options.action(options) or 0)
@@ -106,15 +120,15 @@ def _status_of(error: BaseException) -> int | None:
     """Print the error and return the exit status. Return None, without a message, for an error that the user cannot fix."""
     if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does after its lines
         mute_output()
-        return 1
+        return exit_statuses.FAILURE
     if not isinstance(error, OSError):
         return _print_error(error)
     if error.filename is not None:
-        return _print_error(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
+        return _print_error(UserError(f"{error.filename}: {error.strerror}; choose another place, or make this one usable"))
     if error.errno not in UNWRITABLE:
         return None
     mute_output()
-    return _print_error(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
+    return _print_error(UserError(f"standard output: {error.strerror}; the output of this command is lost"))
 
 
 def _print_error(error: BaseException) -> int:
@@ -123,158 +137,277 @@ def _print_error(error: BaseException) -> int:
     between = "\n" if all(re.match(r".+?:( line )?\d+: ", line) for line in lines[:-1]) else " "
     with contextlib.suppress(OSError):  # the reader of standard error is gone
         print("peer: error: " + between.join(lines), file=sys.stderr)
-    return EXIT_USER_ERROR
+    return exit_statuses.USER_ERROR
 
 
 def _interrupted() -> int:
     print("peer: interrupted", file=sys.stderr)
-    return EXIT_INTERRUPTED
+    return exit_statuses.INTERRUPTED
 
 
 # Grammar -------------------------------------------------------------------------------------------------------------
 
 
+class PrintVersion(argparse.Action):
+    """Print the version at its use: the commit of a checkout takes a process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from peer.source_commit import describe_version
+
+        print(describe_version())
+        parser.exit()
+
+
 def build_parser(command: str = "") -> CommandLineParser:
-    """Return the grammar of all commands, or of those that found or run a peer if `command` is one: a daemon needs no others."""
+    """Return the grammar of all commands. For a command that creates or runs a peer, return the grammar of only such commands."""
     parser = CommandLineParser(
         prog="peer",
-        description="Train one model together with people you do not trust: no server, every step decided by two thirds.",
+        description="Train one model with people whom you do not trust. There is no server, and voters decide every step.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
+    parser.add_argument("--version", action=PrintVersion, nargs=0, help="Show the version and the commit")
     parser.set_defaults(action=lambda options: parser.print_help())  # `peer` without a command
     commands = parser.add_subparsers(dest="command", metavar="command")
 
-    def add(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip())
+    def add(topic: str, name: str, about: str, action: Callable[[argparse.Namespace], Any], **help: Any) -> CommandLineParser:
+        parser.topics.setdefault(topic, []).append(name)
+        made = commands.add_parser(name, help=about, about=about, **help)
         made.set_defaults(action=action)
         return made
 
-    _add_network_commands(add)
+    _add_network_commands(partial(add, "Create and run a peer"))
     if command not in commands.choices:
         _add_control_commands(add)
-        _add_offline_commands(add)
-        _add_commands_about_commands(add)
+        _add_offline_commands(partial(add, "Without a running peer"))
+        _add_commands_about_commands(partial(add, "Help"))
     return parser
 
 
-def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
-    init = command("init", "found a network and make this peer's identity", _lazy_command("init_network"))
-    _add_place(init)
-    init.add_argument("--network", required=True, metavar="NAME", help="what the network is called")
-    init.add_argument("--name", help="what people see beside this peer's id")
-    init.add_argument("--listen", metavar="ADDRESS", help="where this peer accepts connections; later runs keep to it")
-    init.add_argument(
-        "--voter", action="append", default=[], metavar="KEY", help="peer id of a further founding voter; may be repeated"
+def _add_network_commands(command: Callable[..., CommandLineParser]) -> None:
+    init = command(
+        "init",
+        "Create a network, and this peer's identity",
+        _lazy_command("init_network"),
+        details="""
+            Writes the genesis of the network and the settings of this peer, and prints the next commands. Founders vote from the
+            first block on. With several founders, each runs `peer identity` first, and one of them runs `peer init` with the peer
+            ids of the others. No block is decided before a quorum of the founders runs: 3 of 4, 5 of 7.
+
+                peer init --network lab --name anna
+                peer init --network lab --voter PEERID --voter PEERID --voter PEERID
+            """,
     )
+    _add_place(init)
+    init.add_argument("--network", required=True, metavar="NAME", help="Name of the network")
+    init.add_argument("--name", metavar="NAME", help="Name of this peer, stored for later runs")
+    init.add_argument("--listen", metavar="ADDRESS", help="Addresses where this peer accepts connections, stored for later runs")
+    init.add_argument("--voter", action="append", default=[], metavar="KEY", help="Peer id of another founder; repeatable")
     identity = command(
-        "identity", "make this peer's identity where there is none, and print its peer id", _lazy_command("show_identity")
+        "identity",
+        "Print the peer id of this peer, and create its identity if there is none",
+        _lazy_command("show_identity"),
     )
     _add_place(identity)
-    about = "give a stopped peer a new key: because somebody may have the old one, or because its vote log is lost"
-    rekey = command("rekey", about, _lazy_command("rekey_peer"), "The network decides the change when the peer runs again.")
+    rekey = command(
+        "rekey",
+        "Replace the key of a stopped peer",
+        _lazy_command("rekey_peer"),
+        details="""
+            Use it if somebody else may have the key, or if the vote log of this peer is lost. The next `peer run` asks the
+            network for the change, and votes with the new key two heights after the decision. If a crash interrupts the
+            command, repeat it.
+            """,
+    )
     _add_place(rekey)
-    rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
-    join = command("join", "join the network of an invitation", _join, "Catches up, is admitted, and goes on running.")
+    rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="Address of another voter, if the vote log is lost")
+    join = command(
+        "join",
+        "Join the network of an invitation and run the peer",
+        _join,
+        details="""
+            The peer downloads the chain, is admitted as a member, and keeps running. Repeat the command to replace the settings
+            that it names. Later starts need only `peer run`.
+
+            The string of an invitation is secret until it is used. As an argument it is removed from the list of processes at
+            once, but a shell keeps it in its history. To avoid that, write `@FILE`, `-` for standard input, or set the variable
+            `PEER_INVITATION`.
+            """,
+    )
     join.add_argument(
         "invite",
         metavar="INVITATION",
         nargs="?",
         default="",
-        help="the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION",
+        help="String from `peer invite`, @FILE, or - for standard input (default $PEER_INVITATION)",
     )
     _add_place(join)
     _add_settings(join)
-    epilog = "In a terminal it shows the prompt `peer>`."
-    run = command("run", "run the peer of a data directory", _lazy_command("run_peer"), epilog)
+    run = command(
+        "run",
+        "Run the peer of a data directory",
+        _lazy_command("run_peer"),
+        details="""
+            In a terminal it shows the prompt `peer>`. Without a terminal, or with `--no-console`, it logs. `quit`, Ctrl-D and
+            SIGTERM stop the peer, and so does Ctrl-C where it logs. A peer that shows its prompt or its log in a terminal also
+            stops when the terminal closes. A peer that was killed continues after the next `peer run`.
+
+            Each option except `--no-console` is a setting. `peer help SETTING` explains one of them.
+            """,
+    )
     _add_place(run)
     _add_settings(run)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data-dir", dest="data_directory", metavar="DIR", help="everything of this peer (default: see the guide)"
+        "--data-dir",
+        dest="data_directory",
+        metavar="DIR",
+        help=f"Data directory of the peer (default {DEFAULT_DATA_DIRECTORY})",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML settings (default: peer.toml in the data directory)")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings (default peer.toml in the data directory)")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    about = setting_descriptions()
-    told = "; ".join(f"{role.name}: {role.about}" for role in features.roles().values())
-    about["role"] = f"{told} (default full)"
-    about["listen"] += " (default 0.0.0.0:7700)"
-    about["engine"] += f": {', '.join(features.engines())} (default pytorch)"
     of_features = {
         name: None if isinstance(setting.default, bool) else "VALUE" for name, setting in features.feature_settings().items()
     }
     for name, metavar in (SETTING_METAVARS | of_features).items():
-        flag = f"--{name.replace('_', '-')}"
+        about, flag = _setting_help(name), f"--{name.replace('_', '-')}"
         if metavar is None:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[name])
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about)
         else:
-            parser.add_argument(flag, metavar=metavar, help=about[name])
-    parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")
+            parser.add_argument(flag, metavar=metavar, help=about)
+    parser.add_argument("--no-console", dest="console", action="store_false", help="Log instead of showing the prompt")
 
 
-def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+def _setting_help(name: str) -> str:
+    about = setting_descriptions()[name]
+    if name == "role":
+        about += f". {'; '.join(f'{role.name}: {role.about}' for role in features.roles().values())}"
+    elif name in ("engine", "relay", "log_level", "log_format"):
+        about += f": {setting_type(name)}"
+    return about if (default := setting_default(name)) == "none" else f"{about} (default {default})"
+
+
+def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
     """Add the commands that ask the running peer. The prompt has the same commands."""
-    from peer.commands.definitions import all_commands
+    from peer.commands.definitions import commands_by_topic
 
-    console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
+    console = command(
+        "Create and run a peer",
+        "console",
+        "Attach the prompt to a running peer, or run one of its commands",
+        _console,
+        details="""
+            Without a terminal it reads commands from standard input, one per line. `quit` and Ctrl-D detach, and the peer keeps
+            running.
+
+                peer console
+                peer console approve ben
+                echo stats | peer console
+            """,
+        exit_statuses={exit_statuses.FAILURE: "A command of the script failed; its error is in the output"},
+    )
     _add_place(console)
-    console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
-    for word in all_commands().values():
-        if not word.only_at_prompt:
-            made = command(word.name, word.about, _ask)
-            _add_place(made)
-            word.add_arguments(made)
+    console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="Command of the prompt and its arguments")
+    for topic, words in commands_by_topic().items():
+        for word in words:
+            if not word.only_at_prompt:
+                made = command(topic, word.name, word.about, _ask, **help_parts(word))
+                _add_place(made)
+                word.add_arguments(made)
 
 
-def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
     audit = command(
-        "audit", "replay an export from its genesis and check every certificate and root, offline", _lazy_command("run_audit")
+        "audit",
+        "Verify an export: every certificate, block and state root, without a network",
+        _lazy_command("run_audit"),
+        details="""
+            It replays the export from its genesis and names the first file that is wrong. It prints the chain id: compare it with
+            the chain id that you know, because anybody can create a chain. For each job it prints how many updates were
+            re-executed before the vote and which voters vouched for them. It does not re-execute training.
+            """,
     )
-    audit.add_argument("directory", metavar="DIR", help="what `peer export` wrote")
-    about = "check a file of `peer prove` and say what it proves, offline, without a data directory"
+    audit.add_argument("directory", metavar="DIR", help="Folder from `peer export`")
     verify = command(
-        "verify", about, _lazy_command("verify_row_proof"), "Without --genesis or --chain-id it trusts the genesis in the file."
+        "verify",
+        "Verify the proof of a table's row, without a network or a data directory",
+        _lazy_command("verify_row_proof"),
+        details="""
+            It checks all signatures from the genesis to the certifying block, and all hashes from the block to the row. It prints
+            the network, the height, the time, the table, the key and the value. Without `--genesis` or `--chain-id` it trusts the
+            genesis in the file: then compare the printed chain id with the one that you know.
+            """,
     )
-    verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
-    verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
-    verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
+    verify.add_argument("file", metavar="FILE", help="File from `peer prove`")
+    verify.add_argument(
+        "--genesis",
+        metavar="FILE",
+        help="Genesis of the network: `genesis` of a data directory, or `genesis.msgpack` of an export",
+    )
+    verify.add_argument("--chain-id", metavar="ID", help="Chain id of the network, from `peer status --json`")
     verify.add_argument(
         "--unknown-module",
         action="store_true",
-        help="take the file's word that a field is a table, where this program does not know the module",
+        help="Accept a module that this program does not know: the file alone says that the field is a table",
     )
     JSON.add_to(verify)
-    about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
-    shards = command("shards", about, _lazy_command("describe_token_shards"), "`train --data DIR` then trains on them.")
-    shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
-    about = "look at port, peers, clock, key, disk, memory and version, and say what is wrong and what to do"
+    shards = command(
+        "shards",
+        "Print the manifest of a folder of token shards",
+        _lazy_command("describe_token_shards"),
+        details="""
+            Save the output as `manifest.json` in the folder. `peer train --data DIR` then trains on these tokens. The files
+            `*.bin` hold token ids as unsigned 16-bit little-endian numbers. `tokenizer.json` is their byte-level BPE; without it
+            tokens are bytes, and 256 is the end of a text.
+
+                peer shards corpus > manifest.json && mv manifest.json corpus/
+            """,
+    )
+    shards.add_argument("directory", metavar="DIR", help="Folder with `*.bin` and perhaps `tokenizer.json`")
     doctor = command(
-        "doctor", about, _lazy_command("run_doctor"), "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults)."
+        "doctor",
+        "Check port, peers, clock, key, disk, memory and version, and suggest remedies",
+        _lazy_command("run_doctor"),
+        details="It works with a running and with a stopped peer, and takes the settings of `peer run`.",
+        exit_statuses={
+            exit_statuses.SUCCESS: "All checks passed",
+            exit_statuses.DEGRADED: "There are warnings",
+            exit_statuses.UNUSABLE: "There are faults: the peer cannot run or cannot take part",
+        },
     )
     _add_place(doctor)
     _add_settings(doctor)
     JSON.add_to(doctor)
-    config = command("config", "show the settings and where each one comes from", _config)
-    config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
+    config = command("config", "Print all settings as TOML, with the source of each value", _config)
+    config.add_argument("what", choices=["show"], metavar="show", help="The word show")
     _add_place(config)
     _add_settings(config)
     demo = import_object("demo.command_line")  # by name: the demo starts peers, so `peer` must not import it
-    demo.add_arguments(command("demo", "a whole network on this machine: real processes, real votes, a real liar", demo.run_demo))
+    demo.add_arguments(command("demo", demo.ABOUT, demo.run_demo, details=demo.DETAILS, exit_statuses=demo.EXIT_STATUSES))
 
 
-def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+def _add_commands_about_commands(command: Callable[..., CommandLineParser]) -> None:
     from peer.commands.shell_completion import SHELLS
 
-    explain = command("help", "this list, or one command", _help)
-    explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list")
-    explain.add_argument("more", nargs="*", metavar="ACTION", help="of that command, whose help has all of them")
-    about = "print a script that completes commands and their options in a shell"
-    completion = command("completion", about, _completion, 'For bash: eval "$(peer completion bash)"')
+    explain = command("help", "Show all commands, or explain a command or a setting", _help)
+    explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="Command or setting")
+    explain.add_argument("more", nargs="*", metavar="ACTION", help="Action of the command, whose help has all of them")
+    completion = command(
+        "completion",
+        "Print a completion script for a shell",
+        _completion,
+        details="""
+            The script completes commands, options and their values.
+
+                eval "$(peer completion bash)"      # in ~/.bashrc
+                source <(peer completion zsh)       # in ~/.zshrc, after compinit
+                peer completion fish > ~/.config/fish/completions/peer.fish
+            """,
+    )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 
@@ -298,8 +431,12 @@ def _config(options: argparse.Namespace) -> None:
 def _help(options: argparse.Namespace) -> None:
     parser = build_parser()
     commands = parser.commands()
+    setting = options.topic.replace("-", "_")
+    if setting in setting_descriptions() and options.topic not in commands:
+        print(describe_setting(setting))
+        return
     if options.topic and options.topic not in commands:
-        raise UserError(f"no command {options.topic!r}{suggest_nearest(options.topic, commands)}")
+        raise UserError(f"unknown command {options.topic!r}{suggest_nearest(options.topic, commands)}")
     (commands[options.topic] if options.topic else parser).print_help()
 
 
@@ -333,7 +470,7 @@ def _console(options: argparse.Namespace) -> int:
             parse_line(all_commands(), options.line[0]) if len(options.line) == 1 else parse_tokens(all_commands(), options.line)
         )
         if command is None:
-            raise UserError("an empty line is no command; `peer console help` lists them")
+            raise UserError("empty command: `peer console help` lists all commands")
         return trio.run(partial(console.execute_attached, client, command, make_printer()))
 
     async def attach() -> int:

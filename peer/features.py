@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FULL_ROLE = "full"  # the union of all other roles
+ENGINE_PACKAGES = {"pytorch": "torch"}  # name of an engine -> the package that it imports
 
 
 def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -38,7 +39,7 @@ FEATURES: list[Feature] = [
         name="core",
         about="members, jobs, their audits, and what the network runs",
         modules=_core_modules,
-        roles=(Role("voter", "checks, votes and applies with numpy alone; it never loads torch"),),
+        roles=(Role("voter", "checks, votes on and applies updates with numpy; never loads torch"),),
     ),
     Feature(
         name="training",
@@ -49,9 +50,7 @@ FEATURES: list[Feature] = [
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
-        roles=(
-            Role("trainer", "trains, and re-executes what others have trained", registered_roles=("trainer",), needs_worker=True),
-        ),
+        roles=(Role("trainer", "trains, and re-executes updates of others", registered_roles=("trainer",), needs_worker=True),),
     ),
     WEB,
     CURATION,
@@ -68,7 +67,18 @@ def roles() -> dict[str, Role]:
     of_roles = tuple(dict.fromkeys(name for role in together for name in role.services))
     assert set(of_roles) <= services().keys(), "a role names a service that no feature brings"
     assert FULL_ROLE not in found, "a feature calls a role as all of them together are called"
-    return {**found, FULL_ROLE: Role(FULL_ROLE, "all of these", registers, of_roles, any(role.needs_worker for role in together))}
+    return {
+        **found,
+        FULL_ROLE: Role(FULL_ROLE, "all of these roles", registers, of_roles, any(role.needs_worker for role in together)),
+    }
+
+
+def why_engine_missing(engine: str) -> str:
+    """Return why workers of this engine cannot start, with the remedy, or an empty string."""
+    package = ENGINE_PACKAGES.get(engine, "")
+    if not package or find_spec(package):
+        return ""
+    return f"the package {package} is not installed: run `pip install 'folkmoot[train]'`"
 
 
 def services() -> dict[str, str]:

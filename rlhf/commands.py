@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from features.command_arguments import JSON, SKIP_BAD, TRUNCATE, Argument, parse_integer_in, parse_non_negative, parse_set_options
-from features.commands import CommandContext, command
+from features.commands import Action, CommandContext, command
 from features.json_output import to_json
 from features.lazy_import import import_object
 from features.peer_names import PeerNames
@@ -28,75 +28,146 @@ from rlhf.rpc import (
 )
 from storage.regular_files import open_regular, read_regular
 
+TOPIC = "Tuning"
+
 SHORT = 8
-NOTHING = "(no text: the model ended its answer at once)"
-ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "trace", "filter", "score")
-
+NOTHING = "(empty: the model ended its response at once)"
 ALGORITHMS = ("ppo", "grpo", "dpo")
-ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; dpo: by the preferences alone, without samples"
 
-
-@command(
-    'tune a model: start --base JOB; status; pause; resume; cancel; compare "PROMPT"; trace PAIR; filter FILE; score MODEL FILE',
-    Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
-    Argument(
-        "what",
-        nargs="?",
-        default="",
-        metavar="PROMPT|FILE|PAIR|JOB",
-        help="text to go on from; JSONL to filter; a model that scores; a pair; the job of another's plan to cancel",
-    ),
-    Argument(
-        "pairs",
-        nargs="?",
-        default="",
-        metavar="PAIRS|FOLDER",
-        help="of `rlhf score`: JSONL with pairs; of `rlhf trace`: an export",
-    ),
-    Argument("--tokenizer", default="", metavar="FILE", help="of `rlhf score`: the model's, if it has one"),
-    Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
-    Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
-    Argument("--preferences", default="", metavar="FILE", help="of `rlhf start`: JSONL with prompt, chosen, rejected, perhaps p"),
+BLOCKLIST = Argument(
+    "--blocklist", default="", metavar="FILE", help="File with one blocked word per line, where * stands for any letters"
+)
+START_OPTIONS = (
+    Argument("--base", default="", metavar="JOB", help="Finished job with the model to tune, by name or id"),
+    Argument("--reward", default="", metavar="rule:NAME", help="Reward rule of the program, such as rule:vowels"),
+    Argument("--project", default="", metavar="PROJECT", help="Project whose decided pairs are the preferences"),
+    Argument("--preferences", default="", metavar="FILE", help="File of preferences, or - for standard input"),
     SKIP_BAD,
     TRUNCATE,
-    Argument("--project", default="", metavar="PROJECT", help="of `rlhf start`: preferences that people decided in it"),
     Argument(
         "--reward-epochs",
         type=parse_integer_in(1),
         default=3,
         metavar="N",
-        help="of `rlhf start`: how often the pairs are gone through (default 3)",
-    ),
-    Argument("--ppo-iterations", type=parse_integer_in(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
-    Argument("--algorithm", choices=ALGORITHMS, default="", metavar="NAME", help=ABOUT_ALGORITHMS),
-    Argument(
-        "--ignore-accuracy",
-        action="store_true",
-        help="of `rlhf start`: tune by a reward model even where chance is as good",
-    ),
-    Argument("--beta", type=parse_non_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
-    Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
-    Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
-    Argument("--tokens", type=parse_integer_in(1, TOKENS_MAX), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
-    Argument(
-        "--temperature", type=parse_non_negative, default=1.0, metavar="T", help="of `rlhf compare`: 0: the likeliest (default 1)"
+        help="Number of epochs over the preferences (default 3)",
     ),
     Argument(
-        "--seed", type=parse_integer_in(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
+        "--ppo-iterations",
+        type=parse_integer_in(0),
+        default=10,
+        metavar="N",
+        help="Number of rounds of the policy, or 0 for a reward model alone (default 10)",
     ),
     Argument(
-        "--blocklist",
+        "--algorithm",
+        choices=ALGORITHMS,
         default="",
-        metavar="FILE",
-        help="of `rlhf filter` and `start`: words that block a text, one a line, * for any letters",
+        metavar="NAME",
+        help="Algorithm: ppo, grpo (no value head) or dpo (preferences without samples) (default ppo)",
     ),
-    JSON,
+    Argument("--ignore-accuracy", action="store_true", help="Tune although the reward model is not better than chance"),
+    Argument(
+        "--beta",
+        type=parse_non_negative,
+        default=None,
+        metavar="B",
+        help="Weight of the KL penalty (default 0.05; 0.02 with a base and a rule, 0.1 for the toy)",
+    ),
+    Argument("--name", default="", metavar="NAME", help="Name of the job"),
+    Argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="Further fields of the policy, or with reward.FIELD=VALUE of the reward model",
+    ),
+    BLOCKLIST,
+)
+COMPARE_OPTIONS = (
+    Argument("--tokens", type=parse_integer_in(1, TOKENS_MAX), default=64, metavar="N", help="Number of tokens (default 64)"),
+    Argument(
+        "--temperature",
+        type=parse_non_negative,
+        default=1.0,
+        metavar="T",
+        help="Divisor of logits; 0 takes the likeliest token (default 1.0)",
+    ),
+    Argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="Seed of the choice of tokens (default 0)"),
+)
+TOKENIZER = Argument("--tokenizer", default="", metavar="FILE", help="Tokenizer of the model, if it has one")
+
+
+@command(
+    "Tune a model by rewards or preferences",
+    Argument("what", nargs="?", default="", metavar="PROMPT|FILE|PAIR|JOB|MODEL", help="Argument of the action"),
+    Argument("pairs", nargs="?", default="", metavar="PAIRS|FOLDER", help="Second argument of score and trace"),
+    description="""
+        A plan begins with a finished job. Its model is tuned by a rule, or by a reward model that learns from preferences.
+        Trainers and auditors of a plan need the role `rlhf` or `full`. A member has one plan at a time, and the network four.
+
+            peer rlhf start --base base --reward rule:vowels --ppo-iterations 10
+            peer rlhf start --base base --project pairs
+            peer rlhf start --base helpful --preferences pairs.jsonl --algorithm dpo
+            peer rlhf status
+        """,
+    actions=(
+        Action(
+            "start",
+            "Start a plan",
+            START_OPTIONS,
+            """
+            Give `--base` and one of `--reward`, `--project` and `--preferences`. Preferences of a project are the pairs that
+            people have decided, except redacted ones and pairs whose responses are both bad. Each voter derives them itself,
+            and training begins when a quorum has derived the same ones. Preferences of a file are not decided by annotators.
+            The file has one object per line: `{"prompt": "…", "chosen": "…", "rejected": "…"}`, and perhaps `"p"`, the
+            probability that the chosen response is better. A tenth of the prompts is held out.
+
+            At the prompt, `train rlhf` is the same command.
+            """,
+        ),
+        Action(
+            "status",
+            "Show the stages of the newest plan, and the measurements of each model",
+            (JSON,),
+            "`measuring` means that the last model is not measured yet. A failed plan has its reason.",
+        ),
+        Action(
+            "pause", "Pause your plan after its open round", (), "All pauses of a plan last for at most 10,000 blocks together."
+        ),
+        Action("resume", "Resume your plan"),
+        Action(
+            "cancel [JOB]",
+            "Cancel your plan and its present job",
+            (),
+            "With JOB it votes to cancel the plan of another member, which needs a quorum of voters. `rlhf status` shows JOB.",
+        ),
+        Action("compare PROMPT", "Show responses of the policy and of its reference", (*COMPARE_OPTIONS, JSON)),
+        Action(
+            "trace PAIR [FOLDER]",
+            "Show the steps of jobs that drew a pair",
+            (JSON,),
+            "PAIR is the id of a task, or the number of a line in the file. FOLDER is an export, and then no peer needs to run.",
+        ),
+        Action(
+            "filter FILE",
+            "Show the texts that a blocklist blocks",
+            (BLOCKLIST, JSON),
+            "Each line of FILE has `id` and `text`. `--json` prints `id`, `blocked` and `word`. No peer needs to run.",
+        ),
+        Action(
+            "score MODEL PAIRS",
+            "Score the responses of a file of preferences with a reward model",
+            (TOKENIZER, JSON),
+            "MODEL is a `.safetensors` file from `peer export`. `--json` prints `chosen_score` and `rejected_score` per line.",
+        ),
+    ),
     alias=("train", "rlhf"),
     alias_target=("rlhf", "start"),
 )
 async def rlhf(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
-    match options.do:
+    match options.action_name:
         case "start":
             await _start(asked)
         case "status":
@@ -124,14 +195,14 @@ async def rlhf(asked: CommandContext[RlhfRpc]) -> None:
 async def _start(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if options.what:
-        raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
+        raise UserError(f"rlhf start: unexpected argument {options.what!r}")
     if not (options.reward or (options.base and (options.preferences or options.project))):  # a rule may work without a base
         what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
-        raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
+        raise UserError(f"rlhf start: missing options: give --base JOB, a finished job from `jobs`, and {what}")
     said = parse_set_options(options.set)
     if "rounds" in said:
         instead = "--reward-epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
-        raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
+        raise UserError(f"rlhf start: rounds cannot be set: use {instead}")
     if options.beta is not None:
         said["beta"] = str(options.beta)
     job = await asked.wait_for_decision(
@@ -151,15 +222,15 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
             options.ignore_accuracy,
         )
     )
-    asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
+    asked.show(f"job {job} is decided; follow it with `rlhf status`")
     for stage in (await asked.api.rlhf_status()).stages:
         if stage.job == job:
             for line in (*_notes(stage), *odd_pair_lines(stage)):
                 asked.show(line)
     if options.preferences:
-        asked.show("its preferences are those of a file, not decided by annotators")
+        asked.show("its preferences come from a file and were not decided by annotators")
     if options.project:
-        asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
+        asked.show("it starts when a quorum of voters has derived the same preferences from the project")
 
 
 def _absolute(file: str) -> str:
@@ -182,7 +253,9 @@ async def _compare(asked: CommandContext[RlhfRpc]) -> None:
 def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
     """Filter texts by a list of words, in this process: the result depends on the two files only."""
     if not words or not texts:
-        raise UserError("rlhf filter: say --blocklist FILE, with a word a line, and a file of JSONL with `id` and `text`")
+        raise UserError(
+            "rlhf filter: missing arguments: give --blocklist FILE with a word per line, and a JSONL file with `id` and `text`"
+        )
     from rlhf.moderation.word_matcher import filter_jsonl, parse_word_list
 
     entries = parse_word_list(words, read_regular(Path(words).expanduser()))
@@ -200,7 +273,9 @@ def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: boo
 
 async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json: bool) -> None:
     if not pair:
-        raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
+        raise UserError(
+            "rlhf trace: missing PAIR: give the id of a task from `tasks export`, or the number of a line in the file"
+        )
     if folder:  # needs no peer; verifies the whole export in its own process
         run = import_object("peer.commands.definitions.model_commands:run_module")
         found = json.loads(
@@ -212,10 +287,10 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
     if is_json:
         asked.show(Verbatim(to_json(traced)))
         return
-    whose = "of a file" if traced.height is None else f"decided by annotators up to height {traced.height}"
-    asked.show(f"pair {traced.pair} is in the set {traced.set[: 2 * SHORT]}, {whose}")
+    whose = "from a file" if traced.height is None else f"decided by annotators up to height {traced.height}"
+    asked.show(f"pair {traced.pair} is in the preference set {traced.set[: 2 * SHORT]}, {whose}")
     if traced.held_out:
-        asked.show("it is held out: reward models are measured with it, and none is trained on it")
+        asked.show("it is held out: reward models are measured on it, not trained")
     table = TextTable("job", Column("round", is_number=True), "trainer", Column("step", is_number=True), "proposal")
     names = PeerNames({}) if folder else await asked.load_names()
     for draw in traced.draws:
@@ -224,16 +299,18 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
     if traced.draws:
         asked.show(table)
     elif not traced.held_out:
-        asked.show("nobody has drawn it yet")
+        asked.show("no trainer has drawn it yet")
     if traced.unknown_rounds:
-        asked.show(f"of {pluralize(traced.unknown_rounds, 'round')} this peer has seen nothing: it restored a snapshot")
+        asked.show(f"{pluralize(traced.unknown_rounds, 'round')} before this peer's snapshot are unknown")
 
 
 async def _score(asked: CommandContext[RlhfRpc]) -> None:
     """Score pairs with an exported model. A separate process does this, because only it may import torch."""
     options = asked.options
     if not options.what or not options.pairs:
-        raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
+        raise UserError(
+            "rlhf score: missing arguments: give MODEL, a .safetensors file from `export`, and a JSONL file of preferences"
+        )
     run = import_object("peer.commands.definitions.model_commands:run_module")
     files = filter(None, (options.what, options.pairs, options.tokenizer))
     printed: str = await run("rlhf.pytorch.score_pairs", *map(_absolute, files))
@@ -248,15 +325,15 @@ async def _score(asked: CommandContext[RlhfRpc]) -> None:
 def _whose(of: PreferencesView, state: str) -> str:
     project = f"project {of.project[:SHORT]} up to height {of.height}"
     if of.decided_by_annotators:
-        since = f", {pluralize(of.redacted, 'pair')} of them redacted since" if of.redacted else ""
-        return f"preferences decided by annotators, of {project}{since}"
+        since = f", {pluralize(of.redacted, 'pair')} redacted since" if of.redacted else ""
+        return f"preferences decided by annotators in {project}{since}"
     if not of.project:
-        return "preferences of a file, not decided by annotators"
+        return "preferences from a file, not decided by annotators"
     if state == "cancelled":
-        others = f"{pluralize(of.dissenting_voters, 'voter')} derived others"
-        return f"preferences said to be of {project}: {others}; `rlhf start` begins again"
-    heard = f"{pluralize(of.attesting_voters, 'voter')} derived these so far, {of.dissenting_voters} others"
-    return f"it waits until a quorum of the voters has derived its preferences from {project}: {heard}"
+        others = f"{pluralize(of.dissenting_voters, 'voter')} derived other preferences"
+        return f"preferences of {project} are not confirmed: {others}; start again with `rlhf start`"
+    heard = f"{pluralize(of.attesting_voters, 'voter')} derived the same so far, {of.dissenting_voters} others"
+    return f"waiting for a quorum of voters that derive the same preferences from {project}: {heard}"
 
 
 def _measured(stage: StageView) -> Iterator[str]:
@@ -267,20 +344,20 @@ def _measured(stage: StageView) -> Iterator[str]:
     if stage.held_out_accuracy is not None and stage.held_out_pairs is not None:
         accuracy = PairAccuracy.from_share(stage.held_out_accuracy, stage.held_out_pairs)
         error = stage.calibration_error
-        sure = "" if error is None else f"; its chances are off by {error:.0%} on average"
+        sure = "" if error is None else f"; mean error of its probabilities {error:.0%}"
         yield f"{job}, {after}: the better response scores higher in {accuracy}{sure}"
         if (words := stage.word_count_accuracy) is not None and words > stage.held_out_accuracy:
             way = "more pairs, more epochs (`--reward-epochs`) or another base may help"
-            yield f"{job}, warning: a word-count model ranks {words:.2f} of the same pairs as people do, more than this model"
+            yield f"{job}, warning: a word-count model is better: it agrees with people on {words:.2f} of the same pairs"
             yield f"{job}: {way}"
         elif words is not None:
-            yield f"{job}, beside it a word-count model: {words:.2f} of the same pairs"
+            yield f"{job}, for comparison a word-count model: {words:.2f} of the same pairs"
     elif stage.state == FINISHED and stage.preferences is not None:
-        yield f"{job}: this peer has not measured it"
+        yield f"{job}: not measured by this peer"
     if stage.held_out_nats is not None:
-        yield f"{job}, {after}: {stage.held_out_nats:.3f} nats for a token of the held-out responses"
+        yield f"{job}, {after}: {stage.held_out_nats:.3f} nats per token of held-out responses"
     if stage.state == MEASURING:
-        yield f"{job}: the model after round {stage.round} is being measured"
+        yield f"{job}: measuring the model of round {stage.round}"
     yield from odd_pair_lines(stage)
 
 
@@ -293,12 +370,12 @@ def odd_pair_lines(stage: StageView) -> Iterator[str]:
     counts = [f"{pluralize(identical, 'pair')} {'has' if identical == 1 else 'have'} identical responses"] if identical else []
     counts += [f"{pluralize(contradictory, 'pair')} contradict one another"] if contradictory else []
     if counts:
-        yield f"{stage.job[:SHORT]}: of its set {' and '.join(counts)}"
+        yield f"{stage.job[:SHORT]}: in its preference set {' and '.join(counts)}"
 
 
 def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[PolicyMetricsView, ...]) -> None:
     if not view.stages:
-        asked.show("nothing is tuned yet: `rlhf start --base JOB --reward rule:NAME` begins")
+        asked.show("no plan yet; start one with `rlhf start --base JOB --reward rule:NAME`")
         return
     table = TextTable("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
@@ -306,15 +383,15 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, round, str(stage.rounds), stage.model_root[: 2 * SHORT])
     asked.show(table)
     if view.state == "paused":
-        asked.show("the plan is paused: `rlhf resume`, said by its author, lets it go on")
+        asked.show("the plan is paused; its author resumes it with `rlhf resume`")
     if view.state == "failed" and len(view.stages) > 1:
-        asked.show("the plan failed: no other stage begins")
+        asked.show("the plan failed: no further stage starts")
     if view.state == "cancelled":
-        asked.show("the plan is cancelled: no other stage begins")
+        asked.show("the plan is cancelled: no further stage starts")
     for stage in view.stages:
         if stage.start_refusal:
             asked.show(
-                f"{stage.job[:SHORT]} does not begin yet: {stage.start_refusal}; each block tries again, `rlhf cancel` gives up"
+                f"{stage.job[:SHORT]} cannot start yet: {stage.start_refusal}; it is retried at each block, until `rlhf cancel`"
             )
         if stage.failure:
             asked.show(f"{stage.job[:SHORT]} failed: {stage.failure}")
@@ -324,11 +401,11 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
         asked.show(
-            f"a response of round {display_round_number(of.round)} (the median of "
-            f"{pluralize(of.accepted, 'trainer')}): {of.summary_line}"
+            f"responses of round {display_round_number(of.round)}, median of "
+            f"{pluralize(of.accepted, 'trainer')}: {of.summary_line}"
         )
         if of.kl_stop is not None:
-            asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")
+            asked.show(f"the job ended there, because kl_stop is {of.kl_stop:g} nats")
         elif of.beta is not None:
             asked.show(f"beta of the next round: {of.beta:.4g}")
         if of.warning:

@@ -37,7 +37,7 @@ RLHF = Feature(
     roles=(
         Role(
             "rlhf",
-            "tunes models by rewards, and re-executes what others have tuned",
+            "tunes models by rewards, and re-executes updates of others",
             registered_roles=("rlhf",),
             services=("ahead",),
             needs_worker=True,

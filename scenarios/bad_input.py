@@ -207,7 +207,7 @@ def demo_without_place(flag: str, below: str, named: str, place: Place, case: Ca
 
 
 def unknown_invitation(place: Place, case: Case) -> None:
-    place.refuses_to(case, "revoke", ["abcdef"], "abcdef", "`invitations` lists them")
+    place.refuses_to(case, "revoke", ["abcdef"], "abcdef", "`invitations` lists the invitations")
 
 
 def wrong_own_address(place: Place, case: Case) -> None:

@@ -420,7 +420,7 @@ FAULTS = (
     Fault("disk of 4 MB", full_disk, "disk", FindingLevel.FAULT, "are free"),
     Fault("390 MB of address space for a trainer", little_memory, "memory", FindingLevel.FAULT, "ulimit -v"),
     Fault("256 open files", few_files, "files", FindingLevel.WARNING, "256 files"),
-    Fault("a trainer without torch", no_torch, "version", FindingLevel.FAULT, "torch is not installed"),
+    Fault("a trainer without torch", no_torch, "train", FindingLevel.FAULT, "torch is not installed"),
     Fault("another version runs", other_version, "version", FindingLevel.WARNING, "9.9.9"),
     Fault("damaged ledger", damaged_ledger, "data", FindingLevel.FAULT, "ledger.sqlite"),
     Fault("damaged genesis", damaged_genesis, "data", FindingLevel.FAULT, "genesis is damaged"),

@@ -1,4 +1,4 @@
-"""`python -m scenarios.pictures`: the screenshots of README and guide, taken from running peers (`make pictures`).
+"""`python -m scenarios.pictures`: the screenshots of README and pages, taken from running peers (`make pictures`).
 
 Four peers train, and one of them lies. People answer tasks at another one, whose pages a real browser shows.
 """

@@ -74,11 +74,10 @@ from tests.ledger.world import PlainJobs
 from tests.packages import PACKAGES
 from tests.route_table import markdown_table
 from training import random_stream
-from training.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from training.corpus import DataManifest
 from training.data.token_sequences import batch_offsets
 from training.data.tokenizer import ByteTokenizer
-from training.job_spec import JobSpec, complete_fields
+from training.job_spec import JobSpec
 from training.replicated import codec, error_feedback, outer_optimizer
 from training.replicated.error_feedback import FeedbackRecord, accumulate_feedback, buffer_digest
 from training.replicated.model_directory import ModelManifest, ModelState
@@ -458,9 +457,8 @@ def shown(value: str) -> list[str]:
 
 
 def folder_rows() -> list[str]:
-    """Return a row for each folder of the product, with the first line of its docstring."""
-    found = (path.parent for top in sorted(PACKAGES) for path in sorted((ROOT / top).rglob("__init__.py")))
-    return [f"| `{folder.relative_to(ROOT)}/` | {first_line(folder)} |" for folder in found]
+    """Return a row for each package of the product, with the first line of its docstring."""
+    return [f"| `{package}/` | {first_line(ROOT / package)} |" for package in sorted(PACKAGES)]
 
 
 def first_line(package: Path) -> str:
@@ -514,7 +512,7 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
     assert not [row for row in rows if row not in protocol.splitlines()]
 
 
-def test_every_folder_of_the_product_is_documented() -> None:
+def test_every_package_of_the_product_is_in_the_architecture() -> None:
     page = ARCHITECTURE.read_text()
     assert with_folders(page) == page
 
@@ -559,36 +557,14 @@ def test_test_vectors_are_what_the_code_computes(protocol: str, name: str, value
     assert (joined if " " in value else joined.replace(" ", "")) == value
 
 
-def said(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(getattr(value, "value", value))
+def test_no_setting_of_a_policy_has_the_name_of_a_job_field() -> None:
+    """`--set` tells them apart by their names."""
+    names = [{field.name for field in dataclasses.fields(kind)} for kind in (PpoSettings, JobSpec)]
+    assert names[0].isdisjoint(names[1])
 
 
-def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() -> None:
-    guide = (ROOT / "docs" / "guide.md").read_text()
-    found: dict[str, str] = {}
-    for names, defaults in re.findall(
-        r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", guide[guide.index("## Training") :], re.MULTILINE
-    ):
-        found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
-    spec = JobSpec(name="job", **complete_fields({}))
-    # these depend on the network; rounds have an argument
-    elsewhere = {*FIELDS_NOT_SET_BY_NAME, "byzantine_max", "audit", "rule", "rounds"}
-    free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
-    assert {name: found.get(name) for name in free} == free
-    rewards = ("reward", "reward_model", "blocklist")  # they have arguments of their own
-    tuned = {field.name: said(field.default) for field in dataclasses.fields(PpoSettings) if field.name not in rewards}
-    assert tuned.keys().isdisjoint(field.name for field in dataclasses.fields(spec)), "`--set` tells them apart by their names"
-    assert {name: found.get(name) for name in tuned} == tuned
-    model = dict(re.findall(r"`model\.(\w+)` ([\w.-]*\w)", guide))
-    assert {name: value.title() for name, value in model.items()} == {
-        field.name: said(field.default).title() for field in dataclasses.fields(ModelSpec)
-    }
-
-
-def test_every_role_is_in_the_guide_and_no_other() -> None:
-    section = (DOCS / "guide.md").read_text().split("\nRoles that work now:\n")[1].split("\n## ")[0]
+def test_every_role_is_documented_and_no_other() -> None:
+    section = (DOCS / "how-to" / "found-a-network.md").read_text().split("\n## Choose a role\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == features.roles().keys()
 
 

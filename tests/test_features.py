@@ -97,6 +97,7 @@ def seen() -> dict[str, bool]:
     """Return the places where the feature shows."""
     help_text = cli.build_parser().format_help()
     run_help = next(command for name, command in cli.build_parser().commands().items() if name == "run").format_help()
+    run_help = " ".join(run_help.split())
     features.register_features()
     return {
         "modules": "notes" in {module.name for module in modules_of(PlainJobs())},
@@ -113,7 +114,7 @@ def seen() -> dict[str, bool]:
         "objectives": registry.find_objective("ones") is not None,
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
-        "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
+        "engines": "slate" in features.engines() and "pytorch or slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
         **seen_on_the_web(load_site(FEATURES)),
@@ -614,7 +615,7 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
     FEATURES.append(NOTES)
     out, err = capsys.readouterr()
     assert "this program does not know notes 1 and cannot tell whether its field 2 is a table" in err
-    assert "notes/2, 1 row (that this field is a table, the file alone says" in out and "does not know its type" in out
+    assert "notes/2, 1 row (unverified: this program does not know the module" in out and "does not know its type" in out
 
 
 def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

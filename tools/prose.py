@@ -25,7 +25,7 @@ PLAIN: Final = (
     *("benchmarks", "consensus", "curation", "demo", "features", "ledger", "peer", "protocol", "rlhf", "rounds", "scenarios"),
     *("storage", "tests", "tools", "training", "transport", "web", "README.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation", "docs/protocol", "docs/model"),
-    *("docs/index.md", "docs/experiments.md", "docs/rlhf.md", "docs/architecture.md", "docs/benchmarks.md"),
+    *("docs/index.md", "docs/experiments.md", "docs/architecture.md", "docs/benchmarks.md"),
 )
 PER_HUNDRED_MAX: Final = 1.5  # trio, hypothesis and h11 have 0.5 to 1.5
 WORDS_MIN, WORDS_MAX = 4, 32  # fewer are a label, not a sentence

@@ -77,6 +77,10 @@ FLOATS_MAX: Final = {
 # Below them honest updates differ between processors by more than auditors may tolerate.
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
+POSITIVE: Final = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
+SHARES: Final = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")  # 0..1
+DECAYS: Final = ("beta1", "beta2")  # 0..1, without 1
+
 
 class AuditMode(enum.StrEnum):
     FULL = "full"  # Some voters with a worker re-execute each proposal before the vote, and vouch for it.
@@ -155,58 +159,99 @@ class PreparationCounts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     name: Name
+    """Name of the job for people."""
     objective: Name = "language"
+    """Name of the loss that the job minimizes."""
     model: ModelSpec = field(default_factory=ModelSpec)
-    tokenizer: Digest | None = None  # blob of a byte-level BPE in tokenizers' JSON; None: the 256 bytes
-    base: ModelReference | None = None  # the finished job whose model this one starts from; None: no base
-    data: Digest | None = None  # blob of the data manifest (`training.corpus`); None: each trainer's own text
-    held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never used in training
-    seed: Count = 0  # seed of the initialisation and of the sampler
+    """Sizes and kinds of layers of the model."""
+    tokenizer: Digest | None = None
+    """Blob of a byte-level BPE in the JSON of `tokenizers`. None: tokens are the 256 bytes."""
+    base: ModelReference | None = None
+    """Finished job whose model this one starts from. None: no base."""
+    data: Digest | None = None
+    """Blob of the data manifest (`training.corpus`). None: each trainer has its own text."""
+    held_out_permille: Annotated[int, Between(0, 500)] = 100
+    """Permille of the text, at its end, that is never used in training."""
+    seed: Count = 0
+    """Seed of the first parameters and of the data order."""
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
-    local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS  # H, inner steps per round
-    batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
-    # Sequences per forward pass. It bounds memory; the result changes by rounding only.
+    """Rounds of the job. `--rounds N` sets it, too."""
+    local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS
+    """Optimizer steps of a trainer in a round."""
+    batch: Annotated[int, Between(1, BATCH_MAX)] = 8
+    """Sequences in each local step of a trainer."""
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = 8
+    """Sequences in a forward pass. It bounds memory, and changes the result by rounding only."""
     inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW  # `complete_fields` sets Muon in most jobs
+    """Optimizer of local steps. Muon is for matrices between embedding and loss; AdamW computes the rest."""
     inner_state: InnerStatePolicy = InnerStatePolicy.RESET
-    inner_rate: float = INNER_RATE  # peak learning rate of the inner optimizer, or of an outer AdamW
-    inner_rate_floor: float = 0.1  # fraction of the peak at the last round
+    """`reset`: moments start from zero in each round. `keep`: they continue from the trainer's last accepted proposal."""
+    inner_rate: float = INNER_RATE
+    """Peak learning rate of the inner optimizer, or of an outer AdamW."""
+    inner_rate_floor: float = 0.1
+    """Share of `inner_rate` that is left in the last round."""
     warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
-    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # rounds of the decay; None: all after the warm-up
-    beta1: float = 0.6  # Moments that start from zero in each round must average over few steps only.
+    """First rounds, in which the learning rate grows linearly to `inner_rate`."""
+    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None
+    """Last rounds, in which the learning rate falls linearly to its floor. None: all rounds after the warm-up."""
+    beta1: float = 0.6
+    """Decay of the inner optimizer's first moment. With `inner_state=reset` it must average over few steps only."""
     beta2: float = 0.95
+    """Decay of the inner optimizer's second moment."""
     weight_decay: float = 0.1
-    gradient_clip: float = 1.0  # largest gradient norm of an inner step
-    bits: Annotated[int, Between(1, 8)] = 1  # bits of each element in a payload after the opening rounds
+    """Weight decay of the inner optimizer."""
+    gradient_clip: float = 1.0
+    """Largest norm of a gradient in a local step."""
+    bits: Annotated[int, Between(1, 8)] = 1
+    """Bits of each element in a payload after the opening rounds."""
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
-    outer_rate: float = 1.4  # rate of the outer step; `sign` moves each parameter by it, and AdamW uses `inner_rate`
-    outer_momentum: float = 0.5  # momentum of `nesterov` and `sign`
-    feedback_decay: float = 0.95  # decay of the error feedback e, or of the trainer's momentum v with estimates
-    byzantine_max: Annotated[int, Between(0, 200)] = 1  # b: number of dishonest trainers that the aggregation tolerates
+    """Optimizer that applies the aggregate: `nesterov` (DiLoCo), `sgd`, `sign`, or `adamw` for gradients."""
+    outer_rate: float = 1.4
+    """Learning rate of the outer optimizer. `sign` moves each parameter by it; AdamW uses `inner_rate` instead."""
+    outer_momentum: float = 0.5
+    """Momentum of `nesterov` and `sign`."""
+    feedback_decay: float = 0.95
+    """Decay of the error feedback in a round, or of the trainer's momentum with `memory=estimates`. 0: no error feedback."""
+    byzantine_max: Annotated[int, Between(0, 200)] = 1
+    """Faulty trainers that the aggregation rule tolerates. 0 declares that all trainers are honest."""
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
-    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # A round with fewer accepted proposals takes no step.
+    """Aggregation rule. `median`, `trimmed-mean`, `krum` and `geometric-median` are for comparison."""
+    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1
+    """A round with fewer accepted proposals takes no step."""
     audit: AuditMode = AuditMode.FULL
-    audit_rate: float = 1.0  # Sampled audits: `audit_rate` · `auditors` is the mean number of replays of an accepted proposal.
+    """Re-execution of proposals: `full` before the vote, `sampled` after the round, or `off`."""
+    audit_rate: float = 1.0
+    """Sampled audits: `audit_rate` · `auditors` is the mean number of replays of an accepted proposal."""
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
-    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds in which buffers are kept and volunteers may audit
-    replay_tolerance: float = TOLERANCE_MIN  # fraction of ‖Δ‖; an update from other data differs by about 1
-    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # length of a first suspension, and of records
-    initial_norm: float = 32.0  # median norm before the first round, and later the choice between two middle norms
-    proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt to shorter ones
-    # The objective's own settings, encoded, if it has any.
+    """Sampled audits: auditors of a drawn proposal."""
+    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3
+    """Sampled audits: rounds in which a trainer keeps its buffers, and volunteers may audit a proposal."""
+    replay_tolerance: float = TOLERANCE_MIN
+    """Largest relative error of a replay. An update from other data has an error of about 1."""
+    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20
+    """Rounds of a trainer's first suspension. Each later one is twice as long."""
+    initial_norm: float = 32.0  # it also chooses between two middle norms in later rounds
+    """Median norm of updates before the first round. An update of 16 times the median is rejected."""
+    proposal_seconds: float = 60.0
+    """Longest wait for a round's proposals, in seconds. Peers adapt to less."""
     objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""
+    """The objective's own settings, encoded, if it has any."""
     memory: FeedbackMemory = FeedbackMemory.RESIDUAL
-    # Mbit/s. With sampled audits, a trainer with a slower uplink may be suspended, as if it withheld its buffers.
+    """`residual`: trainers keep the dropped part of an update. `estimates`: all peers aggregate estimates of momenta."""
     uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = UPLINK_MBIT_MIN
+    """Sampled audits: uplink that a trainer needs, in Mbit/s. With a slower one it may be suspended for withheld buffers."""
     precision: Precision = Precision.FP32
-    # Blob of the initial parameters (`training.parameter_blob`), for a model that no job of this network trained.
+    """Precision of matrix products in local steps. Nobody can audit `bf16`, so it needs `audit=off`."""
     initial_model: Digest | None = None
-    licence: Name | None = None  # licence of the model; None: not named
-    # Sampled audits: number of last rounds whose proposals are re-executed before the vote. A later dispute would end too late.
+    """Blob of the initial parameters (`training.parameter_blob`), for a model that no job of this network trained."""
+    licence: Name | None = None
+    """Licence of the model, shown in its card. None: not named."""
     final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
-    # Number of first rounds whose payloads have `OPENING_BITS` for each element.
+    """Sampled audits: last rounds, whose proposals are re-executed before the vote. A later dispute would end too late."""
     compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
-    preparation: PreparationCounts | None = None  # counts of changes to the data's file; None: the file was used unchanged
+    """First rounds, whose payloads have 4 bits for each element."""
+    preparation: PreparationCounts | None = None
+    """Counts from the preparation of the data's file. None: the file was used unchanged."""
 
     @property
     def resolved_objective(self) -> Objective:
@@ -327,16 +372,16 @@ class JobSpec:
         for name, value in FLOATS_MAX.items():
             if not getattr(self, name) <= value:  # NaN fails, too.
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
-        for name in ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance"):
+        for name in POSITIVE:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name, value in FLOATS_MIN.items():
             if getattr(self, name) < value:
-                return f"{name} {getattr(self, name):g} would reject honest updates of other processors: use at least {value:g}"
-        for name in ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate"):
+                return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
+        for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
-        for name in ("beta1", "beta2"):
+        for name in DECAYS:
             if not 0 <= getattr(self, name) < 1:
                 return f"{name} must be at least 0 and below 1, is {getattr(self, name)}"
         if not self.weight_decay >= 0:

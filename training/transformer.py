@@ -61,19 +61,31 @@ class ModelSpec:
     """A decoder-only transformer."""
 
     vocabulary: Positive = BYTES
-    context: Positive = 128  # tokens per training sequence
-    width: Positive = 64  # features of the residual stream
+    """Number of tokens. `peer train` takes 257: the bytes and the end of a text."""
+    context: Positive = 128
+    """Tokens of a training sequence, and the longest text that the model reads at once."""
+    width: Positive = 64
+    """Features of the residual stream."""
     layers: Positive = 3
-    heads: Positive = 4  # query heads
-    kv_heads: Positive = 2  # key/value heads, shared by heads // kv_heads query heads each
-    hidden: Positive = 192  # features inside the SwiGLU
-    tied: bool = True  # The output layer is the transposed token embedding.
-    rope_base: float = 10_000.0  # base of rotary positions (Su et al. 2021, section 3.2.2)
-    norm_epsilon: float = 1e-6  # summand of the mean square of a row
-    # Names of the kinds of layers.
+    """Layers, each with attention and feed-forward."""
+    heads: Positive = 4
+    """Query heads."""
+    kv_heads: Positive = 2
+    """Key and value heads. Each is shared by `heads` / `kv_heads` query heads."""
+    hidden: Positive = 192
+    """Features inside the SwiGLU."""
+    tied: bool = True
+    """True if the output layer is the transposed token embedding."""
+    rope_base: float = 10_000.0
+    """Base of rotary positions (Su et al. 2021, section 3.2.2)."""
+    norm_epsilon: float = 1e-6
+    """Term added to the mean square of a row in a norm."""
     linear: Name = "dense"
+    """Kind of linear layers."""
     attention: Name = "attention"
+    """Kind of attention."""
     feed_forward: Name = "swiglu"
+    """Kind of feed-forward layers."""
 
     def layers_problem(self) -> str | None:
         """Return the unknown kind of layer, or the size that a layer cannot have; None if there is neither.

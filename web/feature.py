@@ -23,7 +23,7 @@ def _proxies_problem(value: object) -> str | None:
         try:
             ip_address(proxy)
         except ValueError:
-            return f"has {proxy!r}, which is no address: name each proxy by its IP address"
+            return f"has {proxy!r}, which is not an IP address: name each proxy by its IP address"
     return None
 
 
@@ -34,7 +34,7 @@ def _not_loopback(value: object) -> str | None:
     if problem := _address_problem(value):
         return problem
     host, _ = parse_address(str(value))
-    return None if is_loopback(host) else "is not on loopback: name 127.0.0.1:PORT, and let a monitor of this machine ask there"
+    return None if is_loopback(host) else "is not on loopback: set 127.0.0.1:PORT, and run the monitor on this machine"
 
 
 WEB = Feature(
@@ -43,13 +43,39 @@ WEB = Feature(
     services={"serve": "web.web_service:WebService", "metrics": "web.metrics_endpoint:MetricsEndpoint"},
     services_everywhere=("metrics",),
     settings=(
-        Setting("metrics", "HOST:PORT on loopback for monitors; empty: none", "", _not_loopback),
-        Setting("web_listen", "HOST:PORT where web pages are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
-        Setting("web_host_names", "names of this host that browsers may say, beside its addresses and localhost", ()),
         Setting(
-            "web_trusted_proxies", "addresses of reverse proxies that name their clients in X-Forwarded-For", (), _proxies_problem
+            "metrics",
+            "Address on loopback that serves `/healthz` and `/metrics` to monitors",
+            "",
+            _not_loopback,
+            "Port 0 takes any free port, which `peer log` names. If the port is taken, the log says so and the peer runs on.",
         ),
-        Setting("web_tls_cert", "a file with the certificate chain (PEM): pages are served over https", ""),
-        Setting("web_tls_key", "a file with the certificate's private key (PEM)", ""),
+        Setting(
+            "web_listen",
+            "Address where web pages are served",
+            "127.0.0.1:7780",
+            _address_problem,
+            "Port 0 takes any free port, which `peer log` names. If the port is taken, the log says so and no pages are served.",
+        ),
+        Setting(
+            "web_host_names",
+            "Host names under which browsers may reach this peer",
+            (),
+            details="The addresses of this host and `localhost` are always allowed. Requests for other names are refused, "
+            "because a stranger's name could lead here.",
+        ),
+        Setting(
+            "web_trusted_proxies",
+            "IP addresses of reverse proxies that name their clients in `X-Forwarded-For`",
+            (),
+            _proxies_problem,
+        ),
+        Setting(
+            "web_tls_cert",
+            "PEM file with the certificate chain for https",
+            "",
+            details="Needs `web_tls_key`. No pages are served with an unreadable file. SIGHUP reads both files again.",
+        ),
+        Setting("web_tls_key", "PEM file with the certificate's private key", ""),
     ),
 )

@@ -2,10 +2,12 @@
 
 A folder has `labels.jsonl`, as any export writes it, and the proofs that each of its lines is decided:
 
-project.proof   row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables
-pages.proof     rows of its pages: encodings of `RowWithProof`, each behind its length (u32)
-labels.proof    rows behind each line: encodings of `LineProof`, each behind its length
-pages/N         page number N, with the tasks under the root in its row
+| file | content |
+|---|---|
+| `project.proof` | row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables |
+| `pages.proof` | rows of its pages: encodings of `RowWithProof`, each behind its length (u32) |
+| `labels.proof` | rows behind each line: encodings of `LineProof`, each behind its length |
+| `pages/N` | page number N, with the tasks under the root in its row |
 
 Each line follows from these rows alone: the verifier computes it again and compares the two. The export is complete if its number
 of lines equals the number of settled tasks in the project's row, and task numbers ascend.

@@ -77,7 +77,7 @@ IMPORT_REPLY: Final = RouteReply(
     short_text=PROJECT_REPLY.short_text + ",",
 )
 GOLD_FROM: Final = RequestField("gold_from", TEXT, "the field of the tasks with the right answers", default="")
-TASKS: Final = RequestField("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
+TASKS: Final = RequestField("tasks", OBJECTS, "as lines of a [JSONL file](../reference/file-formats.md#task-files)")
 DECISION_CODES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
 _ROUTES: Final = (
     Route(

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,14 +17,82 @@ from peer.settings.config import ResolvedSettings, load_settings, setting_descri
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
-    from features.commands import Command
+    from features.commands import Action, Command
+
+
+class CommandHelpFormatter(argparse.HelpFormatter):
+    """A formatter that wraps each paragraph and list item on its own, and keeps examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import textwrap
+
+        lines: list[str] = []
+        for block in text_blocks(text):
+            if block.startswith("    ") or not block:
+                lines.append((indent + block).rstrip())
+                continue
+            further = indent + "  " * block.startswith("- ")
+            lines += textwrap.wrap(block, width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)
+        return "\n".join(lines)
+
+
+def text_blocks(text: str) -> list[str]:
+    """Return the paragraphs, list items and lines of examples of a description, with empty texts between paragraphs."""
+    blocks: list[str] = []
+    for line in cleandoc(text).splitlines():
+        starts_block = not line or line.startswith(("- ", "    "))
+        if starts_block or not blocks or not blocks[-1] or blocks[-1].startswith("    "):
+            blocks.append(line.rstrip())
+        else:
+            blocks[-1] += f" {line.strip()}"
+    return blocks
 
 
 class CommandLineParser(argparse.ArgumentParser):
     _is_mixing = False
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+    def __init__(
+        self,
+        *,
+        about: str = "",
+        details: str = "",
+        actions: Sequence[Action] = (),
+        exit_statuses: Mapping[int, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Make a parser. Its help begins with `about` and `details`, and ends with actions and exit statuses."""
+        self.about, self.details, self.actions = about, cleandoc(details), tuple(actions)
+        self.exit_statuses = dict(exit_statuses or {})
+        self.topics: dict[str, list[str]] = {}  # the subcommands of each section of the help
+        options.setdefault("formatter_class", CommandHelpFormatter)
+        has_help = options.pop("add_help", True)
+        super().__init__(allow_abbrev=False, add_help=False, **options)
+        if has_help:
+            self.add_argument("-h", "--help", action="help", help="Show this help")
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description or "\n\n".join(filter(None, (self.about and f"{self.about}.", self.details))))
+        for action in self.actions:
+            formatter.start_section(action.usage)
+            formatter.add_text("\n\n".join(filter(None, (f"{action.about}.", cleandoc(action.description)))))
+            formatter.end_section()
+        for topic, names in self.topics.items():
+            formatter.start_section(topic)
+            formatter.add_arguments([choice for choice in self._command_choices() if choice.dest in names])
+            formatter.end_section()
+        for group in self._action_groups[1:] if self.topics else self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        if self.exit_statuses:
+            formatter.start_section("exit status")
+            formatter.add_text("\n".join(f"- {status}: {meaning}" for status, meaning in self.exit_statuses.items()))
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse, and reject unknown arguments here instead of in the parent parser: this parser knows the options to suggest."""
@@ -31,8 +100,8 @@ class CommandLineParser(argparse.ArgumentParser):
         option = words[0].partition("=")[0] if words else ""
         if self._subparsers and option.startswith("-") and option not in self.known_options():
             if option in ("-v", "-V"):
-                self.error(f"{option} is no option; did you mean --version?")
-            self.error(f"{option} stands before the command: write `{self.prog} COMMAND {option} …`")
+                self.error(f"unknown option {option}; did you mean --version?")
+            self.error(f"{option} must follow the command: write `{self.prog} COMMAND {option} …`")
         parsed, unknown = super().parse_known_args(args, namespace)
         if self._is_mixing:
             return parsed, unknown
@@ -57,7 +126,11 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def command_help(self) -> dict[str, str]:
         """Return the one-line help of each subcommand."""
-        return {choice.dest: choice.help or "" for action in self._commands_actions() for choice in action._choices_actions}
+        return {choice.dest: choice.help or "" for choice in self._command_choices()}
+
+    def _command_choices(self) -> list[argparse.Action]:
+        """Return the entries of the subcommands in the help."""
+        return [choice for action in self._commands_actions() for choice in action._choices_actions]
 
     def _commands_actions(self) -> list[argparse._SubParsersAction[CommandLineParser]]:
         return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
@@ -70,7 +143,7 @@ class CommandLineParser(argparse.ArgumentParser):
         choice = re.match(r"argument command: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice:
             known = [item.strip(" '") for item in choice[2].split(",")]
-            raise UserError(f"no command {choice[1]!r}{suggest_nearest(choice[1], known)}")
+            raise UserError(f"unknown command {choice[1]!r}{suggest_nearest(choice[1], known)}")
         raise UserError(f"{self.prog}: {message}{self._choices_in(message)}".removeprefix("peer: "))
 
     def _choices_in(self, message: str) -> str:
@@ -95,8 +168,13 @@ def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
     return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
 
 
+def help_parts(word: Command) -> dict[str, Any]:
+    """Return the parameters of a command's parser that make its help, beside the first line."""
+    return {"details": word.description, "actions": word.actions, "exit_statuses": word.exit_statuses}
+
+
 def make_command_parser(word: Command) -> CommandLineParser:
-    made = CommandLineParser(prog=word.name, description=word.about, add_help=False)
+    made = CommandLineParser(prog=word.name, about=word.about, add_help=False, **help_parts(word))
     word.add_arguments(made)
     return made
 
@@ -124,7 +202,7 @@ def parse_tokens(words: Mapping[str, Command], typed: Sequence[str]) -> argparse
 
 def find_command(words: Mapping[str, Command], name: str) -> Command:
     if name not in words:
-        raise UserError(f"no command {name!r}{suggest_nearest(name, words)}")
+        raise UserError(f"unknown command {name!r}{suggest_nearest(name, words)}")
     return words[name]
 
 

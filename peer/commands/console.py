@@ -46,9 +46,9 @@ T = TypeVar("T")
 
 
 EVENT_KINDS = ("member", "job", "warning", "evidence")
-FIGURES_SECONDS = 60.0  # between two notices of loss, or of a round's responses
+FIGURES_SECONDS = 60.0  # time between two notices of the loss, or of a round's responses
 LINES_A_MINUTE_MAX = 10  # a misbehaving peer must not flood the screen of the prompt
-WAIT_SECONDS = 30.0  # for the next event, in one call
+WAIT_SECONDS = 30.0  # longest wait for an event in one call
 
 
 async def execute_command(api: PeerApi, options: argparse.Namespace, show: Print, at_prompt: UserInput | None = None) -> int:
@@ -104,7 +104,7 @@ async def _tell_why(api: PeerApi, show: Print) -> None:
     with contextlib.suppress(UserError):  # then the main call fails as well
         status = await api.status()
         why = status.halted or status.waiting
-        show(f"{why}; what you ask for may be decided even after you interrupt this" if why else "not decided yet")
+        show(f"{why}; your request may be decided even after Ctrl-C" if why else "not decided yet")
 
 
 async def execute_attached(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
@@ -119,8 +119,8 @@ async def _tell_of_silence(api: PeerApi) -> None:
             await api.status()
     except trio.TooSlowError:
         seconds = DECISION_NOTICE_SECONDS + UNRESPONSIVE_NOTICE_SECONDS
-        what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is too busy; `peer doctor` says more"
-        print(f"{what}. This command waits on; Ctrl-C ends it", file=sys.stderr)
+        what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is overloaded; check it with `peer doctor`"
+        print(f"{what}. Still waiting; Ctrl-C cancels", file=sys.stderr)
     except UserError:  # then the main call fails as well
         pass
 
@@ -155,7 +155,7 @@ async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: s
         (await load_peer_names(api)).replace_ids(view_tables.format_state(status)),
     )
     show(f"network {status.network}, {who} {where}: {state}")
-    show(f"type `help`; `quit` {quitting}")
+    show(f"type `help` to list commands; `quit` {quitting}")
     interrupts, chosen = _Interrupts(show, quitting), NotificationFilter(status.peer)
     person = _AtPrompt(prompt, interrupts)
     async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ async def _announce(api: PeerApi, show: Print, chosen: NotificationFilter) -> No
     except UserError as error:
         show(f"error: {error}")
     except Exception:  # an error in a notification must not stop a peer that votes
-        logger.exception("the prompt announces nothing any more")
+        logger.exception("the prompt shows no further notifications")
 
 
 class _Interrupts:
@@ -194,7 +194,7 @@ class _Interrupts:
                 return await command()
         finally:
             self._running = None
-        self._show(f"interrupted: {line.strip()!r}; what it asked the others for may still be decided")
+        self._show(f"interrupted: {line.strip()!r}; its request may still be decided")
         return ""
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
@@ -214,7 +214,7 @@ class _Interrupts:
             return True
         else:
             self._was_warned = True
-            self._show(f"`quit`, Ctrl-D, or Ctrl-C once more {self._quitting}")
+            self._show(f"`quit`, Ctrl-D or a second Ctrl-C {self._quitting}")
         return False
 
     async def follow(self, prompt: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -254,7 +254,7 @@ async def _do(api: PeerApi, line: str, show: Print, person: UserInput) -> str:
         return "error"
     except Exception:  # a typed line must not stop a peer that votes
         logger.exception("the prompt failed at %r", line)
-        show(f"error: the peer failed at {line.strip()!r}; its log says why")
+        show(f"error: {line.strip()!r} failed because of a bug; the peer's log has the traceback")
         return "error"
     return str(options.command)
 
@@ -291,7 +291,7 @@ class NotificationFilter:
         minute = event.at_ms // 60_000
         self._minute, self._lines = minute, self._lines + 1 if minute == self._minute else 1
         if self._lines == LINES_A_MINUTE_MAX:
-            return replace(event, text=f"{event.text} (more than is shown happens this minute: see `log`)")
+            return replace(event, text=f"{event.text} (`log` has further events of this minute)")
         return event if self._lines < LINES_A_MINUTE_MAX else None
 
     def _is_worth_it(self, event: EventView) -> bool:

@@ -23,12 +23,12 @@ from protocol.errors import UserError
 from protocol.units import display_round_number, format_round_progress
 from protocol.verdicts import ABSENT
 
-ROUNDS_KEPT = 2_000  # of the job, for its loss curve
-ROUNDS_ASKED = 20  # at each refresh: the held-out loss of a round arrives after its close
+ROUNDS_KEPT = 2_000  # rounds of the job in its loss curve
+ROUNDS_ASKED = 20  # rounds in each refresh, because the held-out loss of a round arrives after its close
 ROUNDS_SHOWN = 8
 PACE_ROUNDS = 10  # last rounds, from whose duration the remaining time is estimated
 PAUSE_SECONDS = 0.5  # between two refreshes
-WAIT_SECONDS = 2.0  # for the next event, in one call
+WAIT_SECONDS = 2.0  # longest wait for an event in one call
 MEASURED_SECONDS = 5.0  # a closed round's line waits at most this long for the held-out loss
 CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # lines, columns
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border and padding of a panel
@@ -92,7 +92,7 @@ class JobProgress:
     job: JobView | None = None
     rounds: dict[int, RoundView] = field(default_factory=dict)
     open: RoundVotesView | None = None
-    last_event_text: str = ""  # of the last event about the job's progress
+    last_event_text: str = ""  # text of the last event about the job
 
     @property
     def is_over(self) -> bool:
@@ -133,7 +133,9 @@ def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
     """
     fit = [job for job in jobs if job.name == wanted] or [job for job in jobs if job.job.startswith(wanted.lower())]
     if not fit:
-        raise UserError(f"no job {wanted!r}; `jobs` lists them" if jobs else "no job yet; start one with `train --rounds 80`")
+        raise UserError(
+            f"unknown job {wanted!r}: `jobs` lists all jobs" if jobs else "no jobs yet; start one with `train --rounds 80`"
+        )
     busy = [job for job in fit if job.state == "running"] or [job for job in fit if job.state == "paused"]
     return (busy or fit)[-1]
 
@@ -213,15 +215,17 @@ def headline(of: JobProgress) -> str:
 def describe_open_round(of: JobProgress, names: NameLookup) -> str:
     """Return a text that describes the open round and its missing proposals."""
     if of.open is None:
-        return {"running": "no round is open", "paused": "paused: `rlhf resume`"}.get(of.job.state if of.job else "", "")
+        return {"running": "no round is open", "paused": "paused; resume it with `rlhf resume`"}.get(
+            of.job.state if of.job else "", ""
+        )
     view = of.open
     missing = [names[peer] for peer in view.trainers if peer not in view.proposed]
     text = (
         f"round {display_round_number(view.round)}, {view.phase} for {format_age(view.seconds or 0)}: "
         f"{pluralize(len(view.proposed), 'proposal')}"
     )
-    text += f", waits for {', '.join(missing)}" if missing else ""
-    return f"{text}; {pluralize(len(view.votes), 'ballot')} of {len(view.voters)} voters, {view.quorum} decide"
+    text += f", missing {', '.join(missing)}" if missing else ""
+    return f"{text}; {len(view.votes)} of {pluralize(len(view.voters), 'ballot')} (quorum {view.quorum})"
 
 
 def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> RenderableType:

@@ -18,7 +18,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-END_SECONDS_MAX = 2.0  # to restore the terminal; if it is gone, prompt_toolkit may wait forever
+END_SECONDS_MAX = 2.0  # time to restore the terminal; prompt_toolkit may wait forever for a closed one
 
 
 class CommandCompleter(Completer):

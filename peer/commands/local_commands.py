@@ -23,11 +23,11 @@ from consensus.voter_set import VoterSet
 from features.json_output import to_json, to_json_value
 from features.lazy_import import garbage_collection_paused
 from features.peer_names import PeerNames
-from features.text_tables import pluralize
+from features.text_tables import format_quorum, pluralize
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.command_line_parser import settings_from_options
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
-from peer.features import founding_modules, rules_of
+from peer.features import founding_modules, roles, rules_of, why_engine_missing
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
 from peer.settings.data_directory import DataDirectory, load_addresses, peer_of_entry, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
@@ -77,15 +77,17 @@ def rekey_peer(options: argparse.Namespace) -> None:
         else:
             # The old key stops voting. If a rekey was interrupted, this check was made before, and the log may be empty.
             if not directory.next_key.exists() and old.public in voters and voters.quorum == len(voters):
-                raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
+                raise UserError(
+                    f"replacing this key needs all {len(voters)} voters, including this one: let another member vote first"
+                )
             directory.begin_key_replacement()
         new = directory.replace_identity()
     print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
     print(f"new key     {peer_id(new.public)}")
     if lost is not None:
-        print(f"set aside   {lost}: the peer gets everything again from the others")
+        print(f"moved to    {lost}: the peer downloads the ledger again from other peers")
     where = _place(options) + (f" --bootstrap {shlex.quote(options.bootstrap)}" if options.bootstrap else "")
-    print(f"next        {program_name()} run{where}: it asks for the change, and votes with the new key two heights after that")
+    print(f"next        {program_name()} run{where}    # asks for the change, and votes with the new key two heights later")
 
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
@@ -104,12 +106,10 @@ def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -
     later = {peer_of_entry(line) for line in load_addresses(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
         return
-    alone = (
-        "this peer founded its network alone" if len(founders) == 1 else f"all {len(founders)} founders of this network decide"
-    )
-    lost = f"{directory.ledger} is lost, and {alone}, so nobody could decide that its key is replaced: nothing is changed"
-    way = f"found a new network with `peer init --network {shlex.quote(genesis.network)} --data-dir NEW`"
-    raise UserError(f"{lost}; {way}, or if others vote by now, name one with `peer rekey --bootstrap PEER@HOST:PORT`")
+    alone = "this peer is the only founder" if len(founders) == 1 else f"a decision needs all {len(founders)} founders"
+    lost = f"{directory.ledger} is lost, and {alone}, so the network cannot replace the key; nothing was changed"
+    way = f"create a new network with `peer init --network {shlex.quote(genesis.network)} --data-dir NEW`"
+    raise UserError(f"{lost}. If further voters have joined, name one with `peer rekey --bootstrap PEER@HOST:PORT`, or {way}")
 
 
 def init_network(options: argparse.Namespace) -> None:
@@ -117,13 +117,13 @@ def init_network(options: argparse.Namespace) -> None:
     config = _config(options)
     network = options.network.strip()
     if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
-        raise UserError(f"--network {options.network!r}: a name has 1 to {NAME_CHARACTERS_MAX} characters")
+        raise UserError(f"--network {options.network!r} must have 1 to {NAME_CHARACTERS_MAX} characters")
     if problem := name_problem(network):
         raise UserError(f"--network {options.network!r} {problem}")
     others = [parse_peer_id(text) for text in options.voter]
     for at, key in enumerate(others):
         if key in others[:at]:
-            raise UserError(f"--voter {options.voter[at]} is there twice")
+            raise UserError(f"--voter {options.voter[at]} is repeated")
     directory = DataDirectory.create(config.data_directory)
     me = _identity(directory)
     founders = {key: Founder(short_id(key), ()) for key in others}
@@ -135,15 +135,15 @@ def init_network(options: argparse.Namespace) -> None:
     program, place = program_name(), _place(options)
     print(
         f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}",
-        f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide",
-        f"data in     {directory.path}",
-        f"next        {program} run{place}    # it keeps this terminal",
-        f"then        {program} invite{place}    # in a second one: a string for everybody else",
-        f"they        {program} join STRING",
+        f"voters      {format_quorum(len(founders), genesis.voters.faults_tolerated, genesis.voters.quorum)}",
+        f"data        {directory.path}",
+        f"next        {program} run{place}    # keeps this terminal",
+        f"then        {program} invite{place}    # in a second terminal: prints an invitation for another peer",
+        f"others      {program} join INVITATION",
         sep="\n",
     )
     if genesis.voters.quorum > 1:
-        print(f"            nothing is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
+        print(f"            no block is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
 
 
 def _place(options: argparse.Namespace) -> str:
@@ -154,6 +154,7 @@ def _place(options: argparse.Namespace) -> str:
 def join_network(options: argparse.Namespace) -> int:
     """Store an invitation and run the peer, which catches up and asks for admission. Raises `UserError` for a bad invitation."""
     config = _config(options)
+    require_engine(config)
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
     with directory.lock():  # a running peer keeps its files
@@ -191,7 +192,16 @@ def _settings_from(settings: ResolvedSettings, origin: str) -> dict[str, Any]:
 
 
 def run_peer(options: argparse.Namespace) -> int:
-    return run_peer_with_config(_config(options), options.console)
+    config = _config(options)
+    require_engine(config)
+    return run_peer_with_config(config, options.console)
+
+
+def require_engine(config: Config) -> None:
+    """Raise `UserError` if the role computes and the package of its engine is not installed."""
+    if roles()[config.role].needs_worker and (missing := why_engine_missing(config.engine)):
+        others = " or ".join(f"--role {role.name}" for role in roles().values() if not role.needs_worker)
+        raise UserError(f"the role {config.role} trains, and {missing}, or take {others}")
 
 
 def run_peer_with_config(config: Config, console: bool, make_participant: MakeParticipant | None = None) -> int:
@@ -243,7 +253,7 @@ def _reopen_log() -> bool:
         if isinstance(lines, WatchedFileHandler):
             with contextlib.suppress(OSError):  # the next line of the log reports it
                 lines.reopenIfNeeded()
-    logging.getLogger("peer").info("SIGHUP: the log is reopened, the peer goes on")
+    logging.getLogger("peer").info("SIGHUP: reopened the log, the peer keeps running")
     return True
 
 
@@ -348,7 +358,7 @@ class LogStreamHandler(logging.StreamHandler):
             return
         self._fails = True
         if not self._is_told:
-            told = f"peer: the log cannot be written to {self.place}: {error.strerror}; the peer goes on without it"
+            told = f"peer: the log cannot be written to {self.place}: {error.strerror}; the peer keeps running without a log"
             with contextlib.suppress(OSError):
                 print(told, file=sys.stderr, flush=True)
 

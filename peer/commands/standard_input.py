@@ -19,7 +19,7 @@ from protocol.errors import UserError
 from storage.regular_files import open_regular
 
 STANDARD_INPUT = "-"
-SECONDS_MAX = 60.0  # without a byte: a writer that hangs must not block the command forever
+SECONDS_MAX = 60.0  # longest time without a byte: a writer that hangs must not block the command
 READ_BYTES = 1 << 16
 BYTES_MAX = 16 << 30  # size of the copy on disk; the text of a job may have 8 GiB
 
@@ -32,7 +32,7 @@ FILE_ARGUMENTS = {
 
 # All users of a machine can read the arguments of a process, but only its own user can read the environment.
 INVITATION_VARIABLE = "PEER_INVITATION"
-FILE_PREFIX = "@"  # before a file name, as in curl and argparse
+FILE_PREFIX = "@"  # precedes a file name, as in curl
 
 
 def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
@@ -43,7 +43,7 @@ def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
     number = sys.stdin.fileno()
     while True:
         if not os.isatty(number) and not select.select([number], [], [], seconds)[0]:
-            raise UserError(f"standard input gave nothing for {seconds:g} s: look at the program that writes it, or name a file")
+            raise UserError(f"no input for {seconds:g} s: check the program that writes to standard input, or name a file")
         piece = os.read(number, READ_BYTES)
         if not piece:
             return
@@ -59,7 +59,7 @@ def standard_input_as_file(options: argparse.Namespace, data_directory: Path) ->
         yield
         return
     if len(asked) > 1:
-        raise UserError("- stands twice: standard input can be read once, name a file for the other")
+        raise UserError("- is given twice, but standard input can be read once: name a file for one of them")
     with storage_errors(data_directory):
         folder = tempfile.TemporaryDirectory(prefix=".standard-input-", dir=data_directory)
     with folder as name:
@@ -102,7 +102,7 @@ def read_invitation(said: str) -> str:
     from peer.settings.invitation import INVITATION_BYTES_MAX  # a slow import: it loads the ledger
 
     from_environment = os.environ.pop(INVITATION_VARIABLE, "")
-    size_max = 2 * INVITATION_BYTES_MAX  # for base64 and the line breaks of a mail program
+    size_max = 2 * INVITATION_BYTES_MAX  # base64 and line breaks of a mail program add to the size
     if said == STANDARD_INPUT:
         found, origin = b"", "standard input"
         for piece in read_chunks():
@@ -117,9 +117,9 @@ def read_invitation(said: str) -> str:
         return text
     else:
         way = f"@FILE, - for standard input, or the variable {INVITATION_VARIABLE}"
-        raise UserError(f"join: give the string that `peer invite` printed, {way}")
+        raise UserError(f"join: missing INVITATION: give the output of `peer invite`, {way}")
     if len(found) > size_max:
-        raise UserError(f"{origin} has more than {size_max} bytes, which is no invitation")
+        raise UserError(f"{origin} has more than {size_max} bytes, so it is not an invitation: give the output of `peer invite`")
     if not found.strip():
-        raise UserError(f"{origin} is empty: `peer invite` prints an invitation")
+        raise UserError(f"{origin} is empty: give the output of `peer invite`")
     return found.decode(errors="replace")

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 DESCRIPTORS = (0, 1, 2)
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 
 
 def program_name() -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from features.commands import CommandContext
 from features.peer_names import SHORT_ID_LENGTH, PeerNames
-from features.text_tables import Column, KeyValueTable, Printable, TextTable, pluralize
+from features.text_tables import Column, KeyValueTable, Printable, TextTable, format_ordinal, format_quorum, pluralize
 from protocol.addresses import format_listen_addresses
 from protocol.api import (
     AlertView,
@@ -38,12 +38,12 @@ from protocol.verdicts import DIVERGING, Verdict
 if TYPE_CHECKING:
     from peer.export.row_proof_file import RowVerdict
 
-REACH_SIGNS = "a row says whom a voter hears: +, or for how long it was silent; ?: nobody here can say, or never heard"
-NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
+REACH_SIGNS = "+: the observer hears the voter; seconds: time of silence; ?: unknown"
+NOT_CHECKED = " (unverified: this program does not know the module, so only the file says that the field is a table)"
 REACHABILITY_TEXTS = {  # by `StatusView.reachability`
-    "direct": "others have dialed this peer",
-    "relayed": "others cannot dial this peer, and reach it over members that it has dialed",
-    "unknown": "too few have said whether they can dial this peer",
+    "direct": "other peers have dialed this peer",
+    "relayed": "other peers cannot dial this peer and reach it over relays",
+    "unknown": "too few peers have reported",
 }
 ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # verdicts of a vouch; all others reject
 NEUTRAL_REASONS = ("absent", "unjudged")  # no evidence against the trainer
@@ -107,17 +107,17 @@ def status(view: StatusView) -> KeyValueTable:
             "peer id": view.peer,
             "name": view.name or "–",
             "network": f"{view.network} (chain {shorten_id(view.chain_id)})",
-            "role": view.role + (", votes" if view.voter else ", does not vote"),
+            "role": view.role + (", voter" if view.voter else ", no vote"),
             "state": format_state(view),
             "height": f"{view.height}, view {view.view}",
             "decided": _decided(view),
             "state root": view.state_root,
-            **({"too late": view.straggling} if view.straggling else {}),
-            **({"re-executes": view.reexecution_limits} if view.reexecution_limits else {}),
-            **({"no room": view.disk_shortage} if view.disk_shortage else {}),
-            "unaudited": _unaudited(view),
-            "largest model": f"{view.parameters_max} parameters are allowed",
-            "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
+            **({"late updates": view.straggling} if view.straggling else {}),
+            **({"re-execution": view.reexecution_limits} if view.reexecution_limits else {}),
+            **({"disk shortage": view.disk_shortage} if view.disk_shortage else {}),
+            "unaudited jobs": _unaudited(view),
+            "largest model": f"{view.parameters_max} parameters",
+            "voters": format_quorum(view.voters, view.tolerated, view.quorum),
             "links": view.links,
             "address": format_listen_addresses(view.listen_addresses, view.announced_addresses),
             "reachable": f"{view.reachability}: {REACHABILITY_TEXTS[view.reachability]}",
@@ -138,17 +138,13 @@ def format_state(view: StatusView) -> str:
 def _decided(view: StatusView) -> str:
     ago = "nothing yet" if view.decided_seconds_ago is None else f"{_duration(view.decided_seconds_ago)} ago"
     known = view.heights_behind is not None
-    behind = (
-        f"behind by {pluralize(view.heights_behind or 0, 'height')}"
-        if known
-        else "no voter is here to say how far the others are"
-    )
+    behind = f"behind by {pluralize(view.heights_behind or 0, 'height')}" if known else "no voter is connected to compare heights"
     return ago if view.heights_behind == 0 else f"{ago}; {behind}"
 
 
 def _unaudited(view: StatusView) -> str:
-    what = "nobody re-executes the updates; votes check their form and norm only"
-    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "none of the running jobs"
+    what = "no peer re-executes updates; voters check only form and norm"
+    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "none"
 
 
 def _duration(seconds: float) -> str:
@@ -178,8 +174,8 @@ def stats(view: StatsView) -> KeyValueTable:
             "refused": _counts(view.refused),
             "evidence": "; ".join(view.evidence) or "none",
             "expelled": "; ".join(view.expelled) or "nobody",
-            "audits": _standing(view.audit_record) if view.audit_record else "none of this peer, and none by it",
-            "unaudited": _unaudited(view.status),
+            "audits": _standing(view.audit_record) if view.audit_record else "no sampled audits of or by this peer",
+            "unaudited jobs": _unaudited(view.status),
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
             "memory": f"{view.memory_mb:.0f} MB",
@@ -195,21 +191,21 @@ def proven_row(found: RowVerdict) -> KeyValueTable:
             "network": f"{found.network}, chain id {found.chain_id}",
             "trust from": found.trust,
             "state": f"after height {found.height}, root {found.state_root}",
-            "certified": f"by block {found.certified_by} of {at}, which {found.signatures} of {found.voters} "
-            f"voters signed; {pluralize(found.links, 'change')} of the voters since the genesis",
+            "certified": f"by block {found.certified_by} of {at}, signed by {found.signatures} of {found.voters} "
+            f"voters; {pluralize(found.links, 'change')} of voters since the genesis",
             "table": f"{found.table}, {pluralize(found.rows, 'row')}" + ("" if found.is_table else NOT_CHECKED),
             "key": _bytes(found.key),
-            "value": _row(found) if found.has_row else "none: this key has no row",
+            "value": _row(found) if found.has_row else "none (no row with this key)",
         }
     )
 
 
 def alerts(found: Iterable[AlertView], names: PeerNames) -> TextTable:
-    table = TextTable("severity", "cause", Column("what", wraps=True), Column("since", drop_order=1))
+    table = TextTable("severity", "cause", Column("details", wraps=True), Column("since", drop_order=1))
     for alert in found:
         text = names.replace_ids(alert.text)
-        what = f"{names[alert.about]} {text}" if alert.about else text
-        table.add_row(alert.severity, alert.cause, what, _moment(alert.since_ms))
+        details = f"{names[alert.about]} {text}" if alert.about else text
+        table.add_row(alert.severity, alert.cause, details, _moment(alert.since_ms))
     return table
 
 
@@ -232,7 +228,7 @@ def engines(views: Iterable[EngineView]) -> TextTable:
 
 
 def devices(views: Iterable[DeviceView]) -> TextTable:
-    amounts = (Column(title, is_number=True) for title in ("memory", "free", "of the worker"))
+    amounts = (Column(title, is_number=True) for title in ("memory", "free", "worker"))
     rows = (
         (
             view.device,
@@ -242,7 +238,7 @@ def devices(views: Iterable[DeviceView]) -> TextTable:
         )
         for view in views
     )
-    return _filled(TextTable("device", Column("what", truncates=True), "in use", *amounts), rows)
+    return _filled(TextTable("device", Column("model", truncates=True), "in use", *amounts), rows)
 
 
 def block(view: BlockView, names: PeerNames) -> KeyValueTable:
@@ -252,9 +248,9 @@ def block(view: BlockView, names: PeerNames) -> KeyValueTable:
             "digest": view.digest,
             "time": _moment(view.time_ms),
             "proposed by": names[view.proposer],
-            "signed by": f"{' '.join(names[peer] for peer in view.signers)}; {view.quorum} of {view.voters_count} decide",
+            "signed by": f"{' '.join(names[peer] for peer in view.signers)} (quorum {view.quorum} of {view.voters_count})",
             "certified root": f"{view.certified_root} after height {view.height - 1}",
-            "this peer's": {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root),
+            "own root": {view.certified_root: "equal", "": "not kept"}.get(view.own_root, view.own_root),
             "body": f"{view.body_bytes} bytes",
             "header": view.header,
             "certificate": view.certificate,
@@ -264,7 +260,7 @@ def block(view: BlockView, names: PeerNames) -> KeyValueTable:
 
 
 def votes(found: Iterable[RoundVotesView], names: PeerNames) -> TextTable:
-    table = TextTable("round", "phase", "voter", Column("says", wraps=True))
+    table = TextTable("round", "phase", "voter", Column("ballot", wraps=True))
     for view in found:
         which, phase = (
             f"{display_round_number(view.round)} {shorten_id(view.job)}",
@@ -359,8 +355,8 @@ def audits(views: Iterable[AuditView], names: PeerNames) -> TextTable:
 
 
 def suspensions(views: Iterable[SuspensionView], names: PeerNames) -> TextTable:
-    trainer, auditor = Column("suspended", truncates=True), Column("found by", truncates=True)
-    table = TextTable(trainer, "until round", "in job", "because of round", auditor, Column("finding", wraps=True))
+    trainer, auditor = Column("trainer", truncates=True), Column("auditor", truncates=True)
+    table = TextTable(trainer, "suspended until", "job", "false in round", auditor, Column("finding", wraps=True))
     for view in views:
         cause = view.cause
         finding = cause.finding or "–"
@@ -378,19 +374,19 @@ def suspensions(views: Iterable[SuspensionView], names: PeerNames) -> TextTable:
 def peers(views: Sequence[PeerView]) -> TextTable:
     names = {view.peer: view.name for view in views}
     traffic = (Column("linked for", drop_order=3), Column("sent", drop_order=2), Column("received", drop_order=1))
-    who = (Column("name", truncates=True), "peer id", Column("part", wraps=True))
+    who = (Column("name", truncates=True), "peer id", Column("status", wraps=True))
     measured = (Column("round trip", drop_order=5), Column("Mbit/s", drop_order=4))
     table = TextTable(*who, "link", *measured, *traffic, Column("record", wraps=True))
     for view in views:
-        part = view.departed or ("voter" if view.voter else "member" if view.member else "guest")
-        part += " (leader)" if view.leader else ""
-        part += f" {pluralize(len(view.approvals), 'approval')}" if view.approvals and not view.voter else ""
-        part += f" (silent for {view.link.silent_seconds:.0f} s)" if view.link and view.link.silent_seconds is not None else ""
+        status = view.departed or ("voter" if view.voter else "member" if view.member else "guest")
+        status += " (leader)" if view.leader else ""
+        status += f" {pluralize(len(view.approvals), 'approval')}" if view.approvals and not view.voter else ""
+        status += f" (silent for {view.link.silent_seconds:.0f} s)" if view.link and view.link.silent_seconds is not None else ""
         link = view.link
         table.add_row(
             (view.name or "–") + " (me)" * view.me,
             shorten_id(view.peer),
-            f"{part} {','.join(view.roles)}",
+            f"{status} {','.join(view.roles)}",
             _way(link, names) if link else "–",
             f"{_optional(link.round_trip_ms, '.1f')} ms" if link else "–",
             _optional(link.mbit_per_second, ".3g") if link else "–",
@@ -432,7 +428,7 @@ def invitations(views: Iterable[InvitationView]) -> TextTable:
 
 
 def features(views: Iterable[ModuleView]) -> TextTable:
-    table = TextTable("module", "feature", "runs", "knows", Column("upgrade", wraps=True))
+    table = TextTable("module", "feature", "runs", "supports", Column("upgrade", wraps=True))
     for view in views:
         due = [f"{view.due_version} from height {view.due_height}"] if view.due_version else []
         knows = ", ".join(map(str, view.known_versions)) or "–"
@@ -444,7 +440,7 @@ def features(views: Iterable[ModuleView]) -> TextTable:
 
 def limits(views: Iterable[LimitView]) -> TextTable:
     rows = ((view.name, str(view.maximum), "; ".join(view.wishes) or "–") for view in views)
-    return _filled(TextTable("limit", "at most", Column("wishes", wraps=True)), rows)
+    return _filled(TextTable("limit", "maximum", Column("requests", wraps=True)), rows)
 
 
 def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
@@ -475,8 +471,9 @@ def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
 
 def format_job_state(view: JobView) -> str:
     if view.queue_position:
-        return f"waits, number {view.queue_position}" + (
-            f"; {view.initial_model_holders} voters hold its model" if view.initial_model_holders else ""
+        held, _, needed = view.initial_model_holders.partition(" of ")
+        return f"queued ({format_ordinal(view.queue_position)})" + (
+            f"; initial model held by {pluralize(int(held), 'voter')}, {needed} needed" if held else ""
         )
     if view.state == "settling":
         return "trained; audits may still undo rounds"

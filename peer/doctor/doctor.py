@@ -49,7 +49,7 @@ ANSWER_SECONDS: Final = 10.0  # for all calls to the running peer: each takes so
 LOG_ADVICE = "`peer log` says what came before"
 DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it dials only")
 ADVICE = {  # by cause of an alert
-    AlertCause.HALTED: f"{LOG_ADVICE}; the guide has a section for each halt",
+    AlertCause.HALTED: f"{LOG_ADVICE}; docs/how-to/when-something-is-wrong.md has each halt",
     AlertCause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
     AlertCause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
     AlertCause.NO_SPARE: "ask the operators of those voters; `peer retire` takes the vote of one that is gone for good",
@@ -76,6 +76,7 @@ async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFindi
     found, process = await _of_peer(settings, role, DataDirectory(config.data_directory))
     return [
         *machine.check_version(role),
+        *machine.check_train_extra(role, config.engine),
         *found,
         *machine.check_disk(config.data_directory),
         *machine.check_memory(config, role, runs=process is not None),

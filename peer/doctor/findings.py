@@ -6,6 +6,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from features import exit_statuses
+
 
 class FindingLevel(enum.StrEnum):
     """Levels of findings, the most severe last."""
@@ -15,8 +17,12 @@ class FindingLevel(enum.StrEnum):
     FAULT = "fault"  # the peer cannot run or cannot take part
 
 
-# The exit status of `peer doctor`, as of `peer status`. 2 is an invalid command line.
-EXIT_STATUS = {FindingLevel.OK: 0, FindingLevel.WARNING: 3, FindingLevel.FAULT: 4}
+# The exit status of `peer doctor`
+EXIT_STATUS = {
+    FindingLevel.OK: exit_statuses.SUCCESS,
+    FindingLevel.WARNING: exit_statuses.DEGRADED,
+    FindingLevel.FAULT: exit_statuses.UNUSABLE,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import resource
 import shutil
 import statistics
@@ -38,29 +39,33 @@ CLOCK_ADVICE = "set it by the network's time (timedatectl set-ntp true, or chron
 
 
 def check_version(role: Role) -> Iterator[DoctorFinding]:
-    """Yield findings on the packages that the role needs and on the program's version."""
-    if role.needs_worker:
-        yield from _torch()
+    """Yield findings on the packages that the role's services need and on the program's version."""
     for part in features.roles().values():
         if role.name in (part.name, features.FULL_ROLE) and part.needs_package and not find_spec(part.needs_package):
             yield warning(
                 "version",
                 f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served",
-                "install the extra `web`, or take another --role",
+                "run `pip install 'folkmoot[web]'`, or take another --role",
             )
     yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
 
 
-def _torch() -> Iterator[DoctorFinding]:
-    if not find_spec("torch"):
-        text = "this peer trains and re-executes, and the package torch is not installed"
-        yield fault("version", text, "install it, or take --role voter, which needs none")
+def check_train_extra(role: Role, engine: str) -> Iterator[DoctorFinding]:
+    """Yield a finding on the extra `train` if the role trains with torch."""
+    if not role.needs_worker or engine not in features.ENGINE_PACKAGES:
         return
-    wanted = next((text[7:] for text in metadata.requires("folkmoot") or () if text.startswith("torch==")), "")
+    if missing := features.why_engine_missing(engine):
+        text, _, remedy = missing.partition(": ")
+        yield fault("train", f"the role {role.name} trains, and {text}", f"{remedy}, or take --role voter, which does not train")
+        return
+    required = (re.match(r"torch==([\w.]+)", text) for text in metadata.requires("folkmoot") or ())
+    wanted = next((match[1] for match in required if match), "")
     here = metadata.version("torch").partition("+")[0]
     if wanted and here != wanted:
         text = f"torch {here} is installed, and this program wants {wanted}: another one may round otherwise in a replay"
-        yield warning("version", text, f"install torch=={wanted}")
+        yield warning("train", text, f"install torch=={wanted}")
+    else:
+        yield ok("train", f"torch {here}")
 
 
 def check_disk(folder: Path) -> Iterator[DoctorFinding]:

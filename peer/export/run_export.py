@@ -2,13 +2,13 @@
 
 | file | content |
 |---|---|
-| manifest.json | format, network, state root, models, and the SHA-256 of each file |
-| genesis.msgpack | the genesis, whose hash is the chain id |
-| blocks/00000001.msgpack | `Decision`: the block and the quorum's signatures on it |
-| payloads/<sha256> | accepted updates, and initial models of jobs |
-| sets/<sha256> | manifests and shards of data, for jobs whose draws are traceable |
-| tokenizers/<sha256> | tokenizers of jobs whose tokens are not bytes |
-| <job>.safetensors | parameters under the last certified state root |
+| `manifest.json` | format, network, state root, models, and the SHA-256 of each file |
+| `genesis.msgpack` | the genesis, whose hash is the chain id |
+| `blocks/00000001.msgpack` | `Decision`: the block and the quorum's signatures on it |
+| `payloads/<sha256>` | accepted updates, and initial models of jobs |
+| `sets/<sha256>` | manifests and shards of data, for jobs whose draws are traceable |
+| `tokenizers/<sha256>` | tokenizers of jobs whose tokens are not bytes |
+| `<job>.safetensors` | parameters under the last certified state root |
 """
 
 from __future__ import annotations

@@ -36,57 +36,157 @@ PAYLOADS_GB_MAX = 1_000_000  # a petabyte; more is a typing error
 RETIRE_DAYS_MAX = 3_650  # ten years; more is a typing error
 
 
+DEFAULT_DATA_DIRECTORY = "$XDG_DATA_HOME/folkmoot, or ~/.local/share/folkmoot"  # for people
+
+
 def default_data_directory(environment: Mapping[str, str]) -> Path:
     base = environment.get("XDG_DATA_HOME") or os.path.join(environment.get("HOME", "~"), ".local/share")
     return Path(base).expanduser() / "folkmoot"
 
 
-def _about(text: str, default: Any) -> Any:
-    return field(default=default, metadata={"about": text})
+def _about(text: str, default: Any, details: str = "") -> Any:
+    """Declare a setting: a noun phrase with its unit for a line of the help, and details as further sentences."""
+    return field(default=default, metadata={"about": text, "details": details})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    data_directory: Path = field(metadata={"about": "everything this peer keeps: key, ledger, blobs, models"})
-    name: str = _about("what other people see beside the peer id; empty: the peer id alone", "")
-    role: str = _about("trainer, voter (never imports torch), full, or one of a feature, which `peer run --help` lists", "full")
-    listen: str = _about("where this peer accepts connections, or none: it dials only; port 0: any free one", "0.0.0.0:7700")
-    advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
-    bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
+    data_directory: Path = field(
+        metadata={
+            "about": "Directory with all data of this peer: key, ledger, blobs, models",
+            "details": "The file `peer.toml` in the directory cannot set it.",
+        }
+    )
+    name: str = _about(
+        "Name of this peer for other people",
+        "",
+        "People see it beside the peer id and may type it instead. Without a name they see the peer id. A member that starts "
+        "with another name than the network knows asks the network to change it.",
+    )
+    role: str = _about("Work of this peer", "full", "Other members may have roles that this program does not know.")
+    listen: str = _about(
+        "Addresses where this peer accepts connections, or `none`",
+        "0.0.0.0:7700",
+        "Port 0 takes any free port. Commas separate several addresses: `0.0.0.0:7700,[::]:7700` accepts IPv4 and IPv6. With "
+        "`none` this peer only dials others, and needs `bootstrap` or `mdns`. Every link is authenticated and encrypted.",
+    )
+    advertise: tuple[str, ...] = _about(
+        "Addresses or host names that other peers dial",
+        (),
+        f"At most {ADVERTISED_MAX}. Without one, others are told the addresses of `listen`; for a wildcard these are all "
+        "addresses of this machine except loopback. Behind a router, name the forwarded address.",
+    )
+    bootstrap: tuple[str, ...] = _about(
+        "Addresses to dial first", (), "`PEERID@HOST:PORT` accepts only the peer with this id at the address."
+    )
     relay: RelayMode = _about(  # noqa: RUF009 - a field like the others
-        "forward, sealed, between members that cannot dial one another: on, off, or auto: while others can dial this peer",
+        "Forwarding of encrypted links between members that cannot dial each other",
         RelayMode.AUTO,
+        "`on` forwards if this peer accepts connections, `off` never, and `auto` while other peers can dial this one "
+        "(`reachable: direct` in `peer status`). `true` and `false` are accepted for `on` and `off`.",
     )
-    upnp: bool = _about("ask the router to forward a port to this peer (the extra `upnp`)", False)
-    mdns: bool = _about("find peers on the local network, and show this one there (the extra `mdns`)", False)
-    ping_seconds: int = _about("between pings of a quiet link", int(PING_SECONDS))
+    upnp: bool = _about(
+        "Request to the router to forward a port to this peer",
+        False,
+        "Needs the extra `upnp`. If the package is missing or the router refuses, the log says so and the peer runs without it.",
+    )
+    mdns: bool = _about(
+        "Discovery of peers on the local network, and visibility there",
+        False,
+        "Needs the extra `mdns`. It shows everybody on the local network that a peer of some network is here, without its name.",
+    )
+    ping_seconds: int = _about("Seconds between pings of an idle connection", int(PING_SECONDS))
     suspect_seconds: int = _about(
-        "of silence until a peer counts as not heard, unless its link was often silent", int(SUSPECT_SECONDS)
+        "Seconds of silence after which a peer counts as not heard",
+        int(SUSPECT_SECONDS),
+        f"Three pings to {SUSPECT_SECONDS_MAX}. A link that is often silent for nearly as long gets up to twice the time. "
+        "A link without any message for 2.5 times as long is closed.",
     )
-    engine: str = _about("what the worker process computes with", "pytorch")
-    threads: int = _about("threads of the worker, and of the daemon where a model is large; 0: each chooses", 0)
-    device: str = _about("where the worker computes: cpu, cuda, cuda:1, or auto: cuda where there is one", AUTO)
+    engine: str = _about(
+        "Library with which the worker computes",
+        "pytorch",
+        "If an engine has no loss for a job's objective, this peer does not train that job and the log says so.",
+    )
+    threads: int = _about(
+        "Threads of the worker, or 0 for automatic",
+        0,
+        "The daemon uses as many for models of more than 4M parameters. With 0 the engine chooses, and the daemon uses one "
+        "thread per core, at most four. Set 1 if several peers run on one machine.",
+    )
+    device: str = _about(
+        "Device of the worker: `cpu`, `cuda`, `cuda:1` or `auto`",
+        AUTO,
+        "`auto` takes the first GPU if there is one. A peer does not start without the named device.",
+    )
     memory_mb_max: int = _about(
-        "MB that a job may take in the worker, by an estimate: it makes micro-batches smaller; 0: no bound", 0
+        "Estimated memory of a job in the worker in MB, or 0 without a limit",
+        0,
+        "The estimate covers parameters, moments and activations. The worker makes micro-batches smaller until they fit, and "
+        "the log says so. The result is the same to rounding.",
     )
-    compile: bool = _about("compile losses for the device: minutes at the first step, faster ones afterwards", False)
+    compile: bool = _about(
+        "Compilation of losses for the device",
+        False,
+        "The first step of a job takes a minute or more, and later steps are faster. If compilation fails, the log says so and "
+        "the worker computes without it. Cannot be combined with `parallel`.",
+    )
     recompute: bool = _about(
-        "keep the inputs of layers alone and compute them again for the gradient: less memory, a third slower", False
+        "Recomputation of activations for the gradient",
+        False,
+        "Needs far less memory and about a third more time, for the same result.",
     )
-    gpus: int = _about("processes of the worker that train together, on a GPU each, or all on the processor; 0: one", 0)
-    parallel: str = _about("how they do: ddp, each with the whole model, or fsdp, each with a piece; off: there is one", "off")
-    evaluate: bool = _about("measure held-out loss after every round", True)
-    local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
-    approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
+    gpus: int = _about(
+        "Number of worker processes that train together, or 0 for one",
+        0,
+        "Each process takes a GPU; on a machine without GPUs all of them use the processor. They are one member of the network.",
+    )
+    parallel: str = _about(
+        "Distribution of a model over worker processes: `off`, `ddp` or `fsdp`",
+        "off",
+        "With `ddp` each process has the whole model and a share of the batch. With `fsdp` each process also has only a share "
+        "of every tensor.",
+    )
+    evaluate: bool = _about(
+        "Measurement of held-out loss",
+        True,
+        "A trainer measures every round if that takes at most a quarter of the worker's time, and otherwise some rounds. "
+        "`peer rounds` shows `–` for a round without a measurement.",
+    )
+    local_data: str = _about("File or folder with this trainer's own text", "", "Jobs with `data: local` train on it.")
+    approve_invited: int = _about(
+        "Number of invited members that this voter approves as voters automatically",
+        0,
+        "It counts members that voters invited. Approvals decide how many votes one person can get: give them with care.",
+    )
     payloads_gb: int = _about(
-        "GB of payloads of old rounds that stay of each job, 256 rounds at least; 0: all, as `peer export` needs them", 20
+        "Disk space in GB for payloads of closed rounds, for each job",
+        20,
+        "The payloads of the last 256 rounds stay in any case. With 0 all payloads stay, as `peer export` needs them.",
     )
-    retire_after_days: int = _about("of silence, seen by this voter itself, until it wants a member retired; 0: never", 0)
-    stand: bool = _about("ask to become a voter once this peer is a member and has caught up", True)
-    log_level: str = _about("debug, info, warning or error", "info")
-    log_format: str = _about("text, or json: one object a line", "text")
-    log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
-    control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
+    retire_after_days: int = _about(
+        "Days of silence after which this voter asks to retire a member, or 0 for never",
+        0,
+        "The voter counts only silence that it has observed itself. A quorum of voters with such a setting retires the member.",
+    )
+    stand: bool = _about(
+        "Request for a vote once this peer is a member and has caught up", True, "With `--no-stand` it stays without a vote."
+    )
+    log_level: str = _about("Least severity of log lines", "info", "`debug` also logs every block, proposal and ballot.")
+    log_format: str = _about(
+        "Format of log lines",
+        "text",
+        "`json` writes one object per line with the keys `at`, `level`, `kind` and `text`. Further keys depend on `kind`. A "
+        "traceback has the key `traceback`.",
+    )
+    log_file: str = _about(
+        "Log file",
+        "",
+        "Without one, the log goes to standard error, or to `peer.log` in the data directory while the prompt uses the "
+        "terminal. After SIGHUP a daemon opens the file again, for logrotate.",
+    )
+    control_socket: str = _about(
+        "Socket where `peer console` and other commands attach", "", "Without one, it is `control.sock` in the data directory."
+    )
     feature_settings: Mapping[str, Any] = field(default_factory=dict, metadata={})  # settings of features, by name
 
     @property
@@ -101,14 +201,65 @@ class Config:
 
 RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings with the same names
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "feature_settings"}
-_ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
+_DECLARED = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
+_ABOUT: dict[str, str] = {name: field.metadata["about"] for name, field in _DECLARED.items()}
 
 
 def setting_descriptions() -> dict[str, str]:
-    """Return the description of each setting, those of features last."""
+    """Return the description of each setting in one line, those of features last."""
     of_features = {name: setting.about for name, setting in features.feature_settings().items()}
-    assert not of_features.keys() & _ABOUT.keys(), "a feature calls a setting as the peer's own is called"
+    assert not of_features.keys() & _ABOUT.keys(), "a feature declares a setting with the name of one of the peer's own"
     return _ABOUT | of_features
+
+
+def setting_details(name: str) -> str:
+    """Return further sentences about a setting, or an empty text."""
+    if name == "role":
+        works = (f"`{role.name}` ({role.about})" for role in features.roles().values())
+        return f"There are {', '.join(works)}. {_DECLARED[name].metadata['details']}"
+    return str(_DECLARED[name].metadata["details"]) if name in _DECLARED else features.feature_settings()[name].details
+
+
+def setting_type(name: str) -> str:
+    """Return the type of a setting for people, with its range or its choices."""
+    if choices := _choices().get(name):
+        return " or ".join((", ".join(choices[:-1]), choices[-1])) if len(choices) > 1 else choices[0]
+    if name in _RANGES:
+        return f"{_KINDS[int].removeprefix('a ')}, {' to '.join(map(str, _RANGES[name]))}"
+    return "list, with commas between the items" if _kind(name) == tuple[str, ...] else _KINDS[_kind(name)].removeprefix("a ")
+
+
+def setting_flag(name: str) -> str:
+    """Return the flag of a setting on the command line, such as `--ping-seconds`."""
+    aliases = {setting: alias for alias, setting in FLAG_ALIASES.items()}
+    return f"--{aliases.get(name, name).replace('_', '-')}"
+
+
+def describe_setting(name: str) -> str:
+    """Return the description of a setting in Markdown, without its name."""
+    flag = setting_flag(name)
+    flags = f"`{flag}`, `--no-{flag.removeprefix('--')}`" if _kind(name) is bool else f"`{flag}`"
+    about = " ".join(filter(None, (f"{setting_descriptions()[name]}.", setting_details(name))))
+    return "\n".join(
+        (
+            about,
+            "",
+            f"- Type: {setting_type(name)}",
+            f"- Default: `{setting_default(name)}`",
+            f"- Flag: {flags}",
+            f"- Variable: `{ENVIRONMENT_PREFIX}{name.upper()}`",
+        )
+    )
+
+
+def setting_default(name: str) -> str:
+    """Return the default value of a setting for people."""
+    if name == "data_directory":
+        return DEFAULT_DATA_DIRECTORY
+    value = _DECLARED[name].default if name in _DECLARED else features.feature_settings()[name].default
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value in ("", ()) else str(value)
 
 
 def _kind(name: str) -> Any:
@@ -161,9 +312,7 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     for name, key in named.items():
         meant = FLAG_ALIASES.get(name) or next((known for known in setting_descriptions() if _is_slip(name, known)), None)
         if name not in setting_descriptions() and meant:
-            raise UserError(
-                f"environment variable {key} is no setting of a peer; did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?"
-            )
+            raise UserError(f"environment variable {key} is not a setting; did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?")
     return {name: environment[key] for name, key in named.items() if name in setting_descriptions()}
 
 
@@ -212,9 +361,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(read_regular(file).decode())
     except OSError as error:
-        raise UserError(f"configuration {file} cannot be read: {error.strerror}") from None
+        raise UserError(f"settings file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"configuration {file} is not valid TOML: {error}") from None
+        raise UserError(f"settings file {file} is not valid TOML: {error}") from None
     for key in values:
         if key not in setting_descriptions():
             raise UserError(f"{file}: unknown setting {key!r}{suggest_nearest(key, setting_descriptions())}")
@@ -319,20 +468,23 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         _check_bootstrap(text, f"bootstrap ({origins['bootstrap']})")
 
 
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Return the values of each setting that has a fixed set of them. Settings of features check their values themselves."""
+    return {
+        "role": tuple(features.roles()),
+        "relay": tuple(RelayMode),
+        "engine": tuple(features.engines()),
+        "log_level": LOG_LEVELS,
+        "log_format": LOG_FORMATS,
+        "parallel": tuple(ParallelMode),
+    }
+
+
 def _problems(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the name of each invalid setting and its problem."""
-    choices = (
-        ("role", features.roles(), f"is no role; there are {', '.join(features.roles())}"),
-        (
-            "engine",
-            features.engines(),
-            f"is no engine of this program; there are {', '.join(features.engines())}",
-        ),
-        ("log_level", LOG_LEVELS, f"is no log level; choose one of {', '.join(LOG_LEVELS)}"),
-        ("log_format", LOG_FORMATS, f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}"),
-        ("parallel", list(ParallelMode), f"is none of {', '.join(ParallelMode)}"),
-    )
-    yield from ((name, why) for name, there_are, why in choices if setting_value(config, name) not in there_are)
+    for name, choices in _choices().items():
+        if setting_value(config, name) not in choices:
+            yield name, f"is not a valid {name.replace('_', ' ')}; choose one of {', '.join(choices)}"
     for name, setting in features.feature_settings().items():
         if problem := setting.problem(config.feature_settings[name]):
             yield name, problem
@@ -348,10 +500,12 @@ def _problems(config: Config) -> Iterator[tuple[str, str]]:
     if problem := name_problem(config.name):
         yield "name", problem
     if config.advertise and config.listen == NO_LISTEN_ADDRESS:
-        way = "leave advertise empty, or let it accept connections"
-        yield "advertise", f"tells others to dial this peer, which accepts no connections: listen is none; {way}"
+        yield (
+            "advertise",
+            "announces addresses, but this peer accepts no connections (listen is none); remove one of both settings",
+        )
     if len(config.advertise) > ADVERTISED_MAX:
-        yield "advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others"
+        yield "advertise", f"has {len(config.advertise)} addresses; at most {ADVERTISED_MAX} are announced"
 
 
 def _check_bootstrap(text: str, where: str) -> None:
@@ -370,8 +524,8 @@ def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
     """Return why this peer can never have a link, with a remedy after `; `, or "". `remembered` is its address book."""
     if config.listen != NO_LISTEN_ADDRESS or config.bootstrap or config.mdns or any(remembered):
         return ""
-    way = "name a member with --bootstrap HOST:PORT, look for one on the local network with --mdns, or accept connections"
-    return f"listen is none, and this peer knows nobody to dial; {way}"
+    way = "name a member with --bootstrap HOST:PORT, search the local network with --mdns, or accept connections"
+    return f"listen is none, and this peer knows no address to dial; {way}"
 
 
 def setting_value(config: Config, name: str) -> Any:
@@ -380,7 +534,7 @@ def setting_value(config: Config, name: str) -> Any:
 
 def format_settings(settings: ResolvedSettings) -> str:
     """Return all settings as a TOML file, with descriptions and origins as comments."""
-    lines = ["# Settings of this peer. Stronger last: default, file, environment (PEER_…), command line."]
+    lines = ["# Settings of this peer. Each source overrides the ones before: default, file, environment (PEER_…), command line."]
     for name, about in setting_descriptions().items():
         comment = "# " if name == "data_directory" else ""  # `peer.toml` in the data directory must not set it
         lines += [

@@ -1,19 +1,4 @@
-"""The data directory of a peer, which holds all its data. The peer writes nowhere else.
-
-| file | content |
-|---|---|
-| identity.key | secret Ed25519 seed, mode 0600 |
-| identity.old | the seed before it, until the network knows the new one |
-| identity.next | the next seed during `peer rekey`; while it exists, the peer signs with no key |
-| genesis | the network's genesis |
-| ledger.sqlite | blocks, certificates, own votes |
-| blobs/ | payloads and data, by digest |
-| models/ | memory-mapped parameters |
-| services/ | data of services, such as open answers |
-| peer.toml | settings |
-| peer.lock | lock of the running daemon |
-| control.sock | socket for consoles |
-"""
+"""The data directory of a peer, which holds all its data (`FILES`). The peer writes nowhere else."""
 
 from __future__ import annotations
 
@@ -45,8 +30,41 @@ SEED_CHARACTERS = 64  # 32 bytes in hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
 OTHERS_ACCESS_BITS = 0o077  # access of other users: the directory holds keys, accounts and answers
 ADDRESSES_KEPT = 64  # the next start dials all of them; they include a quorum of a large network
-SAVE_SECONDS = 10.0  # between two checks for changes
-PID_CHARACTERS_MAX = 32  # in the lock file; the largest process id on Linux has seven digits
+SAVE_SECONDS = 10.0  # time between two checks for changes
+PID_CHARACTERS_MAX = 32  # length of a process id in the lock file; the largest process id on Linux has seven digits
+
+# Names of files and folders, with their contents for people.
+FILES = {
+    "identity.key": "The secret Ed25519 seed, mode 0600. A peer with another mode does not start.",
+    "identity.old": "The seed before it, after `peer rekey`, until the network has decided the change.",
+    "identity.next": "The next seed during `peer rekey`. While it exists, the peer signs with no key.",
+    "lost-N/": "Ledger and models that `peer rekey` could not read.",
+    "genesis": "The network's genesis.",
+    "ledger.sqlite": "Blocks, certificates, the peer's own votes, and rows of the ledger's tables.",
+    "ledger.sqlite.committed": "Number of committed transactions. A database with fewer has lost votes, and the peer refuses it.",
+    "blobs/": "Payloads and data, by digest.",
+    "blobs/parts/": "Parts of objects above 16 MiB, also of those that are still being downloaded.",
+    "models/": "Parameters, optimizer state and estimates of the last rounds and of anchors.",
+    "buffers/": "Error feedback and kept inner state, as long as anybody may re-execute with them.",
+    "texts/": "Texts of jobs, joined from their shards, with the tokens of a BPE.",
+    "diagnostics/": "Wrong states of this peer, by height.",
+    "services/serve/answers.sqlite": "Answers of annotators that are not opened yet. A peer without this file forfeits them.",
+    "services/serve/accounts.sqlite": "Keys of annotators with an account, sealed by their passphrases.",
+    "services/serve/golds.sqlite": "Right answers of this author's tasks, until the project is closed. Nobody else has them.",
+    "services/serve/doors.sqlite": "Hashes of operators' tokens, sessions, used invitation codes, refused annotators.",
+    "services/serve/log.sqlite": "Actions of operators by HTTP.",
+    "services/serve/imported.sqlite": "Imported pages of tasks. A second import of the same file adds nothing.",
+    "invitation": "The invitation that this peer joined with. It is secret until it is used.",
+    "invitations": "The last 1,024 invitations of this peer, without their secrets.",
+    "addresses": "Last addresses of members, `PEER@HOST:PORT` in each line. A stopped network restarts with them.",
+    "silences": "With `retire_after_days`: the seconds of each member's silence.",
+    "peer.toml": "Settings.",
+    "peer.lock": "Lock of the running daemon, with its process id.",
+    "peer.log": "The log while the prompt uses the terminal.",
+    "control.sock": "Socket for commands and consoles, mode 0600.",
+    "control.path": "Path of that socket, if the usual path is too long.",
+    "console_history": "Lines that were typed at the prompt.",
+}
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space and start again",
@@ -74,14 +92,14 @@ def _require_private(path: Path) -> None:
     found = path.stat()
     if found.st_uid != os.geteuid():
         way = "run as that user, or choose another --data-dir"
-        raise UserError(f"data directory {path} belongs to user {found.st_uid}, this is user {os.geteuid()}: {way}")
+        raise UserError(
+            f"data directory {path} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}: {way}"
+        )
     mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS_ACCESS_BITS:
         path.chmod(mode & ~OTHERS_ACCESS_BITS)
-        told = (
-            f"data directory {path} had mode {mode:04o}, so others of this machine could open it; now "
-            f"{mode & ~OTHERS_ACCESS_BITS:04o}"
-        )
+        private = f"{mode & ~OTHERS_ACCESS_BITS:04o}"
+        told = f"data directory {path} had mode {mode:04o}, which let other users open it: changed to {private}"
         with contextlib.suppress(OSError):
             print(f"peer: {told}", file=sys.stderr)
 
@@ -120,11 +138,13 @@ class DataDirectory:
     def open(cls, path: Path) -> DataDirectory:
         """Open the directory of an existing peer. Raises `UserError` if there is none or it cannot be written."""
         if not path.is_dir():
-            raise UserError(f"no data directory at {path}: make one with `peer init` or `peer join`, or name it with --data-dir")
+            raise UserError(
+                f"no data directory at {path}: create one with `peer init` or `peer join`, or name another with --data-dir"
+            )
         if not os.access(path, os.W_OK | os.X_OK):
             raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")
         if not cls(path).identity_key.exists():
-            raise UserError(f"{path} holds no identity.key: make one with `peer init` or `peer join`")
+            raise UserError(f"{path} has no identity.key: create one with `peer init` or `peer join`")
         return cls.create(path)
 
     def create_identity(self) -> Identity:
@@ -137,7 +157,7 @@ class DataDirectory:
         try:
             self._create(self.identity_key, identity.seed.hex().encode() + b"\n", 0o600)
         except FileExistsError:
-            raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
+            raise UserError(f"{self.identity_key} exists: this peer already has an identity") from None
 
     def begin_key_replacement(self) -> None:
         """Make a new key, and keep the old one under a second name.
@@ -187,7 +207,9 @@ class DataDirectory:
     def load_identity(self) -> Identity:
         """Return the peer's key. Raises `UserError` if it is missing, damaged, readable by others, or being replaced."""
         if self.next_key.exists():
-            raise UserError(f"{self.next_key}: a change of this peer's key was cut off; give `peer rekey` again, which goes on")
+            raise UserError(
+                f"{self.next_key}: a change of this peer's key was interrupted; run `peer rekey` again to complete it"
+            )
         return self._load_key(self.identity_key)
 
     def load_identity_to_replace(self) -> Identity:
@@ -197,8 +219,8 @@ class DataDirectory:
         """
         present, former = self._load_key(self.identity_key), self.load_former_identity()
         if former is not None and former.seed != present.seed:
-            text = "is of a change that is not decided yet: run the peer until it is (the guide says what to do if it cannot run)"
-            raise UserError(f"{self.former_key} {text}")
+            way = "run the peer until the network has decided it; if it cannot run, see docs/how-to/back-up-and-move.md"
+            raise UserError(f"{self.former_key} belongs to a change of the key that is not decided yet: {way}")
         return present
 
     def _load_key(self, path: Path) -> Identity:
@@ -208,10 +230,10 @@ class DataDirectory:
                 text = file.read(SEED_CHARACTERS + 2)
         except StorageError as error:
             if not path.exists():
-                raise UserError(f"{self.path} holds no {path.name}: make one with `peer init` or `peer join`") from None
+                raise UserError(f"{self.path} has no {path.name}: create one with `peer init` or `peer join`") from None
             raise error
         if mode & OTHERS_ACCESS_BITS:
-            raise UserError(f"{path} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {path}")
+            raise UserError(f"{path} has mode {mode:04o}, which lets other users read the key: run chmod 600 {path}")
         try:
             seed = bytes.fromhex(text.decode("ascii"))
         except ValueError:
@@ -225,11 +247,11 @@ class DataDirectory:
         try:
             self._create(self.genesis, data, 0o644)
         except FileExistsError:
-            raise UserError(f"{self.genesis} exists: this peer belongs to a network already; use another --data-dir") from None
+            raise UserError(f"{self.genesis} exists: this peer already belongs to a network; use another --data-dir") from None
 
     def read_genesis(self) -> bytes:
         if not self.genesis.exists():
-            raise UserError(f"{self.path} belongs to no network yet: run `peer init` or `peer join` first")
+            raise UserError(f"{self.path} does not belong to a network yet: run `peer init` or `peer join` first")
         with storage_errors(self.genesis):
             return self.genesis.read_bytes()
 
@@ -281,8 +303,8 @@ class DataDirectory:
             except BlockingIOError:
                 holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
                 raise UserError(
-                    f"a peer runs on {self.path} already (process {holder}); "
-                    f"attach with `peer console --data-dir {shlex.quote(str(self.path))}`"
+                    f"a peer already runs on {self.path} (process {holder}); "
+                    f"attach to it with `peer console --data-dir {shlex.quote(str(self.path))}`"
                 ) from None
             with storage_errors(self.lock_file):
                 os.ftruncate(descriptor, 0)
@@ -298,7 +320,7 @@ def load_addresses(file: Path, tell: Callable[[str], None] = lambda text: None) 
         lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     readable = tuple(line for line in lines if _is_readable(line))
     if len(readable) < len(lines):
-        tell(f"{file}: {len(lines) - len(readable)} lines are no PEER@HOST:PORT and are passed over")
+        tell(f"{file}: {len(lines) - len(readable)} lines are not PEER@HOST:PORT and are ignored")
     return readable
 
 

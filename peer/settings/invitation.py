@@ -81,7 +81,7 @@ def parse_invitation(text: str) -> InvitationString:
         return invitation
     except (ValueError, zlib.error, RemoteProtocolError):
         shown = text if len(text) <= 24 else f"{text[:16]}…{text[-6:]}"
-        raise UserError(f"{shown!r} is not a whole invitation: paste everything that `peer invite` printed") from None
+        raise UserError(f"{shown!r} is not a complete invitation: paste the whole output of `peer invite`") from None
 
 
 def make_admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
@@ -137,7 +137,7 @@ class InvitationBook:
             return made
         except RemoteProtocolError as error:
             raise StorageError(
-                f"{self._file} is damaged ({error}): move it away; what it lists stays valid until it expires"
+                f"{self._file} is damaged ({error}): move it away; its invitations stay valid until they expire"
             ) from None
 
     async def add_invitation(self, made: IssuedInvitation) -> None:
@@ -155,7 +155,7 @@ class InvitationBook:
         """Return the invitation whose token begins with `text`. Raises `UserError` unless exactly one does."""
         found = [made for made in self.issued if text.strip() and made.token.startswith(text.strip().lower())]
         if not found:
-            raise UserError(f"no invitation that this peer made begins with {text!r}; `invitations` lists them")
+            raise UserError(f"unknown invitation {text!r}: `invitations` lists the invitations of this peer")
         if len(found) > 1:
-            raise UserError(f"{text!r} fits {len(found)} invitations that this peer made; `invitations` lists them")
+            raise UserError(f"{text!r} matches {len(found)} invitations: give more characters of the token, from `invitations`")
         return found[0]

@@ -25,7 +25,7 @@ DESCRIPTORS_NEEDED_WITHOUT_WEB: Final = DESCRIPTORS_RESERVED + PEER_CONNECTIONS_
 class ConnectionLimits(NamedTuple):
     """Numbers of connections that may be open at once."""
 
-    peers: int  # accepted ones
+    peers: int  # accepted connections of peers
     web: int
 
 

@@ -1,13 +1,14 @@
 """Data set files in JSONL, or as one JSON array. The forms of public data sets are converted to prompts and responses.
 
-| fields of a line | form of |
-|---|---|
-| `prompt`, `response` or `completion`; `chosen`, `rejected` | TRL |
-| `completion`, `label` | KTO |
-| `instruction`, `input`, `output`, `system`, `history` | Alpaca |
-| `conversations` with `from`, `value` | ShareGPT |
-| `messages` with `role`, `content` | OpenAI, TRL |
-| `chosen`, `rejected` with whole transcripts | HH-RLHF |
+| fields of a line | form of | response |
+|---|---|---|
+| `prompt`, `response` or `completion` | TRL | the completion |
+| `prompt`, `completion`, `label` | KTO | the completion, if its label is true; other lines are left out and counted |
+| `instruction`, `input`, `output`, `system`, `history` | Alpaca | the output |
+| `conversations` with `from`, `value` | ShareGPT | the last message |
+| `messages` with `role`, `content` | OpenAI, TRL | the last message, of the role `assistant` |
+| `prompt`, `chosen`, `rejected`, perhaps `p` | TRL | two texts, or two lists of messages that differ in the last one |
+| `chosen`, `rejected` with whole transcripts | HH-RLHF | the text behind the last `Assistant:` that both share |
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ PLACES_MAX: Final = 4 << 20  # responses times epochs: a worker holds 20 bytes p
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
 WEIGHT_MAX: Final = 1e3  # of any weight or bound in the settings: far above useful values
+WEIGHTS: Final = ("beta", "unfinished_penalty", "score_clip", "clip_range", "clip_ramp", "value_weight")
+DISTANCES: Final = ("kl_target", "kl_stop")
 NATS_MIN: Final = 1e-3  # of a bound in nats per response: below it a policy equals its reference
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
@@ -154,33 +156,46 @@ class PpoSettings:
     A round is one iteration. Its `local_steps` are `epochs` passes over the round's responses, with `batch` responses per step.
     """
 
-    reward: Annotated[str, Length(1, 64)]  # rule:NAME, or model
-    # Length of a window of the job's text, or maximum length of a set's prompts, which lose their beginnings. Without text and
-    # set, the prompt is this many tokens 0.
+    reward: Annotated[str, Length(1, 64)]
+    """Name of a rule (`rule:NAME`), or `model`."""
     prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16
-    response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # at most
-    stop_token: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response; 10: a newline
+    """Tokens of a prompt: the length of a window of text, or the most tokens of a set's prompt, which loses its beginning."""
+    response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32
+    """Most tokens of a response."""
+    stop_token: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10
+    """Token that ends a response; 10 is a newline. None: each response has its full length."""
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
-    beta: float = 0.05  # weight of the KL penalty, in score per nat
-    # Subtracted from the score of a response without the stop token. At 1 a policy learns little else than to stop.
+    """Passes over a round's responses. `local_steps` is a multiple of it."""
+    beta: float = 0.05
+    """Weight of the KL penalty, in score per nat."""
     unfinished_penalty: float = 0.1
+    """Score that a response without the stop token loses. At 1 a policy learns little else than to stop."""
     score_clip: float = 10.0
-    gae_lambda: float = GAE_LAMBDA  # λ of GAE
-    clip_range: float = CLIP_RANGE  # for the ratio, and for the value in its own units
-    # Width beyond these edges in which gradients fall to zero. 0 is the original PPO. A narrow ramp amplifies rounding errors.
+    """Largest absolute score that counts."""
+    gae_lambda: float = GAE_LAMBDA
+    """λ of generalized advantage estimation."""
+    clip_range: float = CLIP_RANGE
+    """Clip range of the ratio, and of the value in its own units."""
     clip_ramp: float = 0.4
+    """Width beyond the clip range in which gradients fall to zero. 0 is the original PPO; narrow ramps amplify rounding."""
     value_weight: float = 0.1
-    reward_model: ModelReference | None = None  # if `reward` is model
+    """Weight of the value's loss."""
+    reward_model: ModelReference | None = None
+    """Reward model, if `reward` is `model`."""
     algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO
-    group_size: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
-    group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: divisor of a group's advantages
-    # In nats per response. The KL controller adjusts beta to reach it; without it beta is constant.
+    """`ppo` with a value head, or `grpo` with advantages relative to other responses to the same prompt."""
+    group_size: Annotated[int, Between(2, GROUP_MAX)] = 8
+    """GRPO: responses to each prompt."""
+    group_scale: AdvantageScale = AdvantageScale.NONE
+    """GRPO: divisor of a group's advantages. `deviation` gives more weight to prompts with similar scores."""
     kl_target: float | None = None
-    kl_stop: float | None = None  # distance in nats per response that ends the job; none: it has all its rounds
+    """Distance from the reference, in nats per response, to which the controller steers β. None: β is constant."""
+    kl_stop: float | None = None
+    """Distance from the reference, in nats per response, that ends the job. None: the job has all its rounds."""
     prompts: PromptSourceKind = PromptSourceKind.TEXT
-    # Blob of a blocklist (`rlhf.moderation.blocklist`). Blocked prompts are not drawn. Blocked responses get the lowest score and
-    # are not shown.
+    """`text`: windows of the base's text. `set`: prompts of the reward model's preference set."""
     blocklist: Digest | None = None
+    """Blob of a blocklist (`rlhf.moderation.blocklist`). Blocked responses get the lowest score and are not shown."""
 
     def settings_problem(self) -> str | None:
         if (self.reward == MODEL_REWARD) != (self.reward_model is not None):
@@ -189,10 +204,10 @@ class PpoSettings:
             return f"reward {self.reward!r} is none of {', '.join(RULE_PREFIX + known for known in RULES)}"
         if self.prompts is PromptSourceKind.SET and self.reward_model is None:
             return f"prompts 'set' are those that a reward model's pairs have, and reward {self.reward!r} has none"
-        for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "clip_ramp", "value_weight"):
+        for field in WEIGHTS:
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
                 return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
-        for field in ("kl_target", "kl_stop"):
+        for field in DISTANCES:
             nats = getattr(self, field)
             if nats is not None and not NATS_MIN <= nats <= WEIGHT_MAX:
                 return f"{field} must lie in {NATS_MIN:g}..{WEIGHT_MAX:g}, is {nats}"

@@ -137,6 +137,7 @@ class MeanRewardSettings:
     # The layers of a small model memorize the noise of some thousands of pairs. On reviews the accuracy is 0.67, and 0.71 if the
     # layers stay.
     learns: TrainableParameters = TrainableParameters.WORDS
+    """`words`: embedding, last norm and head are trained, and layers stay as in the base. `all`: layers are trained, too."""
 
 
 class MeanRewardObjective(RewardModelObjective):
@@ -173,15 +174,18 @@ class MeanRewardObjective(RewardModelObjective):
 class InstructTerms:
     """Settings of an `instruct` job."""
 
-    stop_token: Stop = NEWLINE  # token that ends every response, appended if missing; none: nothing is appended
+    stop_token: Stop = NEWLINE
+    """Token that ends every response, appended if missing. None: nothing is appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpoTerms:
     """Settings of a `dpo` job."""
 
-    beta: float = BETA  # of the implicit reward, in score per nat: with a smaller one, the policy moves further
+    beta: float = BETA
+    """Weight of the implicit reward, in score per nat. With a smaller one the policy moves further."""
     stop_token: Stop = NEWLINE
+    """Token that ends every response, appended if missing. None: nothing is appended."""
 
 
 class SupervisedObjective(RecordObjective):

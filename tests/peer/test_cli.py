@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -14,12 +17,13 @@ import pytest
 import trio
 
 import peer as package
+from features import exit_statuses
 from features.command_arguments import JSON
 from features.json_output import to_json
-from peer import __main__, cli
+from peer import __main__, cli, features
 from peer.api.control_socket import serve_control_socket
 from peer.commands.definitions import all_commands
-from peer.commands.standard_streams import EXIT_INTERRUPTED
+from peer.settings.config import setting_descriptions
 from protocol.api import EventView
 from protocol.errors import UserError
 from tests.peer import fake_api
@@ -45,6 +49,7 @@ from tests.peer.fake_api import (
     FakeApi,
 )
 from tests.peer.processes import environment
+from tools.reference import render_pages
 
 Result = tuple[int, str, str]
 
@@ -66,15 +71,15 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("rnu", "no command 'rnu'; did you mean run?"),
-        ("--data-dir /nowhere identity", "--data-dir stands before the command: write `peer COMMAND --data-dir …`"),
+        ("rnu", "unknown command 'rnu'; did you mean run?"),
+        ("--data-dir /nowhere identity", "--data-dir must follow the command: write `peer COMMAND --data-dir …`"),
         ("--config=/nowhere run", "write `peer COMMAND --config …`"),
         ("run --rol voter", "unknown argument '--rol'; did you mean --role?"),
-        ("run --role boss", "role = 'boss' (command line) is no role"),
-        ("run --role judge", "is no role; there are voter, trainer, annotator, rlhf, full"),
+        ("run --role boss", "role = 'boss' (command line) is not a valid role"),
+        ("run --role judge", "choose one of voter, trainer, annotator, rlhf, full"),
         ("run --role annotator --web-listen here", "web_listen = 'here' (command line) is not an address"),
         ("run --metrics 7790", "metrics = '7790' (command line) is not an address"),
-        ("run --sign-up maybe", "sign_up = 'maybe' (command line) is neither open nor invited"),
+        ("run --sign-up maybe", "sign_up = 'maybe' (command line) must be open or invited"),
         ("tasks import", "FILE|PROJECT"),
         ("tasks burn all", "'burn'"),
         ("tasks", "ACTION is one of import, export"),
@@ -85,12 +90,12 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("run --listen none,127.0.0.1:1", "'none' stands alone"),
         ("run --listen 127.0.0.1:1,127.0.0.1:1", "'127.0.0.1:1' is there twice"),
         ("run --bootstrap a@h:1", "bootstrap (command line): 'a' is not a peer id"),
-        ("run --listen none --advertise h:1,i:2", "advertise = 'h:1, i:2' (command line) tells others"),
-        ("run --listen none --advertise h:1", "listen is none; leave advertise empty"),
+        ("run --listen none --advertise h:1,i:2", "advertise = 'h:1, i:2' (command line) announces"),
+        ("run --listen none --advertise h:1", "(listen is none); remove one"),
         ("run --threads many", "threads = 'many' (command line) is not a whole number"),
         ("run --config /nowhere.toml", "/nowhere.toml cannot be read"),
         ("init", "--network"),
-        (f"init --network lab --voter {ME} --voter {ME.upper()}", "is there twice"),
+        (f"init --network lab --voter {ME} --voter {ME.upper()}", "is repeated"),
         ("join", "INVITATION"),
         ("status --data-dir /nowhere", "no peer runs on /nowhere: it is not there; make a peer with `peer init`"),
         ("status --data-dir /", "no peer runs on /: start it with `peer run --data-dir /`"),
@@ -100,15 +105,15 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("console stats --data-dir /nowhere", "no peer runs on /nowhere"),
         ("console approve abc --data-dir", "expected one argument"),
         ("demo --peers 3", "3 is outside 4..10"),
-        ("demo --malicious 2", "4 voters tolerate f = 1 liars"),
+        ("demo --malicious 2", "4 voters tolerate 1 dishonest"),
         ("demo --malicious 2", "--peers 7"),
         ("demo --attack false-challenge", "say --audit sampled"),
         ("demo --malicious 4 --beyond-bound", "at least one of the 4 peers must be honest"),
         ("demo --attack bribe", "'bribe'"),
         ("demo --rounds 0", "0 is less than 1"),
-        ("demo --crowd 3", "--crowd: say --annotate with it"),
-        ("demo --annotate --crowd 1", "a task needs two votes at least"),
-        ("demo --annotate --rounds 3", "--rounds is about training"),
+        ("demo --crowd 3", "--crowd needs --annotate"),
+        ("demo --annotate --crowd 1", "a task needs at least two votes"),
+        ("demo --annotate --rounds 3", "--rounds cannot be combined with --annotate"),
         ("demo --annotate --web-port 65533", "a port above 65535"),
         ("config hide", "'hide'"),
     ],
@@ -150,7 +155,7 @@ def test_every_command_explains_itself(peer: Callable[..., Result], capsys: pyte
 def test_help_of_no_command_lists_all_and_of_an_unknown_one_names_the_nearest(peer: Callable[..., Result]) -> None:
     assert peer("help") == (0, cli.build_parser().format_help(), "")
     assert peer("help", "tasks", "import") == peer("help", "tasks")
-    assert peer("help", "sttas") == (2, "", "peer: error: no command 'sttas'; did you mean stats?\n")
+    assert peer("help", "sttas") == (2, "", "peer: error: unknown command 'sttas'; did you mean stats?\n")
 
 
 def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() -> None:
@@ -215,7 +220,7 @@ def test_what_the_operating_system_says_of_a_file_is_one_line(
     peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_commands(monkeypatch, PermissionError(13, "Permission denied", "/data/x"))
-    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; name another place, or make this one usable\n")
+    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; choose another place, or make this one usable\n")
     fake_commands(monkeypatch, OSError("a bug"))
     with pytest.raises(OSError, match="a bug"):
         peer("run")
@@ -290,8 +295,8 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
         "votes": VOTES,
         "samples": SAMPLES,
     }
-    by_action = {"rlhf", "evaluate"}  # the answer depends on the arguments, or on a model
-    assert set(views) == {name for name, word in all_commands().items() if JSON in word.arguments} - by_action
+    by_model = {"evaluate"}  # the answer depends on a model
+    assert set(views) == {name for name, word in all_commands().items() if JSON in word.arguments} - by_model
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
         assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(to_json(view)))] * 2, command
@@ -303,18 +308,49 @@ def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
     assert json.loads(to_json((replace(ROUNDS[0], held_out_bits_per_byte=float("nan")),)))[0]["held_out_bits_per_byte"] is None
 
 
-def test_every_command_and_setting_is_in_the_guide() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    from peer.settings.config import setting_descriptions
+def test_every_command_option_and_setting_is_in_the_reference() -> None:
+    commands, settings, statuses = (
+        import_module(f"tools.reference.{name}").render() for name in ("commands", "settings", "exit_codes")
+    )
+    parsers = cli.build_parser().commands()
+    assert parsers
+    for name, parser in parsers.items():
+        assert f"### `peer {name}`" in commands, name
+        for option in parser.known_options():
+            assert option in ("-h", "--help") or option in commands or f"`{option}`" in settings, f"{name} {option}"
+        for action in parser.actions:
+            assert f"#### `peer {name} {action.usage}`" in commands
+        for status, meaning in parser.exit_statuses.items():
+            assert f"| [`peer {name}`](commands.md#peer-{name}) | {status} | {meaning} |" in statuses
+    for name, word in all_commands().items():
+        assert f"### `{name}`" in commands or not word.only_at_prompt
+    for name in setting_descriptions():
+        assert f"## `{name}`\n" in settings
+    for role in features.roles().values():
+        assert f"`{role.name}` ({role.about})" in settings
 
-    commands = cli.build_parser().commands()
-    assert commands
-    for name, command in commands.items():
-        assert f"`peer {name}" in guide, name
-        for option in command.known_options():
-            assert option in ("-h", "--help") or option in guide, f"{name} {option}"
-    for name in (*setting_descriptions(), *all_commands()):
-        assert f"`{name}" in guide, name
+
+def test_no_page_of_the_reference_names_a_path_of_this_machine() -> None:
+    for _, text in render_pages():
+        assert str(Path.home()) not in text and str(Path(__file__).parents[2]) not in text
+
+
+def test_lines_of_the_help_are_sentences_without_a_full_stop_and_name_the_default() -> None:
+    for name, parser in cli.build_parser().commands().items():
+        lines = [parser.about, *(action.about for action in parser.actions)]
+        for argument in parser._actions:
+            lines.append(argument.help or "")
+            if argument.default not in (None, False, True, "", [], 0, argparse.SUPPRESS):
+                assert f"(default {argument.default})" in lines[-1], f"{name} {argument.dest}"
+        for line in lines:
+            assert line and not line.endswith("."), f"{name}: {line}"
+            assert line[0].isupper() or re.fullmatch(r"[\w-]+(, [\w-]+)*", line), f"{name}: {line}"
+
+
+@pytest.mark.parametrize("topic", ["listen", "ping-seconds", "ping_seconds", "metrics"])
+def test_help_explains_a_setting(peer: Callable[..., Result], topic: str) -> None:
+    status, out, error = peer("help", topic)
+    assert (status, error) == (0, "") and f"- Flag: `--{topic.replace('_', '-')}`" in out and "- Default: " in out
 
 
 async def run(directory: Path, line: str) -> tuple[int, str]:
@@ -333,7 +369,7 @@ async def run(directory: Path, line: str) -> tuple[int, str]:
 @pytest.mark.real("sockets")
 async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve_control_socket, FakeApi(), tmp_path)
-    told = "peer: error: standard output: No space left on device; what this command prints cannot be written there\n"
+    told = "peer: error: standard output: No space left on device; the output of this command is lost\n"
     assert await run(tmp_path, "peer peers --data-dir $HERE > /dev/full") == (2, told)
     assert await run(tmp_path, "peer config show > /dev/full") == (2, told)
     assert await run(tmp_path, "peer help > /dev/full") == (2, told)
@@ -368,5 +404,5 @@ def test_an_interrupt_while_modules_are_imported_is_told_like_a_later_one(
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "peer.cli")
     monkeypatch.delattr(package, "cli")
-    assert __main__.main() == EXIT_INTERRUPTED
+    assert __main__.main() == exit_statuses.INTERRUPTED
     assert capsys.readouterr() == ("", "peer: interrupted\n")

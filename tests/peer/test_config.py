@@ -89,7 +89,7 @@ def test_an_unknown_key_in_a_file_names_key_file_and_the_nearest_one(tmp_path: P
     ],
 )
 def test_a_variable_that_is_nearly_a_setting_is_an_error(home: dict[str, str], name: str, meant: str) -> None:
-    with pytest.raises(UserError, match=rf"PEER_{name} is no setting of a peer; did you mean PEER_{meant}\?"):
+    with pytest.raises(UserError, match=rf"PEER_{name} is not a setting; did you mean PEER_{meant}\?"):
         load_settings({}, {**home, f"PEER_{name}": "x"})
 
 
@@ -176,7 +176,7 @@ def test_text_of_variables_becomes_typed_values(home: dict[str, str]) -> None:
 
 
 def test_what_is_no_role_is_refused_with_those_that_there_are(home: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="is no role; there are voter, trainer, annotator, rlhf, full"):
+    with pytest.raises(UserError, match="is not a valid role; choose one of voter, trainer, annotator, rlhf, full"):
         load_settings({"role": "judge"}, home)
 
 

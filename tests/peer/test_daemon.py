@@ -214,7 +214,7 @@ async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: P
         (("run", *place), "runs on"),
         (("run", "--no-console", "--role", "voter", "--data-dir", str(other), "--listen", address), address),
         (("run", "--no-console", "--data-dir", str(tmp_path / "none")), "none"),
-        (("run", "--no-console", "--role", "voter", "--data-dir", str(other), "--listen", "none"), "knows nobody to dial"),
+        (("run", "--no-console", "--role", "voter", "--data-dir", str(other), "--listen", "none"), "knows no address to dial"),
     ):
         status, _, error = peer(*arguments)
         assert status == 2, (arguments, error)

@@ -43,7 +43,7 @@ def test_directory_of_another_user_is_refused(directory: DataDirectory, monkeypa
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     for call in (DataDirectory.open, DataDirectory.create):
-        with pytest.raises(UserError, match=f"belongs to user {me}, this is user {me + 1}"):
+        with pytest.raises(UserError, match=f"belongs to user {me}, but this process runs as user {me + 1}"):
             call(directory.path)
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o755 != mode
 
@@ -56,7 +56,7 @@ def test_the_key_is_private_and_comes_back(directory: DataDirectory) -> None:
 
 def test_a_key_is_never_replaced(directory: DataDirectory) -> None:
     made = directory.create_identity()
-    with pytest.raises(UserError, match="has an identity already"):
+    with pytest.raises(UserError, match="already has an identity"):
         directory.create_identity()
     assert directory.load_identity().public == made.public
     assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "identity.key", "models", "texts"]
@@ -90,16 +90,16 @@ def test_a_missing_directory_is_named_with_the_way_to_make_it(tmp_path: Path) ->
 
 
 def test_a_directory_without_a_key_is_not_a_peer_and_stays_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no identity\.key"):
+    with pytest.raises(UserError, match=r"has no identity\.key"):
         DataDirectory.open(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_peer_belongs_to_one_network(directory: DataDirectory) -> None:
-    with pytest.raises(UserError, match="belongs to no network yet"):
+    with pytest.raises(UserError, match="does not belong to a network yet"):
         directory.read_genesis()
     directory.write_genesis(b"first")
-    with pytest.raises(UserError, match="belongs to a network already"):
+    with pytest.raises(UserError, match="already belongs to a network"):
         directory.write_genesis(b"second")
     assert directory.read_genesis() == b"first"
 
@@ -118,7 +118,7 @@ with DataDirectory(Path(sys.argv[1])).lock():
 def test_a_second_daemon_is_told_which_process_holds_the_directory(directory: DataDirectory) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, directory.path], stdin=-1, stdout=-1, cwd=Path.cwd()) as holder:
         assert holder.stdout and holder.stdout.readline()
-        with pytest.raises(UserError, match=f"runs on {directory.path} already .process {holder.pid}."), directory.lock():
+        with pytest.raises(UserError, match=f"runs on {directory.path} .process {holder.pid}."), directory.lock():
             pass
         holder.kill()  # the operating system drops the lock on every kind of exit
     with directory.lock():

@@ -74,7 +74,7 @@ def refused(folder: Path, *words: str) -> str:
 
 @pytest.mark.parametrize("trainers", ["2", "5"])
 def test_trainers_that_are_too_few_to_audit_or_more_than_there_are_are_refused(tmp_path: Path, trainers: str) -> None:
-    assert f"--trainers {trainers}: of 4 peers 3 to 4 train" in refused(tmp_path, "--trainers", trainers)
+    assert f"--trainers {trainers}: 4 peers need 3 to 4 trainers" in refused(tmp_path, "--trainers", trainers)
 
 
 def test_the_rival_s_rates_stand_around_the_job_s_own_unless_they_were_found_for_it() -> None:
@@ -104,8 +104,11 @@ def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_pat
     [
         (("--set", "foo=1"), "unknown job field 'foo'; known: "),
         (("--set", "decay_rounds=9", "--rounds", "4"), "do not fit into 4 rounds"),
-        (("--set", "rounds=5", "--rounds", "4"), "both --rounds 4 and --set rounds=5: say one"),
-        (("--audit", "sampled", "--set", "audit=full"), "both --audit sampled and --set audit=full: say one"),
+        (("--set", "rounds=5", "--rounds", "4"), "--rounds 4 and --set rounds=5 contradict each other: leave one out"),
+        (
+            ("--audit", "sampled", "--set", "audit=full"),
+            "--audit sampled and --set audit=full contradict each other: leave one out",
+        ),
     ],
 )
 def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: Path, wrong: tuple[str, ...], words: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -158,7 +159,7 @@ async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_o
 @pytest.mark.real("sockets")
 async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor_says_so(directory: DataDirectory) -> None:
     found = fault_of("port", await looked(directory, listen="none"))
-    assert found.level == FindingLevel.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
+    assert found.level == FindingLevel.FAULT and "knows no address to dial" in found.text and "--bootstrap" in found.advice
     status, _, error = command("run", "--listen", "none", "--role", "voter", "--data-dir", str(directory.path))
     assert status == 2 and f"{found.text}; {found.advice}" in error
 
@@ -389,9 +390,21 @@ def test_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    assert "--role voter" in fault_of("version", machine.check_version(TRAINER)).advice
-    assert "extra `web`" in fault_of("version", machine.check_version(features.roles()["annotator"])).advice
+    monkeypatch.setattr(features, "find_spec", lambda name: None)
+    lacking = fault_of("train", machine.check_train_extra(TRAINER, "pytorch"))
+    assert lacking.text == "the role trainer trains, and the package torch is not installed"
+    assert lacking.advice == "run `pip install 'folkmoot[train]'`, or take --role voter, which does not train"
+    assert "folkmoot[web]" in fault_of("version", machine.check_version(features.roles()["annotator"])).advice
     assert [finding.level for finding in machine.check_version(VOTER)] == [FindingLevel.OK]
+    assert list(machine.check_train_extra(VOTER, "pytorch")) == []
+    assert list(machine.check_train_extra(TRAINER, "toy")) == [], "another engine needs no torch"
+
+
+def test_another_torch_than_the_one_of_this_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [finding.level for finding in machine.check_train_extra(TRAINER, "pytorch")] == [FindingLevel.OK]
+    monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=2.1", 'torch==1.0.0; extra == "train"'])
+    [other] = machine.check_train_extra(TRAINER, "pytorch")
+    assert other.level is FindingLevel.WARNING and other.advice == "install torch==1.0.0"
 
 
 # The clock ------------------------------------------------------------------------------------------------------------

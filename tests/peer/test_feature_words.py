@@ -76,7 +76,7 @@ def test_no_module_of_words_is_forgotten() -> None:
 def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:
     assert {"notes", "note"}.isdisjoint(all_commands()) and {"notes", "note"}.isdisjoint(rpc_methods())
     assert not hasattr(control_socket.make_client(tmp_path), "notes")
-    with pytest.raises(UserError, match="no command 'notes'"):
+    with pytest.raises(UserError, match="unknown command 'notes'"):
         help_text(all_commands(), "notes")
 
 

@@ -162,7 +162,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path: Pa
     _log_to(Config(data_directory=tmp_path, log_file="/dev/full"), None)
     for number in range(3):
         logging.getLogger("peer").info("line %d", number)
-    told = "the log cannot be written to /dev/full: No space left on device; the peer goes on without it"
+    told = "the log cannot be written to /dev/full: No space left on device; the peer keeps running without a log"
     assert capsys.readouterr().err == f"peer: {told}\n"
 
 

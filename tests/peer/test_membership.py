@@ -1,4 +1,4 @@
-"""People join a network with the commands of the guide: real processes, real sockets, real admission and approval."""
+"""People join a network with the commands of the how-to pages: real processes, real sockets, real admission and approval."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def init(daemon: Daemon, *voters: str) -> str:
 
 def ask(daemon: Daemon, *line: str) -> str:
     status, out, error = command("console", "--data-dir", str(daemon.directory), *line)
-    said = "whoever joins with it dials 127.0.0.1:" if line[0] == "invite" else ""
+    said = "the new peer dials 127.0.0.1:" if line[0] == "invite" else ""
     assert (status, error[: len(said) or None]) == (0, said), (out, error, daemon.log)
     return out
 
@@ -81,7 +81,7 @@ async def is_trained(*daemons: Daemon) -> bool:
 @pytest.mark.real("processes")
 async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_from_disk(three: list[Daemon]) -> None:
     anna, ben, _ = three
-    assert "voters      1, of which 0 may lie; 1 decide" in init(anna)
+    assert "voters      1 (tolerates 0 faulty, quorum 1)" in init(anna)
     await anna.start("run", *LOOPBACK, "--threads", "1").answers()
 
     ben.start("join", ask(anna, "invite").strip(), *LOOPBACK, "--name", "ben", "--threads", "1")
@@ -110,7 +110,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     status, out, _ = peer("sample", "The ", "--tokens", "8", "--data-dir", str(ben.directory))
     assert status == 0
     export = ben.directory.parent / "export"
-    assert "check it anywhere" in ask(ben, "export", str(export))
+    assert "verify it anywhere" in ask(ben, "export", str(export))
     status, out, error = command("audit", str(export))
     assert (status, error) == (0, "")
     assert f"model root {job.model_root} reproduced" in out
@@ -230,7 +230,7 @@ async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> No
 def test_a_broken_invitation_is_one_line(tmp_path: Path) -> None:
     status, out, error = peer("join", "folkmoot1:abc", "--data-dir", str(tmp_path / "x"))
     assert (status, out) == (2, "")
-    assert error.startswith("peer: error: 'folkmoot1:abc' is not a whole invitation")
+    assert error.startswith("peer: error: 'folkmoot1:abc' is not a complete invitation")
     assert error.count("\n") == 1
 
 
@@ -260,7 +260,7 @@ def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Pat
 def test_an_invitation_with_more_behind_it_is_refused(more: str) -> None:
     invitation = invitation_of(GENESIS)
     assert parse_invitation(f" {invitation[:40]}\n{invitation[40:]}\n").genesis == GENESIS
-    with pytest.raises(UserError, match="is not a whole invitation"):
+    with pytest.raises(UserError, match="is not a complete invitation"):
         parse_invitation(invitation + more)
 
 
@@ -268,7 +268,7 @@ def test_an_invitation_with_more_behind_it_is_refused(more: str) -> None:
 def test_a_join_beside_the_running_peer_says_and_writes_nothing(tmp_path: Path) -> None:
     with DataDirectory(tmp_path).lock():
         status, out, error = peer("join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path))
-    assert (status, out) == (2, "") and "a peer runs on" in error
+    assert (status, out) == (2, "") and "a peer already runs on" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blobs", "models", "peer.lock", "texts"]
 
 
@@ -291,7 +291,7 @@ def test_an_invitation_whose_genesis_no_peer_would_start_with_is_refused(tmp_pat
     """Otherwise `peer join` would write a genesis that `peer run` then reports as damaged."""
     founders = {Identity(bytes(32)).public: Founder("anna", ("trainer", "trainer"))}
     status, _, error = peer("join", invitation_of(replace(GENESIS, founders=founders)), "--data-dir", str(tmp_path / "x"))
-    assert status == 2 and "is not a whole invitation" in error and not (tmp_path / "x").exists()
+    assert status == 2 and "is not a complete invitation" in error and not (tmp_path / "x").exists()
 
 
 PROGRAM = Path(sys.executable).with_name("peer")
@@ -303,10 +303,10 @@ def printed(capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_guide_has_the_recipe_as_it_is_printed() -> None:
+def test_a_page_has_the_recipe_as_it_is_printed() -> None:
     options = argparse.Namespace(peers=4, rounds=None, data=None, seed=0, keep=True)
-    text = "".join(f"    {line}\n" for line in command_line.make_demo_script(options).splitlines())
-    assert text in (ROOT / "docs" / "guide.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "found-a-network.md").read_text()
+    assert f"```sh\n{command_line.make_demo_script(options).rstrip()}\n```" in page
 
 
 def test_what_is_asked_for_is_in_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,7 +320,7 @@ def test_what_is_asked_for_is_in_the_commands(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("other", ["--rlhf=toy", "--annotate", "--mixed", "--attack=lazy"])
 def test_what_commands_cannot_do_is_named(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--commands", other]) == 2
-    assert f"{other.partition('=')[0]}: leave it out with --commands" in capsys.readouterr().err
+    assert f"{other.partition('=')[0]} cannot be combined with --commands" in capsys.readouterr().err
 
 
 @pytest.mark.real("four daemons that a shell starts")
@@ -366,7 +366,7 @@ def test_init_prints_commands_that_work(tmp_path: Path) -> None:
         tried = f"until {invite.partition('#')[0]} 2> /dev/null; do sleep 0.2; done"
         made = run_process(["bash", "-c", tried], env=bare, capture_output=True, text=True, idle=DEMO_SECONDS_MAX)
         assert made.stdout.startswith("folkmoot1:")
-        assert said["they"].strip().endswith("peer join STRING")
+        assert said["others"].strip().endswith("peer join INVITATION")
     finally:
         daemon.send_signal(signal.SIGTERM)
         assert wait(daemon) == 0

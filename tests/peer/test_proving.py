@@ -65,7 +65,7 @@ def test_verify_says_what_is_proven_and_where_its_trust_comes_from(chain: Chain,
         "the file alone: compare the chain id",
         f"after height 39, root {chain.states[39].state_root.hex()}",
         "by block 40 of 1970-01-01",
-        "4 of 4 voters signed; 2 changes of the voters since the genesis",
+        "signed by 4 of 4 voters; 2 changes of voters since the genesis",
         "notebook/notes, 60 rows",
         "0x37 ('7')",
         f"text '{b'note 7'.hex()}'",
@@ -75,7 +75,7 @@ def test_verify_says_what_is_proven_and_where_its_trust_comes_from(chain: Chain,
 
 def test_a_key_without_a_row_is_told_as_such(chain: Chain, tmp_path: Path, told: Told) -> None:
     _, out, _ = told("verify", str(written(chain, tmp_path, b"nothing")))
-    assert "none: this key has no row" in out
+    assert "none (no row with this key)" in out
 
 
 def test_programs_get_the_same_as_json(chain: Chain, tmp_path: Path, told: Told) -> None:
@@ -175,5 +175,5 @@ def test_a_key_is_text_or_hex(told: Told) -> None:
     words.add_arguments(parser)
     assert parser.parse_args([TABLE, "cafe"]).key == b"cafe"
     assert parser.parse_args([TABLE, "0xcafe"]).key == b"\xca\xfe"
-    with pytest.raises(UserError, match="'0xcaf' is no hex: two digits a byte follow 0x"):
+    with pytest.raises(UserError, match="'0xcaf' is not hexadecimal: write 0x and two digits for each byte"):
         parser.parse_args([TABLE, "0xcaf"])

@@ -79,7 +79,7 @@ def rekey(daemon: Daemon) -> tuple[str, str, str]:
     return old, new, out
 
 
-BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # the files that the guide tells to keep
+BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # the files that docs/how-to/back-up-and-move.md names
 
 
 @pytest.mark.real("processes")
@@ -99,7 +99,7 @@ async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(foun
         _, _, error = peer("run", *VOTER, "--no-console", "--data-dir", str(carl.directory))
         assert "peer rekey" in error
     old, new, out = rekey(carl)
-    assert old == before.peer and ("set aside" in out) == (lost == "its log")
+    assert old == before.peer and ("moved to" in out) == (lost == "its log")
     await carl.start("run", *VOTER).answers()
     assert (await carl.client.status()).peer == new
     for daemon in founders:
@@ -116,10 +116,10 @@ async def test_a_key_whose_vote_is_needed_to_replace_it_is_not_replaced(tmp_path
         command("init", "--network", "lab", "--data-dir", str(anna.directory))
         await anna.start("run", *VOTER).answers()
         status, _, error = command("rekey", "--data-dir", str(anna.directory))
-        assert status == 2 and "a peer runs on" in error
+        assert status == 2 and "a peer already runs on" in error
         anna.terminate()
         status, _, error = command("rekey", "--data-dir", str(anna.directory))
-        assert status == 2 and "let others vote first" in error and not (anna.directory / "identity.old").exists()
+        assert status == 2 and "let another member vote first" in error and not (anna.directory / "identity.old").exists()
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_a_lost_log_in_a_network_that_needs_this_vote_is_no_reason_for_a_key_tha
     before = sorted(path.name for path in directory.path.iterdir())
     assert main(["rekey", "--data-dir", str(directory.path)]) == 2
     told = capsys.readouterr().err
-    who = "this peer founded its network alone" if founders == 1 else "all 2 founders of this network"
+    who = "this peer is the only founder" if founders == 1 else "a decision needs all 2 founders"
     assert who in told and "peer init --network lab --data-dir" in told and "--bootstrap PEER@HOST:PORT" in told
     assert told.count("\n") == 1
     assert sorted(path.name for path in directory.path.iterdir() if path.name != "peer.lock") == before, "nothing is changed"

@@ -73,7 +73,7 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) 
         shown.type("sttas\r")
         shown.until("did you mean stats")
         shown.type("\x03")
-        shown.until("`quit`, Ctrl-D, or Ctrl-C once more stops the peer")
+        shown.until("`quit`, Ctrl-D or a second Ctrl-C stops the peer")
         assert shown.process.poll() is None
         shown.type("\x03")
         assert shown.wait() == 0
@@ -88,7 +88,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         shown.until("peer>$")
         assert re.match(r"network lab, anna \([a-z2-7]{8}\) listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
         shown.type("invite\r")
-        printed = r"(folkmoot1:[\w\n-]+?)\nwhoever joins with it dials .*\npeer>$"
+        printed = r"(folkmoot1:[\w\n-]+?)\nthe new peer dials .*\npeer>$"
         invitation = re.search(printed, shown.until(printed))
         assert invitation is not None
         shown.type("status")  # without Enter
@@ -123,7 +123,7 @@ def test_a_daemon_without_a_terminal_reopens_its_log_at_sighup_and_goes_on(direc
         log.rename(moved)
         assert daemon.process is not None
         daemon.process.send_signal(signal.SIGHUP)
-        soon(lambda: log.exists() and "the log is reopened, the peer goes on" in log.read_text())
+        soon(lambda: log.exists() and "reopened the log, the peer keeps running" in log.read_text())
         assert daemon.terminate() == 0
         assert "stopping on SIGTERM" in log.read_text() and "stopping" not in moved.read_text() + daemon.log
 
@@ -245,7 +245,7 @@ def test_invitation_is_in_no_list_of_processes(way: str, tmp_path: Path) -> None
 def test_join_without_an_invitation_says_how(tmp_path: Path) -> None:
     with in_time():
         _, told = peer("join", "--data-dir", str(tmp_path)).communicate(timeout=patience_seconds())
-    assert told.startswith(b"peer: error: join: give the string") and told.count(b"\n") == 1
+    assert told.startswith(b"peer: error: join: missing INVITATION") and told.count(b"\n") == 1
 
 
 @pytest.mark.real("processes, and their standard input")
@@ -266,7 +266,7 @@ def test_files_that_hold_no_invitation(tmp_path: Path) -> None:
 
 @pytest.mark.real("processes, and their standard input")
 def test_silent_standard_input_has_a_deadline(standard_input: Callable[[bytes], None]) -> None:
-    with pytest.raises(UserError, match=r"gave nothing for 0\.05 s"):
+    with pytest.raises(UserError, match=r"no input for 0\.05 s"):
         list(read_chunks(0.05))
 
 
@@ -296,7 +296,7 @@ def test_command_copies_standard_input(
 @pytest.mark.real("processes, and their standard input")
 def test_standard_input_is_read_once(tmp_path: Path) -> None:
     options = argparse.Namespace(command="train", data="-", examples="-")
-    with pytest.raises(UserError, match="stands twice"), standard_input_as_file(options, tmp_path):
+    with pytest.raises(UserError, match="is given twice"), standard_input_as_file(options, tmp_path):
         pass
 
 

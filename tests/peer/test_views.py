@@ -346,8 +346,8 @@ def test_the_status_of_a_re_executor_says_that_it_is_not_asked() -> None:
     text = "in language this peer is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds"
     assert [describe_own_limits(person, JobsState(jobs)) for person in (me, other)] == [text, ""]
     printed = " ".join(shown(view_tables.status(replace(fake_api.STATUS, reexecution_limits=text)), 80).split())
-    assert f"re-executes {text}" in printed
-    assert "re-executes" not in shown(view_tables.status(fake_api.STATUS), 80)
+    assert f"re-execution {text}" in printed
+    assert "re-execution" not in shown(view_tables.status(fake_api.STATUS), 80)
 
 
 def test_a_trainer_whose_updates_were_found_false_is_shown_as_suspended_with_the_reason() -> None:

@@ -119,7 +119,7 @@ def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) ->
     text = "\n".join(lines)
     assert "round 71 of 80" in text and "ben" in text and "replay 2" in text and "told" in text
     assert ("8.000 ┤" in text) == (height >= 24)
-    assert ("0 proposals, waits for anna" in text) == (width >= 80)
+    assert ("0 proposals, missing anna" in text) == (width >= 80)
 
 
 def test_a_re_executor_that_is_asked_last_has_a_row_with_the_reason() -> None:
@@ -144,9 +144,9 @@ def test_the_job_is_the_one_that_is_named_else_the_one_that_runs() -> None:
     assert choose_job((old, running, waiting), "text") is running
     assert choose_job((old, running, waiting), "aaa") is old
     assert choose_job((old, waiting), "") is waiting
-    with pytest.raises(UserError, match="no job 'nope'; `jobs` lists them"):
+    with pytest.raises(UserError, match="unknown job 'nope': `jobs` lists all jobs"):
         choose_job((old,), "nope")
-    with pytest.raises(UserError, match="no job yet"):
+    with pytest.raises(UserError, match="no jobs yet"):
         choose_job((), "")
 
 
@@ -280,7 +280,7 @@ def test_a_flood_of_warnings_does_not_fill_the_screen() -> None:
     chosen = NotificationFilter()
     said = [chosen.filter_event(event("warning", "dropped a liar", at)) for at in range(1_000)]
     shown = [line.text for line in said if line is not None]
-    assert len(shown) == LINES_A_MINUTE_MAX and "see `log`" in shown[-1] and "see" not in shown[-2]
+    assert len(shown) == LINES_A_MINUTE_MAX and "`log` has further events" in shown[-1] and "see" not in shown[-2]
     assert chosen.filter_event(event("warning", "another", MINUTE_MS)) == event("warning", "another", MINUTE_MS), (
         "the next minute is new"
     )

@@ -234,11 +234,11 @@ def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl: say --rlhf text with it"),
+        ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl needs --rlhf text"),
         ("demo --rlhf text --preferences nothing.jsonl", "nothing.jsonl: No such file or directory"),
         ("demo --rlhf text --set reward.batches=2", "unknown job field 'batches'"),
         ("demo --rlhf text --set reward.score=first", "a score is read at one of last, mean"),
-        ("demo --rlhf text --baseline", "--baseline is about training on text: leave it out with --rlhf text"),
+        ("demo --rlhf text --baseline", "--baseline cannot be combined with --rlhf text: leave one out"),
     ],
 )
 def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""Training data that are tokenized already: a folder of token shards with a manifest of their hashes (docs/guide.md).
+"""Training data that are tokenized already: a folder of token shards with a manifest of their hashes.
 
-    manifest.json    {"format": "folkmoot-tokens/1", "vocabulary": N, "tokenizer": SHA-256 of tokenizer.json or null for bytes,
-                      "shards": [{"file": NAME, "tokens": N, "sha256": HEX}, …]}
-    NAME             unsigned 16-bit little-endian token ids, one after another
-    tokenizer.json   a byte-level BPE; absent if the tokens are bytes, with an optional end of text (256)
+| file | content |
+|---|---|
+| `manifest.json` | `{"format": "folkmoot-tokens/1", "vocabulary": N, "tokenizer": HEX or null, "shards": […]}` |
+| an element of `shards` | `{"file": NAME, "tokens": N, "sha256": HEX}` |
+| NAME | token ids, unsigned, 16 bits, little-endian, one after another |
+| `tokenizer.json` | a byte-level BPE; absent if the tokens are bytes, with an optional end of text (256) |
 
 A job contains the shards' bytes in their order, cut into blobs like a text. Every peer checks hashes and token ids again.
 """

@@ -125,8 +125,11 @@ def added_token_json(content: str, number: int) -> dict[str, Any]:
 
 def _package() -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise it warns on stderr whenever the process starts another one
-    import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
-
+    try:
+        import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
+    except ModuleNotFoundError:
+        way = "run `pip install 'folkmoot[train]'`, or train on bytes"
+        raise UserError(f"the package tokenizers is not installed: {way}") from None
     return tokenizers
 
 

@@ -31,6 +31,8 @@ from protocol.sampling import (
 )
 from protocol.units import display_round_number
 
+TOPIC = "Models and text"
+
 EVALUATED_TOKENS = 65_536  # takes some seconds with the default model
 MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # formats of `peer.export.model_export`, which is imported at its use
 
@@ -38,8 +40,8 @@ TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
 TEMPLATE_SLOT: Final = "{}"  # replaced in a template by the user's text
 CHAT_PROMPT: Final = "you> "
-CHAT_CHARACTERS_MAX: Final = 64 << 10  # of earlier turns sent with the next one; few models have a longer context
-BLOCKLIST_NOTICE: Final = "this job names words that block a text, so the text is shown when all of it was checked"
+CHAT_CHARACTERS_MAX: Final = 64 << 10  # characters of earlier turns; few models have a longer context
+BLOCKLIST_NOTICE: Final = "this job has a blocklist, so a text is shown after the check of the whole text"
 
 HEX = "0x"
 
@@ -50,7 +52,7 @@ def _text(typed: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the text is empty")
     if len(text) > STOP_CHARACTERS_MAX:
-        raise argparse.ArgumentTypeError(f"{len(text)} characters are more than {STOP_CHARACTERS_MAX}")
+        raise argparse.ArgumentTypeError(f"the text has {len(text)} characters; at most {STOP_CHARACTERS_MAX} are allowed")
     return text
 
 
@@ -58,21 +60,32 @@ def _probability(text: str) -> float:
     """Return a probability above 0 and at most 1 (a type for argparse)."""
     value = parse_non_negative(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no probability above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a probability above 0 and at most 1")
     return value
 
 
-JOB = Argument("--job", default="", metavar="JOB[@ROUND]", help="whose model, and before which round (default: the newest final)")
-NEWEST_MODEL = Argument("--newest", action="store_true", help="the newest model, also if audits may still undo it")
-TOKENS = Argument(
-    "--tokens", type=parse_integer_in(1, TOKENS_MAX), default=200, metavar="N", help="at most so many (default 200)"
+JOB = Argument(
+    "--job",
+    default="",
+    metavar="JOB[@ROUND]",
+    help="Job by name or id, and the round that begins with the model (default the newest final model of the last job)",
 )
-TEMPERATURE = Argument("--temperature", type=parse_non_negative, metavar="T", help="0: the likeliest (default 0.8)")
+NEWEST_MODEL = Argument("--newest", action="store_true", help="Take the newest model, although audits may still undo it")
+TOKENS = Argument(
+    "--tokens", type=parse_integer_in(1, TOKENS_MAX), default=200, metavar="N", help="Largest number of tokens (default 200)"
+)
+TEMPERATURE = Argument(
+    "--temperature", type=parse_non_negative, metavar="T", help="Divisor of logits; 0 takes the likeliest token (default 0.8)"
+)
 TOP_K = Argument(
-    "--top-k", type=parse_integer_in(0, TOP_K_MAX), default=0, metavar="K", help="of the K likeliest (0, the default: of all)"
+    "--top-k",
+    type=parse_integer_in(0, TOP_K_MAX),
+    default=0,
+    metavar="K",
+    help="Number of likeliest tokens to draw from, or 0 for all (default 0)",
 )
 TOP_P = Argument(
-    "--top-p", type=_probability, default=1.0, metavar="P", help="of the fewest that have probability P together (default 1)"
+    "--top-p", type=_probability, default=1.0, metavar="P", help="Probability of the likeliest tokens to draw from (default 1.0)"
 )
 STOP = Argument(
     "--stop",
@@ -80,9 +93,9 @@ STOP = Argument(
     action="append",
     default=[],
     metavar="TEXT",
-    help=r"ends the text; \n is a line break; several times: each",
+    help=rf"Text that ends the output; up to {STOPS_MAX} times; \n, \t and \\ are escapes",
 )
-SEED = Argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
+SEED = Argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="Seed of the choice of tokens (default 0)")
 SAMPLING_ARGUMENTS = (JOB, NEWEST_MODEL, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP, SEED)
 
 
@@ -93,14 +106,13 @@ def model_argument(options: argparse.Namespace) -> str:
 
 def describe_final_round(round: int, newer: int, way: str = "--newest") -> str:
     """Return a note that a newer model is not final yet. `way` is the argument that chooses the newer one."""
-    undo = f"audits may still undo the newer one at round {newer}, which {way} takes"
-    return f"the model at round {round} is the newest final one: {undo}"
+    return f"took the newest final model, of round {round}; take the model of round {newer}, which audits may undo, with {way}"
 
 
 def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
     """Return the sampling options of a command. Raises `UserError` if they are invalid."""
     if len(options.stop) > STOPS_MAX:
-        raise UserError(f"--stop: {len(options.stop)} texts are more than {STOPS_MAX}")
+        raise UserError(f"--stop is there {len(options.stop)} times: at most {STOPS_MAX} are allowed")
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if beams else TEMPERATURE_DEFAULT
@@ -109,19 +121,35 @@ def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
 
 
 @command(
-    'text from a model: sample "PROMPT"',
-    Argument("prompt", metavar="PROMPT", help="text to go on from"),
+    "Generate text with a model",
+    Argument("prompt", metavar="PROMPT", help="Beginning of the text"),
     *SAMPLING_ARGUMENTS,
-    Argument("--stream", action="store_true", help="shows the text as it is made, as the prompt `peer>` always does"),
+    Argument("--stream", action="store_true", help="Print the text while it is generated, as the prompt `peer>` always does"),
     Argument(
-        "--beams", type=parse_integer_in(1, BEAMS_MAX), default=0, metavar="B", help="the best text of B beams; nothing is drawn"
+        "--beams",
+        type=parse_integer_in(1, BEAMS_MAX),
+        default=0,
+        metavar="B",
+        help=f"Number of beams of a beam search, 1 to {BEAMS_MAX} (default no search)",
     ),
+    description="""
+        It needs a peer with a worker, and also works while the job trains. `--temperature` applies first, then `--top-k`, then
+        `--top-p`. The same seed draws the same text on the same machine with the same number of threads. A beam search draws
+        nothing and returns the text with the largest mean log-probability per token; it excludes `--stream`, `--top-k`,
+        `--top-p` and a temperature. The text of a tuned model ends at its stop token.
+
+            peer sample "The import statement " --tokens 60 --temperature 0.7 --stop "\\n"
+            peer sample "The import statement " --job base@16 --temperature 0
+
+        A text of a job with a blocklist is shown after the check of the whole text, or withheld. Ctrl-C ends the text. A peer
+        generates four texts at once, and training goes first.
+        """,
 )
 async def sample(asked: CommandContext[PeerApi]) -> None:
     options = asked.options
     how = _sampling(options, options.beams)
     if options.stream and how.beams:
-        raise UserError(f"--stream and --beams {how.beams}: a beam search knows its text at the end, so leave one of them out")
+        raise UserError(f"--stream cannot be combined with --beams {how.beams}, which has no text before its end: leave one out")
     if asked.is_at_prompt:
         await asked.user.run_interruptible(partial(_stream, asked, options.prompt, how))
     elif options.stream:
@@ -163,20 +191,27 @@ async def _stream(
 
 
 @command(
-    "talk with a model, turn by turn, until `quit` or Ctrl-D",
+    "Chat with a model",
     *SAMPLING_ARGUMENTS,
     Argument(
         "--template",
         type=_text,
         default=TEMPLATE_SLOT,
         metavar="TEXT",
-        help=r"how the model was taught to be asked, with {} for what you type: 'Q: {}\nA:' (default {})",
+        help=r"Prompt with {} in place of your text, such as 'Q: {}\nA:' (default {})",
     ),
+    description="""
+        `quit` and Ctrl-D end the chat, and Ctrl-C ends an answer. The model sees earlier turns as far as they fit into its
+        context. An answer ends at the model's stop token, at `--stop`, or at a line break if the model has learned no stop
+        token. A withheld turn is forgotten.
+
+            peer chat --job helpful --template "User: {}\\nAssistant: " --temperature 0.5
+        """,
 )
 async def chat(asked: CommandContext[PeerApi]) -> None:
     options = asked.options
     if options.template.count(TEMPLATE_SLOT) != 1:
-        raise UserError(f"--template {options.template!r}: write {TEMPLATE_SLOT} once, where what you type goes")
+        raise UserError(f"--template {options.template!r} must contain {TEMPLATE_SLOT} once, in place of your text")
     how, turns = _sampling(options), list[str]()
     while (line := await asked.user.read_line(CHAT_PROMPT)) is not None and line.strip() != "quit":
         if not line.strip():
@@ -191,43 +226,57 @@ async def chat(asked: CommandContext[PeerApi]) -> None:
 
 async def _show_samples(asked: CommandContext[PeerApi], samples: tuple[SampleView, ...]) -> None:
     if not samples:
-        asked.show("this peer keeps no text: it measures no models, or none has trained for ten rounds")
+        asked.show("no samples: this peer does not evaluate models, or none has trained for ten rounds")
     for kept in samples:
         asked.show(f"before round {display_round_number(kept.round)}:")
         asked.show(Verbatim(kept.text))
 
 
-@listing_command("text that this peer kept of its models, one each ten rounds", _show_samples)
+@listing_command(
+    "Show texts that models generated during training",
+    _show_samples,
+    description="A trainer with the setting `evaluate` keeps a text every ten rounds, and the last two of each job.",
+)
 async def samples(asked: CommandContext[PeerApi]) -> tuple[SampleView, ...]:
     return await asked.api.saved_samples()
 
 
 @command(
-    "everything decided so far, for `peer audit`: export DIR",
-    Argument("directory", metavar="DIR", help="a new directory"),
+    "Export the chain, payloads and models for an audit",
+    Argument("directory", metavar="DIR", help="New folder"),
+    description="""
+        The folder holds the genesis, all blocks with certificates, accepted payloads, parameters as safetensors, tokenizers,
+        and the preferences of reward models, with a hash of each file. Missing payloads are fetched from other peers. A peer
+        that joined by a snapshot has no older blocks and cannot export: the error names founders that can. `peer audit DIR`
+        checks the folder.
+        """,
 )
 async def export(asked: CommandContext[PeerApi]) -> None:
     view = await asked.api.export_run(str(Path(asked.options.directory).expanduser().absolute()))
-    model_root = view.model_root or "none: no job was started yet"
+    model_root = view.model_root or "none (no job yet)"
     asked.show(
         f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
         f"state root {view.state_root}\nmodel root of the last job {model_root}\n"
-        f"check it anywhere with `peer audit {shlex.quote(view.path)}`"
+        f"verify it anywhere with `peer audit {shlex.quote(view.path)}`"
     )
 
 
 @command(
-    "how well a model foretells a text: evaluate FOLDER|JOB FILE",
-    Argument("model", metavar="FOLDER|JOB", help="a folder as `peer model` writes it, or JOB[@ROUND] of this peer"),
-    Argument("text", metavar="FILE", help="a text file, or a folder of .txt, .md and .jsonl"),
+    "Measure the loss of a model on a text",
+    Argument("model", metavar="FOLDER|JOB", help="Folder from `peer model`, or JOB, JOB@ROUND or JOB@newest of the running peer"),
+    Argument("text", metavar="FILE", help="Text file, or folder of .txt, .md and .jsonl"),
     Argument(
         "--tokens",
         type=parse_integer_in(1),
         default=EVALUATED_TOKENS,
         metavar="N",
-        help=f"in windows spread evenly over the text (default {EVALUATED_TOKENS}; more take longer)",
+        help=f"Number of tokens, in windows that are spread evenly over the text (default {EVALUATED_TOKENS})",
     ),
     JSON,
+    description="""
+        It prints bits per byte, which compare models with different tokenizers, and the perplexity of a token. Use a text that
+        the model has not learned. A folder needs no running peer, and may hold any model in Llama's shape.
+        """,
 )
 async def evaluate(asked: CommandContext[PeerApi]) -> None:
     from training.formats.huggingface_model import is_model_folder
@@ -237,7 +286,7 @@ async def evaluate(asked: CommandContext[PeerApi]) -> None:
     with tempfile.TemporaryDirectory(prefix="folkmoot-evaluate-") as scratch:
         if not is_model_folder(folder):
             if "/" in options.model or folder.is_dir():
-                raise UserError(f"{folder} is no folder with a config.json, as `peer model` writes it")
+                raise UserError(f"{folder} is not a folder with a config.json, as `peer model` writes it")
             folder = Path(scratch) / "model"
             view = await asked.api.export_model(str(folder), options.model, MODEL_FORMATS[0])
             if view.newer_round and not options.json:
@@ -247,26 +296,37 @@ async def evaluate(asked: CommandContext[PeerApi]) -> None:
         asked.show(Verbatim(printed.rstrip("\n")))
         return
     found = json.loads(printed)
-    token = f"{found['nats_per_token']:.3f} nats a token, a perplexity of {found['perplexity']:.4g}"
-    asked.show(f"{found['bits_per_byte']:.3f} bits a byte, {token}")
-    asked.show(f"measured in {found['tokens']} of {found['of_tokens']} tokens")
+    token = f"{found['nats_per_token']:.3f} nats per token, perplexity {found['perplexity']:.4g}"
+    asked.show(f"{found['bits_per_byte']:.3f} bits per byte, {token}")
+    asked.show(f"measured on {found['tokens']} of {found['of_tokens']} tokens")
 
 
 @command(
-    "a model as files for other programs: model DIR --job JOB@ROUND --format gguf",
-    Argument("directory", metavar="DIR", help="a new directory"),
+    "Export a model for transformers or llama.cpp",
+    Argument("directory", metavar="DIR", help="New or empty folder"),
     Argument(
-        "--job", default="", metavar="JOB[@ROUND]", help="which job, and after how many rounds (default: the latest of text)"
+        "--job",
+        default="",
+        metavar="JOB[@ROUND]",
+        help="Job by name or id, and its number of rounds (default the newest final model of the latest job on text)",
     ),
     Argument(
         "--format",
         choices=MODEL_FORMATS,
         default=MODEL_FORMATS[0],
         metavar="FORMAT",
-        help="transformers: safetensors and tokenizer; gguf: float16 for llama.cpp; gguf-f32 (default transformers)",
+        help="Format: transformers (safetensors and tokenizer), gguf (float16 for llama.cpp) or gguf-f32 (default transformers)",
     ),
     NEWEST_MODEL,
-    Argument("--export", default="", metavar="FOLDER", help="take it from what `peer export` wrote; no peer has to run"),
+    Argument("--export", default="", metavar="FOLDER", help="Export from `peer export` to read in place of a peer"),
+    description="""
+        `transformers` gets config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
+        README.md is the model card, and SHA256SUMS has the hashes. The model is a Llama, and a reward model a
+        LlamaForSequenceClassification, which GGUF cannot represent. Tensors that only training needs are left out. Without a
+        running peer the command reads the data directory. The error of an unknown round lists the rounds that the peer keeps.
+
+            peer model story --job story@9 --format gguf
+        """,
 )
 async def model(asked: CommandContext[PeerApi]) -> None:
     import trio
@@ -291,7 +351,7 @@ async def model(asked: CommandContext[PeerApi]) -> None:
     without = f", without {', '.join(view.omitted_tensors)}" if view.omitted_tensors else ""
     asked.show(
         f"{view.path}: job {view.name!r} at round {view.round}, {view.files} files, {view.bytes / 1e6:.1f} MB{without}\n"
-        f"model root {view.model_root}\nREADME.md says where it comes from, and how to open it"
+        f"model root {view.model_root}\nREADME.md has its origin and how to load it"
     )
     if view.newer_round:
         asked.show(describe_final_round(view.round, view.newer_round))
@@ -307,7 +367,7 @@ async def run_module(module: str, *arguments: str) -> str:
     command = [sys.executable, "-m", module, *arguments]
     done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip() or f"{module} ended with {done.returncode}"
+        told = done.stderr.decode(errors="replace").strip() or f"{module} failed with exit status {done.returncode}"
         raise UserError(told.splitlines()[-1])
     return done.stdout.decode()
 
@@ -319,21 +379,25 @@ def row_key(text: str) -> bytes:
     try:
         return bytes.fromhex(text.removeprefix(HEX))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no hex: two digits a byte follow 0x") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not hexadecimal: write 0x and two digits for each byte") from None
 
 
 @command(
-    "one row of a table, or that there is none, as a file for `peer verify`: prove TABLE KEY -o FILE",
-    Argument("table", metavar="TABLE", help="module/field"),
-    Argument("key", type=row_key, metavar="KEY", help="text, or bytes in hex behind 0x"),
-    Argument("-o", "--output", metavar="FILE", help="a new file (default: named by table and key, in this directory)"),
+    "Write a proof of a row in a table of the ledger",
+    Argument("table", metavar="TABLE", help="Table as MODULE/FIELD"),
+    Argument("key", type=row_key, metavar="KEY", help="Key as text, or as 0x and hexadecimal digits"),
+    Argument("-o", "--output", metavar="FILE", help="New file (default TABLE-KEY.proof in this folder)"),
+    description="""
+        The file proves the row, or that the key has no row, at the newest height that a decided block certifies. The error of an
+        unknown table lists all tables. `peer verify FILE` checks the file.
+        """,
 )
 async def prove(asked: CommandContext[PeerApi]) -> None:
     options = asked.options
     file = options.output or f"{options.table.replace('/', '-')}-{options.key.hex()[:32]}.proof"
     view = await asked.api.prove_row(options.table, options.key, str(Path(file).expanduser().absolute()))
-    what = "the row" if view.has_row else "there is no row of this key"
+    what = "the row" if view.has_row else "no row with this key"
     asked.show(
-        f"{view.path}: {what} after height {view.height}, {view.bytes} bytes, of which {view.row_bytes} show it in its table\n"
-        f"check it anywhere with `peer verify {shlex.quote(view.path)}`"
+        f"{view.path}: {what} after height {view.height}, {view.bytes} bytes, of which {view.row_bytes} prove it in its table\n"
+        f"verify it anywhere with `peer verify {shlex.quote(view.path)}`"
     )

@@ -5,6 +5,7 @@ The commands `help` and `quit` exist only at the prompt; the command line has it
 
 from __future__ import annotations
 
+from features import exit_statuses
 from features.command_arguments import LAST_COUNT, Argument, parse_integer_in
 from features.commands import CommandContext, command, listing_command
 from features.text_tables import KeyValueTable
@@ -12,28 +13,76 @@ from peer.commands import view_tables
 from peer.commands.command_line_parser import help_text
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
-# The exit status of `peer status`. 2 is an error, such as no running peer.
+TOPIC = "State of a peer"
+
+# The exit status of `peer status`
 EXIT_STATUS = {
-    PeerState.WORKING: 0,
-    PeerState.SUSPENDED: 0,
-    PeerState.BEHIND: 3,
-    PeerState.WAITING: 3,
-    PeerState.SILENT: 3,
-    PeerState.JOINING: 3,
-    PeerState.HALTED: 4,
-    PeerState.EXPELLED: 4,
+    PeerState.WORKING: exit_statuses.SUCCESS,
+    PeerState.SUSPENDED: exit_statuses.SUCCESS,
+    PeerState.BEHIND: exit_statuses.DEGRADED,
+    PeerState.WAITING: exit_statuses.DEGRADED,
+    PeerState.SILENT: exit_statuses.DEGRADED,
+    PeerState.JOINING: exit_statuses.DEGRADED,
+    PeerState.HALTED: exit_statuses.UNUSABLE,
+    PeerState.EXPELLED: exit_statuses.UNUSABLE,
+}
+STATE_MEANINGS = {
+    PeerState.WORKING: "the peer works, or there is nothing to decide",
+    PeerState.SUSPENDED: "it votes, but must not train for some rounds",
+    PeerState.BEHIND: "voters have decided four heights or more that it has not applied, or fewer but more than ten seconds ago",
+    PeerState.WAITING: "too few voters or trainers are connected, or no decision has come for 30 seconds although there is work",
+    PeerState.SILENT: "signatures of this peer are missing from its disk, so it does not sign until a later height",
+    PeerState.JOINING: "the peer is not a member yet",
+    PeerState.HALTED: "the peer needs a person, or restores its state",
+    PeerState.EXPELLED: "the key of the peer takes no part any more",
 }
 
 
-@listing_command("decisions, traffic, refusals, memory", view_tables.show_table(view_tables.stats))
+def _states_with(status: int) -> str:
+    """Return the states with this exit status."""
+    return f"The state is {' or '.join(f'`{state}`' for state, of_state in EXIT_STATUS.items() if of_state == status)}"
+
+
+STATUS_DESCRIPTION = f"""
+    It shows the peer's name and id, its network, role, addresses and height, the last decision, and the state of the peer. If
+    several states are true, it shows the last one of this list:
+
+    {chr(10).join(f"    - `{state}`: {meaning}." for state, meaning in STATE_MEANINGS.items()).strip()}
+
+    Fields of `--json`:
+
+    - `state`: the state in one word.
+    - `halted`, `waiting`, `suspended`: the reason why the peer does not work or train.
+    - `fork`: two histories exist.
+    - `straggling`: this trainer's updates come too late.
+    - `disk_shortage`: a job does not fit on the disk.
+    - `reexecution_limits`: this peer is not asked to re-execute, or is asked last.
+    - `unaudited`: running jobs without audits.
+    - `decided_seconds_ago`: null before the first decision.
+    - `heights_behind`: null if no voter is linked that knows.
+    """
+
+
+@listing_command(
+    "Show decisions, traffic, refused messages, evidence and memory",
+    view_tables.show_table(view_tables.stats),
+    description="""
+        Traffic is counted by kind: `blobs` is the part of `bulk` that is served by digest, and `reveals` the part of `blobs` for
+        audits. Refused messages are counted by reason.
+        """,
+)
 async def stats(asked: CommandContext[PeerApi]) -> StatsView:
     return await asked.api.stats()
 
 
 @listing_command(
-    "who and where this peer is",
+    "Show the state of this peer",
     view_tables.show_table(view_tables.status),
+    description=STATUS_DESCRIPTION,
     exit_status=lambda view: EXIT_STATUS[PeerState(view.state)],
+    exit_statuses={
+        status: _states_with(status) for status in (exit_statuses.SUCCESS, exit_statuses.DEGRADED, exit_statuses.UNUSABLE)
+    },
 )
 async def status(asked: CommandContext[PeerApi]) -> StatusView:
     return await asked.api.status()
@@ -45,29 +94,56 @@ async def _show_events(asked: CommandContext[PeerApi], events: tuple[EventView, 
         asked.show(view_tables.event_line(event, known))
 
 
-@listing_command("what happened last", _show_events, LAST_COUNT)
+@listing_command("Show the last events", _show_events, LAST_COUNT)
 async def log(asked: CommandContext[PeerApi]) -> tuple[EventView, ...]:
     return await asked.api.events(-asked.options.last, 0.0)
 
 
 @listing_command(
-    "what its operator should know, the gravest first", view_tables.show_named_table(view_tables.alerts, "nothing to worry about")
+    "Show alerts for the operator, the most severe first",
+    view_tables.show_named_table(view_tables.alerts, "no alerts"),
+    description="""
+        Each alert is listed as long as its cause lasts:
+
+        - `halted`: the peer has stopped.
+        - `disputed`: two histories are certified.
+        - `module-failed`: a module of the program failed. The alert lasts until a restart.
+        - `no-quorum`: too few voters are connected to decide.
+        - `no-spare`: for a minute, no further voter may stop without loss of the quorum.
+        - `disk-low`: less than 4 GiB are free; less than 512 MiB are critical.
+        - `stalled`: there is work, and nothing is decided.
+        - `behind`: the peer has not applied blocks of others.
+        - `no-room`: a job does not fit on the disk.
+        - `worker-gone`: the worker has stopped.
+        - `training-failed`: no update of a job was accepted, or the reward model of a plan is not better than chance. The alert
+          lasts for 1,000 heights.
+        - `no-progress`: a job ended because its last eight rounds accepted no update. The alert lasts for 1,000 heights.
+        - `liar-found`: a member was expelled in the last 1,000 heights, or is suspended.
+        """,
 )
 async def alerts(asked: CommandContext[PeerApi]) -> tuple[AlertView, ...]:
     return await asked.api.alerts()
 
 
 HEIGHT = Argument(
-    "height", nargs="?", type=parse_integer_in(1), default=0, metavar="HEIGHT", help="which block (default: the last)"
+    "height", nargs="?", type=parse_integer_in(1), default=0, metavar="HEIGHT", help="Height of the block (default the last)"
 )
 
 
-@listing_command("a decided block: header, certificate, voters", view_tables.show_named_table(view_tables.block), HEIGHT)
+@listing_command(
+    "Show a decided block",
+    view_tables.show_named_table(view_tables.block),
+    HEIGHT,
+    description="""
+        It shows the leader that proposed the block and the voters that signed it. Beside the state root that the block
+        certifies it shows the state root of this peer. Header, certificate and voters are hexadecimal.
+        """,
+)
 async def block(asked: CommandContext[PeerApi]) -> BlockView:
     return await asked.api.block(asked.options.height)
 
 
-@listing_command("how much of the disk is used and free", view_tables.show_table(view_tables.disk))
+@listing_command("Show the disk space of the data directory", view_tables.show_table(view_tables.disk))
 async def disk(asked: CommandContext[PeerApi]) -> DiskView:
     return await asked.api.disk_usage()
 
@@ -77,17 +153,24 @@ async def _show_engines(asked: CommandContext[PeerApi], engines: tuple[EngineVie
     if devices := [device for engine in engines for device in engine.devices]:
         asked.show(view_tables.devices(devices))
     elif not any(engine.in_use for engine in engines):
-        asked.show("this peer has no worker: it computes with none of them")
+        asked.show("this peer has no worker")
 
 
-@listing_command("what this peer computes with: engine, devices, memory, versions", _show_engines)
+@listing_command(
+    "Show the engines and devices of the worker",
+    _show_engines,
+    description="""
+        It shows the engines of this program, their versions and threads, and the memory of processor and GPUs. While the worker
+        is busy, the command shows its last answer.
+        """,
+)
 async def engines(asked: CommandContext[PeerApi]) -> tuple[EngineView, ...]:
     return await asked.api.engines()
 
 
 @command(
-    "this list, or one command: help COMMAND",
-    Argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list"),
+    "Show all commands, or explain one",
+    Argument("topic", nargs="?", default="", metavar="COMMAND", help="Command of the prompt"),
     only_at_prompt=True,
 )
 async def help(asked: CommandContext[PeerApi]) -> None:
@@ -95,6 +178,6 @@ async def help(asked: CommandContext[PeerApi]) -> None:
     asked.show(help_text(words, topic) if topic else KeyValueTable({name: word.about for name, word in words.items()}))
 
 
-@command("stop the peer; in an attached console: leave it running", only_at_prompt=True)
+@command("Stop the peer, or leave it running if the console is attached", only_at_prompt=True)
 async def quit(asked: CommandContext[PeerApi]) -> None:
     """Do nothing: the reader of the lines acts on `quit`, because it knows whether the console is attached."""

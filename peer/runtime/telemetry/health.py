@@ -17,7 +17,7 @@ from protocol.api import PeerState
 from protocol.units import display_round_number
 from rounds.round_state import PROPOSALS_FACTOR, RoundResult
 
-COMPARE_PEERS = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
+COMPARE_PEERS = "people have to compare their peers: see docs/how-to/when-something-is-wrong.md"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
 STALLED_SECONDS = 30.0  # about six failed views; one or two dead leaders, or a busy machine, delay a decision less
 BEHIND_MIN = 4  # heights; one that is being applied and two with votes on the way are normal

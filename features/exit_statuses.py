@@ -1,0 +1,19 @@
+"""Exit statuses of `peer` and their meanings. Commands with further meanings declare them beside their arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SUCCESS: Final = 0
+FAILURE: Final = 1  # the command ran, and its result is negative
+USER_ERROR: Final = 2
+DEGRADED: Final = 3  # the peer works in part, or will soon fail
+UNUSABLE: Final = 4  # the peer needs a person
+INTERRUPTED: Final = 130  # 128 + SIGINT, the convention of shells
+
+COMMON_EXIT_STATUSES: Final = {
+    SUCCESS: "The command succeeded",
+    FAILURE: "The reader of standard output is gone, as `head` is after its lines",
+    USER_ERROR: "An error: one line on standard error names the value and the remedy",
+    INTERRUPTED: "Ctrl-C ended the command",
+}

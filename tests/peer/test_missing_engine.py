@@ -1,0 +1,58 @@
+"""Roles that train, on a machine without torch."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from peer import features
+from peer.commands import local_commands
+from peer.settings.config import load_settings
+from protocol.errors import UserError
+from tests.peer.processes import command
+from training.data.tokenizer import train_bpe
+
+OTHERS = "or take --role voter or --role annotator"
+INSTALL = "run `pip install 'folkmoot[train]'`"
+
+
+@pytest.fixture(autouse=True)
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+
+
+@pytest.mark.parametrize("words", [("run",), ("join", "INVITATION")])
+@pytest.mark.parametrize("role", ["full", "trainer", "rlhf"])
+def test_a_role_that_trains_is_refused_before_anything_is_written(tmp_path: Path, words: Sequence[str], role: str) -> None:
+    options = () if role == "full" else ("--role", role)  # full is the default
+    log = ("--log-file", str(tmp_path / "log"))
+    status, printed, told = command(*words, *options, *log, "--data-dir", str(tmp_path / "data"))
+    assert (status, printed) == (2, "")
+    assert told == f"peer: error: the role {role} trains, and the package torch is not installed: {INSTALL}, {OTHERS}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("role", ["voter", "annotator"])
+def test_other_roles_need_no_torch(role: str) -> None:
+    local_commands.require_engine(load_settings({}, {"PEER_ROLE": role}).config)
+
+
+def test_a_demo_that_trains_is_refused(tmp_path: Path) -> None:
+    status, printed, told = command("demo", "--report", str(tmp_path / "run"))
+    assert (status, printed, list(tmp_path.iterdir())) == (2, "", [])
+    assert (
+        told
+        == f"peer: error: the demo trains, and the package torch is not installed: {INSTALL}, or label tasks with --annotate\n"
+    )
+
+
+def test_a_tokenizer_other_than_bytes_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    missing = re.escape(f"the package tokenizers is not installed: {INSTALL}")
+    with pytest.raises(UserError, match=missing):
+        train_bpe([b"text"], 300)

@@ -1,0 +1,97 @@
+"""`python -m tools.lock`: writes `requirements-hashed.txt` and `requirements-light.txt` from `constraints.txt`.
+
+Each entry has a version of `constraints.txt` and the hashes of its files, as the package index shows them. The lists leave out
+torch and the packages of its CUDA build, because every build of that torch will do. `requirements-light.txt` has the packages of
+a peer that does not train. Run this program with Python 3.11: later versions require fewer packages.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
+
+from tools.installed import LIGHT_EXTRAS, ROOT, required_distributions
+
+CONSTRAINTS = ROOT / "constraints.txt"
+HASHED, LIGHT = ROOT / "requirements-hashed.txt", ROOT / "requirements-light.txt"
+OF_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
+PYTHONS = {"py3", "cp311", "cp312", "cp313"}
+HEADER = "# `python -m tools.lock` writes this file. Install it with `pip install --require-hashes -r {name}`.\n"
+# pip has no command that prints the hashes of all files of a release, so this program runs pip's own functions.
+LINKS = """
+import sys
+from pip._internal.commands import create_command
+from pip._internal.index.collector import parse_links
+from pip._internal.models.link import Link
+
+command = create_command("download")
+options, _ = command.parse_args([])
+with command.main_context():
+    finder = command._build_package_finder(options, command.get_default_session(options))
+    for name in sys.argv[1:]:
+        for location in finder.search_scope.get_index_urls_locations(name):
+            content = None if location.startswith("file:") else finder._link_collector.fetch_response(Link(location))
+            for link in parse_links(content) if content else ():
+                if link.hash_name == "sha256":
+                    print(name, link.filename, link.hash)
+"""
+
+
+def read_constraints() -> dict[str, str]:
+    """Return the versions of `constraints.txt` by name."""
+    lines = (line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
+    return dict(line.split("==") for line in lines)
+
+
+def is_of_use(file: str, version: str) -> bool:
+    """Return whether the file is of this version, for Linux or macOS, and for a supported Python."""
+    try:
+        if not file.endswith(".whl"):
+            return str(parse_sdist_filename(file)[1]) == version
+        _, found, _, tags = parse_wheel_filename(file)
+    except ValueError:  # old releases have other names and formats
+        return False
+    return str(found) == version and any(
+        (tag.interpreter in PYTHONS or (tag.abi == "abi3" and re.fullmatch(r"cp3(\d|1[0-3])", tag.interpreter)))
+        and not tag.platform.startswith("win")
+        for tag in tags
+    )
+
+
+def fetch_hashes(versions: dict[str, str]) -> dict[str, set[str]]:
+    """Return the hashes of the files of each release, from the index that pip is set up with."""
+    done = subprocess.run([sys.executable, "-c", LINKS, *versions], capture_output=True, text=True, check=True)
+    found: dict[str, set[str]] = {name: set() for name in versions}
+    for line in done.stdout.splitlines():
+        name, file, digest = line.split()
+        if is_of_use(file, versions[name]):
+            found[name].add(digest)
+    return found
+
+
+def write_lock(path: Path, names: Iterable[str], versions: dict[str, str], hashes: dict[str, set[str]]) -> None:
+    lines = [HEADER.format(name=path.name)]
+    for name in sorted(names):
+        lines.append(" \\\n    ".join([f"{name}=={versions[name]}", *(f"--hash=sha256:{each}" for each in sorted(hashes[name]))]))
+        lines.append("\n")
+    path.write_text("".join(lines))
+
+
+def main() -> int:
+    versions = {name: version for name, version in read_constraints().items() if not OF_TORCH.fullmatch(name)}
+    hashes = fetch_hashes(versions)
+    if missing := [name for name, found in hashes.items() if not found]:
+        print(f"the index shows no hash of {', '.join(missing)}: is that version in the index?", file=sys.stderr)
+        return 1
+    write_lock(HASHED, versions, versions, hashes)
+    write_lock(LIGHT, required_distributions(LIGHT_EXTRAS), versions, hashes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
