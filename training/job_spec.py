@@ -377,7 +377,7 @@ class JobSpec:
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name, value in FLOATS_MIN.items():
             if getattr(self, name) < value:
-                return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
+                return f"{name} {getattr(self, name):g} would reject honest updates of other processors: use at least {value:g}"
         for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
