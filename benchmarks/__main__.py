@@ -17,30 +17,30 @@ from pathlib import Path
 from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
-    "gpu": "samples a second on a GPU beside torch's plain loop, memory, replays beside a processor's; one line without a GPU",
-    "decoding": "payloads of any bits: bytes, and how fast one core reads and writes them",
-    "rlhf_oracle": "losses and gradients of RLHF beside TRL's own, on random models",
-    "generate": "text for people: how fast with what earlier passes left and without, what a proposal waits for it",
-    "interop": "models that leave and come in beside transformers 5: logits, tokens, tokenizers, GGUF, bytes",
-    "rollouts": "responses of a policy: how fast they are made and checked, how soon the tuning of a model begins",
-    "safety": "the safety filter: words in disguises of ours and of others that are found, innocent texts that pass",
-    "labels": "labels and points where some guess, lie or copy: how often they are right, and who gets them",
+    "gpu": "samples per second on a GPU compared with a plain loop of torch, memory, replays; one line without a GPU",
+    "decoding": "payloads of 1 to 8 bits: bytes, and speed of reading and writing on one core",
+    "rlhf_oracle": "losses and gradients of RLHF compared with TRL, on random models",
+    "generate": "text generation: speed with and without the cache, and the wait of a proposal",
+    "interop": "exported and imported models compared with transformers 5: logits, tokens, tokenizers, GGUF, bytes",
+    "rollouts": "responses of a policy: speed of sampling and checks, and time until tuning begins",
+    "safety": "the safety filter: recall of disguised words, ours and others', and precision on innocent texts",
+    "labels": "labels and points with annotators that guess, lie or copy: accuracy, and shares of points",
     "tables": "a table of a million rows: blocks, memory, proofs, restarts, ranges; random histories",
-    "block_costs": "a full block of each kind of transaction: how long a voter takes that has seen none of it",
+    "block_costs": "a full block of each kind of transaction: time of a voter that has seen none of them",
     "curation": "a million settled answers: batches, memory of the daemon, the close of a project",
-    "transport": "links beside plain TCP and TLS: bytes, signed messages, votes under bulk, also at 2 Mbit/s",
-    "apply": "what a voter computes after the vote: decoding, aggregation, outer step, hashes; time and memory",
-    "replay": "how far honest replays lie apart and how far lies, and what must be bit-equal on this machine",
-    "round": "a whole round beside computing the updates: time, processor time, bytes, durable writes",
-    "tuning": "the default hyper-parameters against others and against one process, without a network",
-    "site": "the pages in a browser: first page, next task, events, a reader, and what 50 dashboards cost decisions",
-    "rlhf": "a toy whose best policy is known: how near a network with a liar comes to it, beside one process",
-    "demo": "the main job as a person runs it: time, loss against one process, decisions, bytes, memory",
-    "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, against what is physically possible",
+    "transport": "links compared with plain TCP and TLS: bytes, signed messages, votes under bulk, also at 2 Mbit/s",
+    "apply": "computations of a voter after the vote: decoding, aggregation, outer step, hashes; time and memory",
+    "replay": "distances of honest and of dishonest updates from replays, and results that must be bit-equal",
+    "round": "a whole round compared with the computation of updates: time, processor time, bytes, durable writes",
+    "tuning": "the default hyperparameters compared with others and with one process, without a network",
+    "site": "the pages in a browser: first page, next task, events, a reader, and the cost of 50 dashboards for decisions",
+    "rlhf": "a toy with a known best policy: distance of a network with a liar and of one process from it",
+    "demo": "the main job as a person runs it: time, loss compared with one process, decisions, bytes, memory",
+    "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, compared with the physical limits",
     "value": "held-out loss at equal machine time: one machine, networks with full, vouched and sampled audits",
-    "training": "ours beside gloo, hivemind and one process: samples per second, bytes, loss, equal replicas",
-    "codec": "bytes and loss of every way to say an update, against DiLoCo, SparseLoCo's format, FedAvg and one process",
-    "attacks": "what liars can do: digits under every aggregation rule, a GPT with audits full, sampled and off",
+    "training": "training compared with gloo, hivemind and one process: samples per second, bytes, loss, equal replicas",
+    "codec": "bytes and loss of all formats of updates, DiLoCo, the format of SparseLoCo, FedAvg and one process",
+    "attacks": "harm by liars: digits under every aggregation rule, and a GPT with audits full, sampled and off",
 }
 # Approximate wall-clock minutes on two idle cores, for a person who starts all of them.
 MINUTES = {
@@ -80,7 +80,9 @@ def main() -> int:
         epilog="\n".join(f"{name:12}{MINUTES[name]:4} min  {about}" for name, about in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=tuple(BENCHMARKS), metavar="NAME", help="just these")
+    parser.add_argument(
+        "--only", nargs="+", choices=BENCHMARKS, default=tuple(BENCHMARKS), metavar="NAME", help="run only these benchmarks"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for the JSON files")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

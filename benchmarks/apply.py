@@ -134,7 +134,7 @@ def _of_300m(row: Row) -> bool:
 
 AIMS = (
     Aim(
-        "13 proposals on 4.2M parameters: ≤ 1 s (aim .5)",
+        "13 proposals on 4.2M parameters: ≤ 1 s (aim 0.5)",
         lambda row: _default_of(row, 13, 4e6),
         lambda row: row.total_wall_seconds,
         1.0,
@@ -161,7 +161,7 @@ AIMS = (
     Aim("4 on 300M: ≤ 8 s of the processor", lambda row: _of_300m(row) and row.threads == 1, lambda row: row.total_seconds, 8.0),
     Aim("4 on 300M: ≤ 200 MB more of anonymous memory", _of_300m, lambda row: row.anonymous_megabytes, 200.0),
     Aim(
-        "every step, 4 on 1M: ≤ .06 s",
+        "every step, 4 on 1M: ≤ 0.06 s",
         lambda row: row.outer == OuterOptimizerKind.ADAMW.value,
         lambda row: row.total_seconds,
         0.06,
@@ -383,11 +383,15 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = Parser("apply", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--large", action="store_true", help="100M and 300M parameters too: minutes, and 9 GB of disk")
-    parser.add_argument("--only", metavar="TEXT", default="", help="just the cases whose name contains this, such as 300M")
-    parser.add_argument("--made", type=Path, metavar="FOLDER", help="keep the proposals there, and take those that are there")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the made-up updates: a row each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--large", action="store_true", help="also measure 100M and 300M parameters: minutes, and 9 GB of disk")
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="measure only cases whose name contains this text, such as 300M"
+    )
+    parser.add_argument("--made", type=Path, metavar="FOLDER", help="folder of proposals: reuse those in it, and store new ones")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0,), metavar="S", help="seeds of the random updates, with a row for each"
+    )
     for step in ("make", "measure"):
         parser.add_argument(f"--{step}", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -402,7 +406,7 @@ def main() -> int:
     large = [case for case in LARGE if options.large or case.size in options.only]
     cases = [case for case in (*CASES, *large) if options.only in str(case)]
     if not cases:
-        parser.error(f"no case is called {options.only!r}: {'; '.join(map(str, CASES))}")
+        parser.error(f"--only {options.only!r} matches no case: choose from {'; '.join(map(str, CASES))}")
     started, rows = time.time(), []
     same = [list(group) for _, group in groupby(cases, key=lambda case: replace(case, threads=1))]
     for group, seed in product(same, options.seeds):

@@ -497,30 +497,45 @@ def job(preset: str, options: argparse.Namespace) -> JobSpec:
 
 def main() -> int:
     parser = Parser("attacks", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--only", choices=TABLES, help="just this table")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of data, models and chance")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--only", choices=TABLES, help="measure only this table")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of data, models and attacks")
     rules = tuple(on_digits.RULES)
-    parser.add_argument("--rules", nargs="+", choices=rules, default=rules, metavar="RULE", help="digits")
-    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=tuple(COLUMNS), metavar="NAME", help="digits")
-    parser.add_argument("--digits-rounds", type=COUNT, default=on_digits.ROUNDS, metavar="N", help="digits: steps")
-    parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="not digits: trainers, of whom f lie")
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT")
-    parser.add_argument("--presets", nargs="+", choices=ROUNDS, default=tuple(ROUNDS), metavar="NAME", help="GPT: of the job")
+    parser.add_argument("--rules", nargs="+", choices=rules, default=rules, metavar="RULE", help="digits: aggregation rules")
+    parser.add_argument(
+        "--columns", nargs="+", choices=COLUMNS, default=tuple(COLUMNS), metavar="NAME", help="digits: columns of the table"
+    )
+    parser.add_argument("--digits-rounds", type=COUNT, default=on_digits.ROUNDS, metavar="N", help="digits: number of steps")
+    parser.add_argument(
+        "--peers",
+        type=COUNT,
+        nargs="+",
+        default=PEERS,
+        metavar="N",
+        help="GPT and detection: numbers of trainers, of which f lie",
+    )
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT: attacks")
+    parser.add_argument(
+        "--presets", nargs="+", choices=ROUNDS, default=tuple(ROUNDS), metavar="NAME", help="GPT: presets of the job"
+    )
     audits = tuple(AuditMode)
-    parser.add_argument("--audits", type=AuditMode, nargs="+", choices=audits, default=audits, metavar="MODE", help="GPT")
-    parser.add_argument("--rounds", type=COUNT, metavar="N", help=f"GPT; default: {ROUNDS}")
-    parser.add_argument("--audit-rate", type=duration, help="GPT: times two auditors; default: the preset's")
-    parser.add_argument("--liars", type=int, metavar="N", help="GPT: that lie; default: f of the trainers")
-    parser.add_argument("--closing", type=int, metavar="N", help="GPT, sampled: last rounds, re-executed; default: a job's")
+    parser.add_argument(
+        "--audits", type=AuditMode, nargs="+", choices=audits, default=audits, metavar="MODE", help="GPT: audit modes"
+    )
+    parser.add_argument("--rounds", type=COUNT, metavar="N", help=f"GPT: rounds; default: {ROUNDS}")
+    parser.add_argument("--audit-rate", type=duration, help="GPT: rate with two auditors; default: the preset's")
+    parser.add_argument("--liars", type=int, metavar="N", help="GPT: number of liars; default: f of the trainers")
+    parser.add_argument(
+        "--closing", type=int, metavar="N", help="GPT, sampled: last rounds that are re-executed; default: a job's"
+    )
     parser.add_argument("--late", type=int, metavar="N", help="GPT: rounds before those, in which late liars lie; default: tuned")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
-    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
-    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: text to train on; default: the text inside every Python")
+    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"number of parallel processes, here {JOBS}")
+    parser.add_argument("--resume", action="store_true", help="keep the results in the file of --json")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="GPT: fields of the job or of its model")
     options = parser.parse_args()
     if tolerant := [n for n in options.peers if not faults_tolerated(n)]:
-        parser.error(f"--peers {tolerant[0]}: of fewer than four nobody may lie")
+        parser.error(f"--peers {tolerant[0]}: at least 4 peers are needed to tolerate a liar")
     try:
         bases = {preset: job(preset, options) for preset in options.presets}
     except UserError as error:

@@ -789,8 +789,10 @@ def show(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     parser = Parser("block_costs", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--only", metavar="TEXT", default="", help="just the kinds whose name contains this, such as member/")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="measure only kinds whose name contains this text, such as member/"
+    )
     options = parser.parse_args()
     started, rows = time.time(), list[Row]()
     for row in run(options.only):

@@ -423,7 +423,9 @@ def show(rows: list[Row], trainers: int, parameters: int) -> None:
     Console(width=130).print(table)
     for row in rows:
         for name in row.edges:
-            print(f"{row.name} H={row.local_steps}: the best {name}, {row.settings[name]:g}, is the last of its grid", flush=True)
+            print(
+                f"{row.name} H={row.local_steps}: the best {name}, {row.settings[name]:g}, is at the edge of its grid", flush=True
+            )
 
 
 def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
@@ -456,23 +458,25 @@ def named(word: str) -> list[int]:
 
 def main() -> int:
     parser = Parser("codec", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    what = f"of every trainer; multiples of {STEPS_MULTIPLE}"
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    what = f"steps of each trainer: multiples of {STEPS_MULTIPLE}"
     parser.add_argument("--steps", type=COUNT, nargs="+", default=(300,), metavar="N", help=what)
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of initialisation and batches")
-    parser.add_argument("--trainers", type=COUNT, default=4, metavar="N", help="that share the work")
-    parser.add_argument("--no-tuning", dest="tuned", action="store_false", help="the middle of each grid, untried")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="methods that are called so, or whose name holds one of these")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
-    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
-    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of initialisation and batches"
+    )
+    parser.add_argument("--trainers", type=COUNT, default=4, metavar="N", help="number of trainers that share the work")
+    parser.add_argument("--no-tuning", dest="tuned", action="store_false", help="use the middle of each grid without a search")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="measure only methods with one of these words in their names")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text to train on; default: the text inside every Python")
+    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"number of parallel processes, here {JOBS}")
+    parser.add_argument("--resume", action="store_true", help="keep the results in the file of --json")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
     if odd := [steps for steps in options.steps if steps % STEPS_MULTIPLE]:
         parser.error(f"--steps {odd[0]} is not a multiple of {STEPS_MULTIPLE}")
     methods = sorted({i for word in options.only or [""] for i in named(word)})
     if not methods:
-        parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
+        parser.error(f"--only {' '.join(options.only)} matches no method: choose from {', '.join(m.name for m in METHODS)}")
     map_signals_to_interrupt()
     torch.set_num_threads(1)
     started = time.time()

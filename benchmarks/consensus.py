@@ -255,17 +255,21 @@ def show(rows: list[Row], costs: Costs) -> None:
 
 def main() -> int:
     parser = Parser("consensus", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--real", type=int, nargs="*", default=REAL, metavar="N", help="sizes of networks of real processes")
     parser.add_argument("--virtual", type=int, nargs="*", default=VIRTUAL, metavar="N", help="sizes of networks in virtual time")
-    parser.add_argument("--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS", help="in virtual time")
     parser.add_argument(
-        "--heights", type=COUNT, default=5, metavar="N", help="decisions measured in virtual time, of each network"
+        "--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS", help="round trips in virtual time in ms"
     )
-    parser.add_argument("--rounds", type=COUNT, default=30, metavar="N", help="of each real network: two decisions or three")
+    parser.add_argument(
+        "--heights", type=COUNT, default=5, metavar="N", help="measured decisions of each network in virtual time"
+    )
+    parser.add_argument(
+        "--rounds", type=COUNT, default=30, metavar="N", help="rounds of each real network, with two or three decisions each"
+    )
     options = parser.parse_args()
     if not options.real and not (options.virtual and options.round_trips):
-        parser.error("nothing is to be measured: --real or --virtual with --round-trips needs a value")
+        parser.error("nothing to measure: give values to --real, or to --virtual and --round-trips")
     map_signals_to_interrupt()
     started, costs, rows = time.time(), Costs.measured(), list[Row]()
 

@@ -100,10 +100,12 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = Parser("decoding", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--width", type=COUNT, default=256, metavar="N", help="features of the transformer's residual stream")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the buffers: a row each")
-    parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="of which the median is shown")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0,), metavar="S", help="seeds of the buffers, with a row for each"
+    )
+    parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="number of repetitions, whose median is shown")
     options = parser.parse_args()
     width = 8 * -(-options.width // 8)
     model = ModelSpec(vocabulary=4096, width=width, layers=LAYERS, hidden=3 * width)

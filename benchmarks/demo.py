@@ -35,16 +35,16 @@ WORSE_MAX = 1.02  # held-out loss relative to one process alone on the same numb
 
 def build_parser() -> Parser:
     parser = Parser("demo", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="a run each")
-    parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="processes, all of which vote")
-    parser.add_argument("--malicious", type=int, default=1, metavar="N", help="of them, how many lie")
-    parser.add_argument("--trainers", type=int, default=0, metavar="N", help="default: the demo's own")
-    parser.add_argument("--preset", choices=PRESETS, help="of the job's settings")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds, with a run for each")
+    parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="number of processes, which all vote")
+    parser.add_argument("--malicious", type=int, default=1, metavar="N", help="number of peers that lie")
+    parser.add_argument("--trainers", type=int, default=0, metavar="N", help="number of trainers; default: that of the demo")
+    parser.add_argument("--preset", choices=PRESETS, help="preset of the job")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="any other field of the job, or model.FIELD")
-    parser.add_argument("--data", type=Path, metavar="PATH", help="to train on; default: the text inside every Python")
-    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="default: the demo's own")
-    parser.add_argument("--no-baseline", dest="baseline", action="store_false", help="without one process beside it")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="text to train on; default: the text inside every Python")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="rounds of the job; default: those of the demo")
+    parser.add_argument("--no-baseline", dest="baseline", action="store_false", help="skip the baseline of one process")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return parser
 
 
@@ -116,7 +116,7 @@ FIGURES: dict[str, Any] = {
 def verdicts(preset: str | None, reports: list[dict[str, Any]]) -> Iterator[str]:
     """Check all promises of the demo, and with one step per round the loss of one process alone."""
     failures = [f"seed {report['seed']}: {failure}" for report in reports for failure in report["failures"]]
-    yield verdict(not failures, "; ".join(["equal roots, every liar found out, the loss fell", *failures]))
+    yield verdict(not failures, "; ".join(["equal roots, every liar found, a lower loss", *failures]))
     edges = [
         report
         for report in reports

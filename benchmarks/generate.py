@@ -209,10 +209,12 @@ def verdicts(rows: list[Row]) -> Iterator[str]:
 
 def main() -> int:
     parser = Parser("generate", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of models and prompts: rows each")
-    parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="of which the median is shown")
-    parser.add_argument("--only", type=COUNT, default=len(MODELS), metavar="N", help="the N smallest models")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of models and prompts, with rows for each"
+    )
+    parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="number of repetitions, whose median is shown")
+    parser.add_argument("--only", type=COUNT, default=len(MODELS), metavar="N", help="measure only the N smallest models")
     options = parser.parse_args()
     torch.set_num_threads(1)
     started, rows = time.time(), list[Row]()

@@ -281,11 +281,13 @@ def show(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     parser = Parser("gpu", __doc__, package="benchmarks")
-    parser.add_argument("--device", default=AUTO, help="as a peer's setting (default: the first GPU)")
-    parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE", help=f"of {', '.join(SIZES)}")
-    parser.add_argument("--steps", type=COUNT, help="of a round (default: what the plain loop does in --seconds)")
-    parser.add_argument("--seconds", type=duration, help="of a round of the plain loop (default: 3, 6 and 15, by size)")
-    parser.add_argument("--no-compile", action="store_true", help="without the rows that are compiled")
+    parser.add_argument("--device", default=AUTO, help="value of the setting `device` (default: the first GPU)")
+    parser.add_argument(
+        "--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE", help=f"sizes of models: {', '.join(SIZES)}"
+    )
+    parser.add_argument("--steps", type=COUNT, help="steps of a round (default: those of the plain loop in --seconds)")
+    parser.add_argument("--seconds", type=duration, help="seconds of a round of the plain loop (default: 3, 6 and 15, by size)")
+    parser.add_argument("--no-compile", action="store_true", help="skip compiled rows")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     try:
@@ -293,7 +295,7 @@ def main() -> int:
     except UserError as error:
         parser.error(str(error))
     if device == devices.CPU and options.device != "cpu":
-        print("no GPU is here: nothing was measured (--device cpu --only 0.8M measures the processor)")
+        print("nothing was measured, because this machine has no GPU: --device cpu --only 0.8M measures the processor")
         return 0
     torch.set_num_threads(1 if device == devices.CPU else torch.get_num_threads())
     devices.configure_device(device)

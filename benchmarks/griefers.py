@@ -158,8 +158,8 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 def main() -> int:
     parser = Parser("griefers", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=COUNT, default=1_000, metavar="N", help="jobs of each row (default 1000)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--seeds", type=COUNT, default=1_000, metavar="N", help="number of jobs of each row (default 1000)")
     options: argparse.Namespace = parser.parse_args()
     spec, started = job_of_local(), time.time()
     seeds = range(TUNED_ON, TUNED_ON + options.seeds)

@@ -212,12 +212,12 @@ def verdicts(rows: list[Row]) -> Iterator[str]:
 
 def main() -> int:
     parser = Parser("interop", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=(0, 1), metavar="S", help="of the jobs and of transformers' models"
+        "--seeds", type=int, nargs="+", default=(0, 1), metavar="S", help="seeds of the jobs and of the models of transformers"
     )
     parser.add_argument(
-        "--llama", type=Path, metavar="PYTHON", help="ask llama.cpp as well: an interpreter with llama-cpp-python"
+        "--llama", type=Path, metavar="PYTHON", help="also compare with llama.cpp: an interpreter with llama-cpp-python"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -226,7 +226,7 @@ def main() -> int:
         try:
             environment.interpreter("interop", environment.INTEROP)
         except Unavailable as error:
-            print(f"transformers cannot be installed here, so nothing was compared: {error}")
+            print(f"nothing was compared, because transformers cannot be installed: {error}")
             return 0
         rows, versions = measure(Path(folder), list(options.seeds), options.llama)
     write(options.json, started, {"seeds": list(options.seeds), "theirs": versions, "rows": [asdict(row) for row in rows]})

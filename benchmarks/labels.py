@@ -353,8 +353,8 @@ def show(figures: Figures) -> None:
 
 def main() -> int:
     parser = Parser("labels", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=COUNT, default=10, metavar="N", help="of the people and the tasks: so many, from 0 on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--seeds", type=COUNT, default=10, metavar="N", help="number of seeds of people and tasks, from 0 on")
     options = parser.parse_args()
     started, figures = time.time(), Figures()
     for seed in range(options.seeds):

@@ -51,9 +51,7 @@ def earlier(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file.read_text())
     for name, value in {"commit": _commit(), **json.loads(_portable(json.dumps(about)))}.items():
         if found.get(name) != value:
-            raise UserError(
-                f"{file}: its {name} is {found.get(name)!r}, not {value!r}: name another file, or begin without --resume"
-            )
+            raise UserError(f"{file}: its {name} is {found.get(name)!r}, not {value!r}: name another file, or leave out --resume")
     return found
 
 

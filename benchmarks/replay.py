@@ -329,11 +329,11 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.replay", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="S")
-    parser.add_argument("--jobs", nargs="+", default=USUAL, choices=JOBS, metavar="JOB", help=f"of {', '.join(JOBS)}")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="trained before the one that is replayed")
-    parser.add_argument("--device", default="cpu", help="a device of torch's on which gradients are computed as well: cuda")
+    parser.add_argument("--jobs", nargs="+", default=USUAL, choices=JOBS, metavar="JOB", help=f"jobs: {', '.join(JOBS)}")
+    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds before the round that is replayed")
+    parser.add_argument("--device", default="cpu", help="device of torch that also computes gradients, such as cuda")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--replays", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()

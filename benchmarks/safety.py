@@ -265,16 +265,16 @@ def show(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     parser = Parser("safety", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of the disguises")
-    parser.add_argument("--texts", type=COUNT, default=400, metavar="N", help="of each disguise and seed (default 400)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of the disguises")
+    parser.add_argument("--texts", type=COUNT, default=400, metavar="N", help="texts of each disguise and seed (default 400)")
     options = parser.parse_args()
     started, rows = time.time(), list[Row]()
     for seed in options.seeds:
         try:
             rows += measure(seed, options.texts)
         except Unavailable as error:
-            print(f"the disguises of others cannot be made here: {error}", file=sys.stderr)
+            print(f"cannot make the disguises of other programs on this machine: {error}", file=sys.stderr)
             return 1
         write(options.json, started, {"seeds": list(options.seeds), "rows": [asdict(row) for row in rows]})
     show(rows)

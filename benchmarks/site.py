@@ -155,7 +155,7 @@ async def decisions(peer: DemoPeer, seconds: float) -> float:
     await trio.sleep(seconds)
     rounds = [view for view in await peer.client.rounds(1_000) if view.height > first and view.decision_ms is not None]
     if not rounds:
-        raise UserError("no round was closed meanwhile: the turns are too short for this machine")
+        raise UserError("no round closed during a turn: use longer --turn-seconds on this machine")
     return statistics.median(view.decision_ms for view in rounds if view.decision_ms is not None)
 
 
@@ -236,12 +236,12 @@ def show(figures: Figures) -> list[str]:
 
 def main() -> int:
     parser = Parser("site", (__doc__ or "").splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--seed", type=int, default=0, help="of the network and its job")
-    parser.add_argument("--seconds", type=COUNT, default=60, help="that the reader reads")
-    parser.add_argument("--dashboards", type=COUNT, default=50, help="that listen")
-    parser.add_argument("--turns", type=COUNT, default=5, help="with and without them")
-    parser.add_argument("--turn-seconds", type=COUNT, default=20, help="of each turn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network and its job")
+    parser.add_argument("--seconds", type=COUNT, default=60, help="seconds of the reader")
+    parser.add_argument("--dashboards", type=COUNT, default=50, help="number of dashboards that listen")
+    parser.add_argument("--turns", type=COUNT, default=5, help="number of turns with dashboards, and of turns without")
+    parser.add_argument("--turn-seconds", type=COUNT, default=20, help="seconds of each turn")
     options = parser.parse_args()
     options.started = time.time()
     if not (CHROMIUM and DRIVER):

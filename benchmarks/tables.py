@@ -251,13 +251,13 @@ def show(figures: Figures) -> None:
 
 def main() -> int:
     parser = Parser("tables", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--rows", type=COUNT, default=1_000_000, metavar="N", help="of the table")
-    parser.add_argument("--changes", type=COUNT, default=1_000, metavar="N", help="of a block")
-    parser.add_argument("--blocks", type=COUNT, default=20, metavar="N", help="of which the median counts")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the changes and the histories")
-    parser.add_argument("--histories", type=COUNT, default=20_000, metavar="N", help="random ones of each seed")
-    parser.add_argument("--fill", type=Path, metavar="FILE", help="only put the rows there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--rows", type=COUNT, default=1_000_000, metavar="N", help="rows of the table")
+    parser.add_argument("--changes", type=COUNT, default=1_000, metavar="N", help="changes of a block")
+    parser.add_argument("--blocks", type=COUNT, default=20, metavar="N", help="number of blocks, whose median counts")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="seeds of the changes and the histories")
+    parser.add_argument("--histories", type=COUNT, default=20_000, metavar="N", help="number of random histories of each seed")
+    parser.add_argument("--fill", type=Path, metavar="FILE", help="only write the rows to this file")
     options = parser.parse_args()
     if options.fill:
         fill(options.fill, options.rows)

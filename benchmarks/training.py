@@ -374,7 +374,7 @@ async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter
         counts["reveals"] += by_kind.get(REVEALS, 0)
         counts["own"] += sum(count for kind, count in by_kind.items() if kind not in BULK_TRAFFIC_KINDS)
     if counts["kernel"] < counts.pop("own"):
-        raise Unavailable("the kernel's counters of TCP sockets say less than the peers have sent")
+        raise Unavailable("the kernel's counters of TCP sockets are below the bytes that the peers sent")
     return counts
 
 
@@ -542,21 +542,31 @@ def of_turns(rows: list[Row]) -> Row:
 
 def main() -> int:
     parser = Parser("training", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--steps", type=COUNT, default=150, metavar="N", help="optimizer steps of the global batch")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of model and batches; medians")
-    parser.add_argument("--only", nargs="+", choices=MEASURED, default=tuple(MEASURED), metavar="NAME", help="just these rows")
     parser.add_argument(
-        "--peers", type=COUNT, default=PEERS, metavar="N", help=f"that share the {GLOBAL_BATCH} sequences of a step"
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of model and batches; medians are shown"
     )
-    parser.add_argument("--pinned", action="store_true", help="each peer of ours and of the rivals on a core of its own")
-    parser.add_argument("--turns", type=COUNT, default=TURNS, metavar="N", help="of pairs that a bound compares, each seed")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
-    parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
-    parser.add_argument("--seconds", type=duration, default=900.0, metavar="S", help="the most that one row of one seed may take")
-    parser.add_argument("--resume", action="store_true", help="keep the whole seeds that the file of --json has already")
     parser.add_argument(
-        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the model: width, layers, context and so on"
+        "--only", nargs="+", choices=MEASURED, default=tuple(MEASURED), metavar="NAME", help="measure only these rows"
+    )
+    parser.add_argument(
+        "--peers",
+        type=COUNT,
+        default=PEERS,
+        metavar="N",
+        help=f"number of peers that share the {GLOBAL_BATCH} sequences of a step",
+    )
+    parser.add_argument("--pinned", action="store_true", help="pin each peer of ours and of the rivals to one core")
+    parser.add_argument(
+        "--turns", type=COUNT, default=TURNS, metavar="N", help="turns of each pair of rows that a bound compares, for each seed"
+    )
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text to train on; default: the text inside every Python")
+    parser.add_argument("--rate", type=duration, default=3e-3, help="peak learning rate of all rows")
+    parser.add_argument("--seconds", type=duration, default=900.0, metavar="S", help="most seconds of one row with one seed")
+    parser.add_argument("--resume", action="store_true", help="keep complete seeds in the file of --json")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the model: width, layers, context, …"
     )
     options = parser.parse_args()
     if options.steps % LOCAL_STEPS or options.steps == LOCAL_STEPS:
@@ -566,10 +576,10 @@ def main() -> int:
     except UserError as error:
         parser.error(str(error))
     if GLOBAL_BATCH % options.peers:
-        parser.error(f"--peers {options.peers}: {GLOBAL_BATCH} sequences cannot be shared alike")
+        parser.error(f"--peers {options.peers}: {GLOBAL_BATCH} sequences cannot be divided equally")
     cores = len(os.sched_getaffinity(0))
     if options.pinned and options.peers > cores:
-        parser.error(f"--pinned: {options.peers} peers need as many cores, here are {cores}")
+        parser.error(f"--pinned: {options.peers} peers need as many cores, this machine has {cores}")
     map_signals_to_interrupt()
     torch.set_num_threads(1)
     about = {"set": options.set, "parameters": model.parameters, "steps": options.steps, "rate": options.rate}

@@ -80,7 +80,7 @@ def _said(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise UserError("an end of a connection has failed; what it said stands above")
+        raise UserError("an end of a connection has failed: its error is above")
     found: dict[str, Any] = json.loads(line)
     return found
 
@@ -206,8 +206,10 @@ def _of_votes(ours: dict[str, Row], idle: str, under: str, most: Callable[[float
 
 def main() -> int:
     parser = Parser("transport", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of each case; the first one is not counted")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, metavar="S", help="seconds of each case; the first one is not counted"
+    )
     options = parser.parse_args()
     started, rows = time.time(), list[Row]()
     about = {"megabit": MEGABIT, "queue_ms": 1e3 * QUEUE_SECONDS, "congestion_control": CONGESTION_CONTROL}

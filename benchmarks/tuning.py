@@ -153,10 +153,12 @@ def row(measured: list[float]) -> str:
 
 def main() -> None:
     parser = Parser("tuning", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of the job or its model")
-    parser.add_argument("--baseline-rates", nargs="*", type=float, default=list(BASELINE_RATES), help="none: no rival")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of initialisation and batches")
+    parser.add_argument(
+        "--baseline-rates", nargs="*", type=float, default=list(BASELINE_RATES), help="rates of the baseline; empty: no baseline"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="seeds of initialisation and batches")
     arguments = parser.parse_args()
     try:
         base = with_settings(JobSpec(name="tuning", data=bytes(32)), arguments.set)

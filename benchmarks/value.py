@@ -167,7 +167,7 @@ def rounds_within(seconds: float, costs: Costs, replays: Callable[[int], float])
     most = int(seconds / (costs.own + costs.apply + costs.waiting))
     fitting = bisect.bisect_right(range(1, most + 1), seconds, key=needed)
     if not fitting:
-        raise UserError(f"one round takes {needed(1):.3g} s, and a machine has {seconds:.3g} s: take more --steps")
+        raise UserError(f"one round takes {needed(1):.3g} s, and a machine has {seconds:.3g} s: increase --steps")
     return fitting
 
 
@@ -479,16 +479,22 @@ def programs(folder: Path) -> Path:
 
 def main() -> int:
     parser = Parser("value", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of initialisation and batches")
-    parser.add_argument("--steps", type=COUNT, default=STEPS, metavar="N", help="of one machine alone: the time of all rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of initialisation and batches"
+    )
+    parser.add_argument(
+        "--steps", type=COUNT, default=STEPS, metavar="N", help="steps of one machine alone, which set the time of all rows"
+    )
     parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="sizes of networks")
-    parser.add_argument("--all", action="store_true", help=f"also {MORE_PEERS} machines, a second text, and liars")
-    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
-    slower = "of AdamW, as of a larger model; default: as measured"
+    parser.add_argument("--all", action="store_true", help=f"also measure {MORE_PEERS} machines, a second text, and liars")
+    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"number of parallel processes, here {JOBS}")
+    slower = "seconds of an AdamW step, to imitate a larger model; default: as measured"
     parser.add_argument("--step-seconds", type=duration, metavar="S", help=slower)
-    parser.add_argument("--clock", type=Path, metavar="FILE", help="take the seconds of that run of the same commit and settings")
-    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
+    parser.add_argument(
+        "--clock", type=Path, metavar="FILE", help="file of a run of the same commit and settings, whose seconds are used"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the results in the file of --json")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
     if options.clock and not options.clock.exists():

@@ -14,6 +14,6 @@ def verdict(held: bool, text: str) -> str:
 def conclude(verdicts: Iterable[str]) -> int:
     """Print the verdicts and return the exit status: 1 if a bound was missed. A message replaces an empty list."""
     lines = list(verdicts)
-    for line in lines or ["nothing of this was held to a bound"]:
+    for line in lines or ["no figure of this run has a bound"]:
         print(line, flush=True)
     return int(any(line.startswith(MISSED) for line in lines))

@@ -92,7 +92,7 @@ class Figures:
         self.rows.append([what, shown, bound, {None: "", True: "ok", False: "MISS"}[holds]])
         self.values[what] = value
         if holds is False:
-            self.failures.append(f"{what}: {shown}, but {bound} is promised")
+            self.failures.append(f"{what}: {shown}, expected {bound}")
 
 
 @dataclass
@@ -351,7 +351,7 @@ def _pace(watch: Watch, since: float, figures: Figures) -> None:
     before = [b - a for a, b in pairwise(times) if b < since]
     during = [b - a for a, b in pairwise(times) if a >= since]
     if not before or not during:
-        figures.failures.append("too few rounds to compare")
+        figures.failures.append("too few rounds for a comparison")
         return
     alone, beside = statistics.median(before), statistics.median(during)
     figures.say("median round before and during, s", f"{alone:.2f} {beside:.2f}")
@@ -383,10 +383,10 @@ def _stored(peer: DemoPeer, after: int, last: int, figures: Figures) -> None:
 
 def main() -> int:
     parser = arguments("annotate", __doc__)
-    parser.add_argument("--abuse", action="store_true", help="cheat and lie, once in each way")
-    parser.add_argument("--minutes", type=duration, default=10.0, metavar="M", help="how long people annotate")
-    parser.add_argument("--people", type=COUNT, default=50, metavar="N", help="annotators")
-    parser.add_argument("--rate", type=duration, default=20.0, metavar="R", help="answers of each in a minute")
+    parser.add_argument("--abuse", action="store_true", help="try each way to cheat once")
+    parser.add_argument("--minutes", type=duration, default=10.0, metavar="M", help="minutes of annotation")
+    parser.add_argument("--people", type=COUNT, default=50, metavar="N", help="number of annotators")
+    parser.add_argument("--rate", type=duration, default=20.0, metavar="R", help="answers of each annotator per minute")
     options = parser.parse_args()
     return network.main(partial(abuse.run if options.abuse else annotate, options))
 

@@ -53,12 +53,12 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     (liar,) = [peer for peer in peers.peers if peer.lies]
     told = [entry for entry in audits.log if entry.result is AuditResult.SUSPENDED]
     suspended = {entry.trainer for entry in told}  # each dispute about it ends with a suspension
-    trial.require(suspended == {liar.identity.public}, f"{len(suspended)} were suspended, not the liar alone")
+    trial.require(suspended == {liar.identity.public}, f"{len(suspended)} were suspended, expected only the liar")
     trial.figures |= {"suspended in round": told[0].round, "at height": told[0].height} if told else {}
     require_honest_clean(peers, audits, trial)
     standing = audits.member_records.get(victim.identity.public, MemberAuditRecord())
     trial.figures |= {"reports since": standing.reports - heard[0], "lapsed since": standing.lapsed - heard[1]}
-    trial.require((standing.reports, standing.lapsed) > heard, f"{victim.name} reported nothing more, and nothing lapsed")
+    trial.require((standing.reports, standing.lapsed) > heard, f"{victim.name} sent no more reports, and no audit lapsed")
 
 
 async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
@@ -69,7 +69,7 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
     await until(asked, job, lambda view: view.accepted.get(peer_id(liar.identity.public), 0) > 0)
     (honest, *_) = [peer for peer in peers.honest if peer is not asked]
     trial.figures["of the liar"] = found = await asked.client.challenge_trainer(peer_id(liar.identity.public), None)
-    trial.require("mismatch" in found, f"{asked.name} found {found!r} of {liar.name}, which lies")
+    trial.require("mismatch" in found, f"{asked.name} found {found!r} of {liar.name}, which is dishonest")
     # Undone rounds are no longer audited. Opening rounds are re-executed before the vote, also those after a rollback.
     await until(asked, job, lambda view: bool(view.undone_rounds) and view.rounds_in_model > OPENING_ROUNDS)
     trial.figures["of an honest trainer"] = found = await asked.client.challenge_trainer(peer_id(honest.identity.public), None)
@@ -96,8 +96,8 @@ async def challenges_falsely(options: argparse.Namespace, peers: Network, trial:
     standing = audits.member_records.get(liar.identity.public)
     refuted = standing.refuted if standing else 0
     trial.figures["refuted"] = refuted
-    trial.require(refuted > 0, f"no challenge of {liar.name} was found false")
-    trial.require(all(entry.result is not AuditResult.SUSPENDED for entry in audits.log), "somebody was suspended")
+    trial.require(refuted > 0, f"no challenge of {liar.name} was refuted")
+    trial.require(all(entry.result is not AuditResult.SUSPENDED for entry in audits.log), "a peer was suspended")
     require_honest_clean(peers, audits, trial)
 
 
@@ -106,7 +106,7 @@ def require_honest_clean(peers: Network, audits: AuditsState, trial: Trial) -> N
         standing = audits.member_records.get(peer.identity.public)
         if standing is not None:
             trial.require(not standing.suspensions, f"{peer.name} is honest and was suspended")
-            trial.require(not standing.refuted, f"a challenge of {peer.name} was found false")
+            trial.require(not standing.refuted, f"a challenge of {peer.name} was refuted")
 
 
 async def view_of(peer: DemoPeer, job: str) -> JobView:
@@ -167,7 +167,7 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("audits", __doc__)
-    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of each of the jobs")
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="rounds of each job")
     parser.add_argument("--window", type=COUNT, default=6, metavar="N", help="rounds in which an audit can be reported")
     return network.main(partial(run, parser.parse_args()))
 

@@ -120,7 +120,7 @@ def judge(case: Case, status: int, errors: str, *named: str) -> None:
     elif "Traceback" in errors:
         case.problem = "a traceback"
     elif len(complaints) != 1 or lines[-1] != complaints[0]:
-        case.problem = f"{len(complaints)} lines of complaint instead of one at the end"
+        case.problem = f"{len(complaints)} lines of errors, expected one at the end"
     else:
         missing = [text for text in named if text not in case.line]
         case.problem = f"does not name {missing}" if missing else ""
@@ -379,8 +379,14 @@ def _case(text: str) -> str:
 
 def main() -> int:
     parser = Parser("bad_input", __doc__)
-    parser.add_argument("--only", type=_case, default="", metavar="CASE", help=f"those that begin so, of: {', '.join(CASES)}")
-    parser.add_argument("--json", metavar="FILE", help="write the table there as well")
+    parser.add_argument(
+        "--only",
+        type=_case,
+        default="",
+        metavar="CASE",
+        help=f"run only the cases that begin with this text; all: {', '.join(CASES)}",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the table to this file")
     try:
         return partial(run, parser.parse_args())()
     except UserError as error:

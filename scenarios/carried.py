@@ -92,7 +92,7 @@ def compare(link: Link) -> dict[str, Any]:
     on_time = [(took, trip) for (_, took), trip in zip(calm, asked, strict=True) if took is not None and took < 1.5 * trip + 0.1]
     ratios = [(took - link.ends) / trip for took, trip in on_time]
     if not ratios:
-        raise UserError("no ping came back in time")
+        raise UserError("no ping was answered in time")
     figures: dict[str, Any] = {
         "round_trip_ms": 1e3 * statistics.mean(asked),
         "round_trip_off": statistics.median(ratios) - 1,

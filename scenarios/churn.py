@@ -78,17 +78,19 @@ class Churn:
         unequal = [number for number, roots in self._roots.items() if number < self.closed and len(set(roots.values())) > 1]
         alone = [number for number in range(first, self.closed) if len(self._roots.get(number, ())) < HOLDERS_MIN]
         return [f"honest roots differ after round {number}" for number in unequal] + [
-            f"fewer than {HOLDERS_MIN} honest peers hold round {number}" for number in alone
+            f"fewer than {HOLDERS_MIN} honest peers have round {number}" for number in alone
         ]
 
 
 def main() -> int:
     parser = arguments("churn", __doc__)
-    parser.add_argument("--rounds", type=COUNT, default=1000, metavar="N", help="of one job")
-    parser.add_argument("--preset", choices=PRESETS, default="local", help="how it trains")
-    parser.add_argument("--profile", metavar="NAME", help="of the links, or a trace file: peers come and go, and nobody lies")
-    parser.add_argument("--minutes", type=duration, default=30.0, metavar="M", help="with --profile")
-    parser.add_argument("--attack", choices=ATTACKS, default="sign-flip", help="of the f liars, in every round")
+    parser.add_argument("--rounds", type=COUNT, default=1000, metavar="N", help="rounds of the job")
+    parser.add_argument("--preset", choices=PRESETS, default="local", help="preset of the job")
+    parser.add_argument(
+        "--profile", metavar="NAME", help="profile of the links, or a trace file: peers leave and return, without liars"
+    )
+    parser.add_argument("--minutes", type=duration, default=30.0, metavar="M", help="minutes of a run with --profile")
+    parser.add_argument("--attack", choices=ATTACKS, default="sign-flip", help="attack of the f liars in every round")
     options = parser.parse_args()
     if options.profile:
         return network.main(partial(coming.run, options))

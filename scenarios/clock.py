@@ -43,7 +43,7 @@ async def wrong_clock(random: Random, error: float, after: float, peers: Network
         trial.figures["rounds meanwhile"] = (trio.current_time() - started) / ROUNDS
         if after or error <= TOLERATED_SECONDS:  # a running peer measures time from its start, with a clock that is never set
             part = await holds(partial(takes_part, victim, peers.demo.watched), BACK_SECONDS_MAX)
-            trial.require(part, f"{victim.name} does not take part with a clock that is wrong by {error:g} s")
+            trial.require(part, f"{victim.name} does not participate with a clock that is wrong by {error:g} s")
     finally:
         victim.module = right
         del victim.environment[VARIABLE]

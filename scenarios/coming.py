@@ -182,7 +182,7 @@ async def run(options: argparse.Namespace) -> int:
                 await trio.to_thread.run_sync(peers.stop)
             failures = [f"{trial.what}: {problem}" for trial in crowd.trials for problem in trial.problems] + peers.failures()
     if not agreed:
-        failures.append(f"{END_SECONDS_MAX:.0f} s after the last one came or went not all hold the same height")
+        failures.append(f"{END_SECONDS_MAX:.0f} s after the last join or departure, the peers have different heights")
     if crowd.longest >= STALL_SECONDS_MAX:
         failures.append(f"no height for {crowd.longest:.0f} s")
     took = f"{options.minutes:g} minutes: {heights} heights, at most {crowd.longest:.1f} s without one"

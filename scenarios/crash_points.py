@@ -219,9 +219,9 @@ def refusal(only: str) -> str:
     """Return the reason why `--only` selects nothing to try, or ""."""
     writes = {write_of(point) for point in chosen(only)}
     if not writes:
-        return f"--only {only!r} is no crash point and begins none: --list prints them"
+        return f"--only {only!r} matches no crash point: run with --list to list them"
     if writes <= set(UNREACHED):
-        return f"--only {only!r} is not tried here: {UNREACHED[min(writes)]}; --list says so of each such point"
+        return f"--only {only!r} is not tried here: {UNREACHED[min(writes)]}; run with --list to see all reasons"
     return ""
 
 
@@ -265,8 +265,10 @@ def apart(options: argparse.Namespace, name: str) -> argparse.Namespace:
 
 def main() -> int:
     parser = arguments("crash_points", __doc__)
-    parser.add_argument("--only", default="", metavar="NAME", help="one write, one point, or all points that begin like this")
-    parser.add_argument("--list", action="store_true", help="print every crash point and end")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="one write, one point, or the first characters of several points"
+    )
+    parser.add_argument("--list", action="store_true", help="print all crash points and exit")
     options = parser.parse_args()
     if options.list:
         for write, about in WRITES.items():

@@ -144,7 +144,7 @@ class Fleet:
         while not holds():
             if time.monotonic() > started + SECONDS_MAX:
                 health = {name: service.asked("/healthz") for name, service in self.services.items()}
-                raise UserError(f"{what}: that did not come within {SECONDS_MAX:g} s; {health}")
+                raise UserError(f"{what}: this did not happen within {SECONDS_MAX:g} s; {health}")
             time.sleep(POLL_SECONDS)
         return time.monotonic() - started
 
@@ -509,7 +509,7 @@ def named(made: Fleet, fault: Fault) -> Row:
     wrong = [finding for finding in findings if finding.level != FindingLevel.OK]
     for finding in wrong:
         if (finding.check, finding.level) == (fault.check, fault.level) and fault.text in finding.text:
-            return Row(fault.name, f"{finding.text} → {finding.advice}", "" if finding.advice else "nothing says what to do")
+            return Row(fault.name, f"{finding.text} → {finding.advice}", "" if finding.advice else "no finding names a remedy")
     return Row(fault.name, "; ".join(finding.text for finding in wrong), f"no {fault.level} of {fault.check} has {fault.text!r}")
 
 
@@ -521,7 +521,7 @@ def well_at_last(made: Fleet) -> Row:
 def images() -> Iterator[Row]:
     """Build both images where a docker daemon runs. Tests check the contents of the files without one."""
     if ran("docker", "info").returncode:
-        print("no docker daemon runs here: the images are not built", file=sys.stderr)
+        print("the images are not built: no docker daemon runs on this machine", file=sys.stderr)
         yield Row("images", "not built: no docker daemon runs here")
         return
     for target in ("light", "full"):
@@ -556,8 +556,8 @@ def unit() -> Iterator[Row]:
 
 def main() -> int:
     parser = Parser("deploy", __doc__)
-    parser.add_argument("--json", metavar="FILE", help="write the table there as well")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the peers' data and logs, which then stay")
+    parser.add_argument("--json", metavar="FILE", help="also write the table to this file")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="new folder for the peers' data and logs, which are kept")
     return run(parser.parse_args())
 
 

@@ -126,7 +126,7 @@ def require_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise UserError("--gpu: torch finds no GPU here; leave it out, or take a machine with one and a torch built for it")
+        raise UserError("--gpu: torch finds no GPU; leave it out, or use a machine with a GPU and a build of torch for it")
 
 
 async def device_of(peer: DemoPeer) -> str:
@@ -152,7 +152,9 @@ def alike(seen: Sequence[Mapping[str, Any]], threads: set[int]) -> list[str]:
 def not_both(devices: Iterable[str]) -> list[str]:
     """Return the problem if trainers did not compute on GPUs as well as on processors."""
     kinds = {name.partition(":")[0] for name in devices}
-    return [] if kinds == {GPU, PROCESSOR} else ["trainers did not compute on a GPU and on processors: nothing was shown of both"]
+    return (
+        [] if kinds == {GPU, PROCESSOR} else ["trainers did not compute on both a GPU and processors, so they cannot be compared"]
+    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def conclude(
     failures += [] if finished else ["the job did not finish"]
     trainers = [peer for peer in peers.peers if peer.trains]
     same = alike([seen[peer.name] for peer in trainers], {peer.threads for peer in trainers})
-    failures += [f"{what} computed the same way on all trainers: nothing was shown of it" for what in same]
+    failures += [f"{what} computed the same way on all trainers, so the run shows no difference" for what in same]
     failures += not_both(devices.values()) if options.gpu else []
     columns = ("peer", "device", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
     heights, rows = set(), []
@@ -220,7 +222,7 @@ def conclude(
     idle = [peer.name for peer in trainers if not found.accepted.get(peer.identity.public)]
     failures += [] if judged.accepted >= options.accepted_min else [f"fewer than {options.accepted_min} proposals were accepted"]
     if options.audit != AuditMode.FULL:
-        failures += [] if reports else ["nothing was audited"]
+        failures += [] if reports else ["no proposal was audited"]
         failures += [f"{count} audits of honest work ended as {said}" for said, count in results.items() if said in ACCUSED]
         known = ((peer.name, audits.member_records.get(peer.identity.public)) for peer in trainers)
         failures += [
@@ -228,7 +230,7 @@ def conclude(
         ]
     failures += doubts(judgement.verdict for _, judgement in vouches)
     failures += judged.failures() + [f"nothing of {name} was accepted: nothing was shown of it" for name in idle]
-    failures += [] if len(heights) == 1 else ["not all peers hold every block"]
+    failures += [] if len(heights) == 1 else ["some peers lack blocks"]
     title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}: {judged}"
     blocks, rounds_held = max(heights)
     result = {"computes_with": seen, "devices": devices, "blocks": blocks, "rounds": rounds_held, **asdict(judged)}
@@ -240,13 +242,19 @@ def conclude(
 
 def main() -> int:
     parser = arguments("determinism", __doc__)
-    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of training, whose roots are compared")
-    parser.add_argument("--audit", choices=AUDITS, default="full", help="before the ballot, or afterwards by others")
-    parser.add_argument("--objective", choices=("language", "ppo"), default="language", help="ppo: a small model is tuned")
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="rounds of training, whose roots are compared")
     parser.add_argument(
-        "--gpu", action="store_true", help="the first trainer computes on the first GPU, the others on processors"
+        "--audit", choices=AUDITS, default="full", help="full: re-execution before the ballot; sampled: after it, by other peers"
     )
-    parser.add_argument("--accepted-min", type=COUNT, default=1, metavar="N", help="honest proposals that must be accepted")
+    parser.add_argument(
+        "--objective", choices=("language", "ppo"), default="language", help="objective of the job; ppo tunes a small model"
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="compute on the first GPU in the first trainer, and on processors in the others"
+    )
+    parser.add_argument(
+        "--accepted-min", type=COUNT, default=1, metavar="N", help="number of honest proposals that must be accepted"
+    )
     return network.main(partial(run, parser.parse_args()))
 
 

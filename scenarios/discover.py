@@ -104,9 +104,9 @@ async def two_groups(peers: Network, trial: Trial, random: Random) -> None:
     for group in groups:
         await start(peers, group)
     for group in groups:
-        trial.require(await holds(partial(all_linked, group), LINKED_SECONDS_MAX), "a group is not linked within itself")
+        trial.require(await holds(partial(all_linked, group), LINKED_SECONDS_MAX), "the peers of a group are not all linked")
     await trio.sleep(STRANGERS_SECONDS)
-    trial.require(all([await all_linked(group) for group in groups]), "the groups were no strangers")
+    trial.require(all([await all_linked(group) for group in groups]), "the groups were linked before")
     await launch(peers, comes, *(random.choice(group) for group in groups))
     await linked(peers.peers, trial)
 
@@ -136,7 +136,7 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("discover", __doc__, peers=20)
-    parser.add_argument("--trials", type=COUNT, default=len(KINDS), metavar="N", help="one kind after another")
+    parser.add_argument("--trials", type=COUNT, default=len(KINDS), metavar="N", help="number of trials, one kind after another")
     options = parser.parse_args()
     if options.peers < PEERS_MIN:
         parser.error(f"--peers {options.peers}: two groups and their acquaintance are {PEERS_MIN} at least")

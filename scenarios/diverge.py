@@ -51,7 +51,7 @@ async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> 
     trial.require(len(set(alerts.values())) == 1, f"alerts differ: {alerts}")
     way_out = WAY_OUT.search(alerts[peers.peers[0].name])
     if way_out is None:
-        trial.problems.append(f"the alert names no way out: {alerts}")
+        trial.problems.append(f"the alert names no remedy: {alerts}")
         return
     fields |= {"inner": way_out[2], "inner_rate": way_out[3], "byzantine_max": str((options.peers - 1) // 3)}
     base = way_out[1] if len(refused) == len(closed) else ""
@@ -93,7 +93,7 @@ def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
         suspended = {key for key, standing in state.audits.member_records.items() if standing.suspensions}
         suspended |= {key for job in found for key in (*job.trainer_records, *job.distrusted_members)}
         trial.require(not suspended, f"{len(suspended)} trainers are suspended, or on the way")
-        trial.require(not any(map(state.members.is_expelled, state.members.members)), "somebody was expelled")
+        trial.require(not any(map(state.members.is_expelled, state.members.members)), "a peer was expelled")
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("diverge", __doc__)
-    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of the second job")
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="rounds of the second job")
     return network.main(partial(run, parser.parse_args()))
 
 

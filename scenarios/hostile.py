@@ -174,9 +174,13 @@ async def run(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = arguments("hostile", __doc__)
     parser.add_argument(
-        "--minutes", type=duration, default=5.0, metavar="M", help="a quarter before the attack, and one after it"
+        "--minutes",
+        type=duration,
+        default=5.0,
+        metavar="M",
+        help="minutes in all: a quarter before the attack, half of them with it, and a quarter with other load",
     )
-    parser.add_argument("--keys", type=int, default=200, metavar="N", help="that flood")
+    parser.add_argument("--keys", type=int, default=200, metavar="N", help="number of keys that flood")
     return network.main(lambda: run(parser.parse_args()))
 
 

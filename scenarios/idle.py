@@ -124,10 +124,10 @@ def conclude(options: argparse.Namespace, peers: Network, costs: dict[str, Cost]
         idle = max(cost.idle_percent, cost.idle_after_percent)
         limit = trainer_mb_max(parameters) if peer.trains else voter_mb_max(parameters)
         if idle >= CPU_PERCENT_MAX:
-            failures.append(f"{peer.name} uses {idle:.2f} % of a core while idle, {CPU_PERCENT_MAX:g} % are allowed")
+            failures.append(f"{peer.name} uses {idle:.2f} % of a core while idle, at most {CPU_PERCENT_MAX:g} % are allowed")
         seen = cost.together_mb if peer.trains else cost.alone_mb
         if limit is not None and seen > limit:
-            failures.append(f"{peer.name} takes {seen:.0f} MB, {limit:.0f} MB are allowed")
+            failures.append(f"{peer.name} uses {seen:.0f} MB, at most {limit:.0f} MB are allowed")
     columns = ("peer", "idle %", "idle % after", "daemon MB", "worker MB", "together MB (PSS)", "alone MB (RSS)")
     rows = []
     for cost in costs.values():
@@ -144,9 +144,11 @@ def conclude(options: argparse.Namespace, peers: Network, costs: dict[str, Cost]
 
 def main() -> int:
     parser = arguments("idle", __doc__)
-    parser.add_argument("--seconds", type=duration, default=30.0, metavar="S", help="how long to watch idle peers, twice")
     parser.add_argument(
-        "--settle", type=duration, default=10.0, metavar="S", help="granted before that, for imports and last messages"
+        "--seconds", type=duration, default=30.0, metavar="S", help="duration of each of the two measurements of idle peers"
+    )
+    parser.add_argument(
+        "--settle", type=duration, default=10.0, metavar="S", help="wait before a measurement, for imports and last messages"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="another field of the job, such as model.layers=20"

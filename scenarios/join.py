@@ -200,12 +200,16 @@ def report(options: argparse.Namespace, joins: list[Join], size: int) -> int:
 def main() -> int:
     parser = Parser("join", __doc__)
     parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="founders of the network")
-    parser.add_argument("--joins", type=COUNT, default=100, metavar="N", help="newcomers, one after another")
+    parser.add_argument("--joins", type=COUNT, default=100, metavar="N", help="number of newcomers, one after another")
     parser.add_argument(
-        "--parameters", type=COUNT, default=1_000_000, metavar="N", help="of the model; less than a million: tiny"
+        "--parameters",
+        type=COUNT,
+        default=1_000_000,
+        metavar="N",
+        help="parameters of the model; below a million: the tiny model",
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="new folder for the peers' data, which is kept")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -65,11 +65,11 @@ class Trial:
         timeout = waited + (self.view_timer_seconds if self.led else 0.0)
         for which, seconds in (("round of the kill", self.killed_round_seconds), ("next round", self.next_round_seconds)):
             if seconds > timeout + SLOWER_MAX * self.normal_seconds:
-                self.problems.append(f"{which} took {seconds:.2f} s, more than its timeout of {timeout:.2f} s and a normal one")
+                self.problems.append(f"{which} took {seconds:.2f} s, more than its timeout of {timeout:.2f} s and a normal round")
         if self.later_seconds > SLOWER_MAX * self.normal_seconds:
             self.problems.append(f"later rounds take {self.later_seconds:.2f} s instead of {self.normal_seconds:.2f} s")
         if not self.workers_ended:
-            self.problems.append("its worker goes on running")
+            self.problems.append("its worker still runs")
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -165,7 +165,7 @@ async def come_back(peers: Network, victim: DemoPeer, trial: Trial) -> None:
         trial.problems.append(f"not caught up {BACK_SECONDS_MAX:.0f} s after its restart")
     trial.caught_up_seconds = trio.current_time() - started
     if not await network.holds(partial(takes_part, victim, victim), BACK_SECONDS_MAX):
-        trial.problems.append(f"takes no part {BACK_SECONDS_MAX:.0f} s after its restart")
+        trial.problems.append(f"does not participate {BACK_SECONDS_MAX:.0f} s after its restart")
     trial.back_seconds = trio.current_time() - started
     halted = (await victim.client.status()).halted
     trial.problems += [halted] if halted else []
@@ -206,9 +206,11 @@ def conclude(
 
 def main() -> int:
     parser = arguments("kill", __doc__)
-    parser.add_argument("--malicious", type=parse_integer_in(0), default=0, metavar="N", help="trainers that lie in every round")
-    parser.add_argument("--trials", type=COUNT, default=20, metavar="N", help="kills, one after another")
-    parser.add_argument("--small", action="store_true", help="a tiny model, for short rounds")
+    parser.add_argument(
+        "--malicious", type=parse_integer_in(0), default=0, metavar="N", help="number of trainers that lie in every round"
+    )
+    parser.add_argument("--trials", type=COUNT, default=20, metavar="N", help="number of kills, one after another")
+    parser.add_argument("--small", action="store_true", help="use a tiny model, for short rounds")
     return network.main(partial(run, parser.parse_args()))
 
 

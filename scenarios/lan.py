@@ -140,12 +140,12 @@ def ip(*words: str) -> None:
 def refusal() -> str:
     """Return the reason why no namespace can be made here, or ""."""
     if shutil.which("ip") is None:
-        return "the command `ip` (iproute2) is not here"
+        return "the command `ip` (iproute2) is not installed"
     name = f"folkmoot-{os.getpid()}-try"
     try:
         ip("netns", "add", name)
     except UserError as error:
-        return f"network namespaces cannot be made ({error}); run it as root"
+        return f"cannot make network namespaces ({error}): run this as root"
     ip("netns", "del", name)
     return ""
 
@@ -273,7 +273,10 @@ async def all_move(made: Lan, trial: Trial) -> None:
         made.move(machine, f"10.77.0.{201 + at}")
         machine.run("run")
     await answer(made.machines)
-    trial.require(not sum([(await machine.client.status()).links for machine in made.machines]), "some found one another alone")
+    trial.require(
+        not sum([(await machine.client.status()).links for machine in made.machines]),
+        "some peers found each other without an address",
+    )
     first, *others = made.machines
     async with timed(trial, "linked", RELINKED_SECONDS_MAX):
         await first.ask("connect", *(machine.address for machine in others))
@@ -371,7 +374,7 @@ def in_namespaces(name: str, about: str | None, conduct: Callable[[argparse.Name
     """Run the command of a scenario that needs namespaces, and return its exit status."""
     options = arguments(name, about, peers=None).parse_args()
     if why := refusal():
-        print(f"python -m scenarios.{name}: nothing was tried: {why}", file=sys.stderr)
+        print(f"python -m scenarios.{name}: no trial ran: {why}", file=sys.stderr)
         return NOT_PERMITTED
     return network.main(partial(conduct, options))
 

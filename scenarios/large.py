@@ -276,11 +276,11 @@ def conclude(
     for peer in peers.peers:
         most = DAEMON_MB_MAX if peer.trains else LIGHT_MB_MAX
         if costs[peer.name].daemon_mb > most:
-            failures.append(f"{peer.name} takes {costs[peer.name].daemon_mb:.0f} MB, {most:.0f} MB are allowed")
+            failures.append(f"{peer.name} uses {costs[peer.name].daemon_mb:.0f} MB, at most {most:.0f} MB are allowed")
     for times in rounds:
         if not times.killed and times.outside > OUTSIDE_SECONDS_MAX:
             failures.append(
-                f"round {times.round} takes {times.outside:.1f} s outside the worker, {OUTSIDE_SECONDS_MAX:g} s are allowed"
+                f"round {times.round} takes {times.outside:.1f} s outside the worker, allowed are {OUTSIDE_SECONDS_MAX:g} s"
             )
     columns = ("round", "worker s", "handing over", "judging", "agreeing", "applying", "outside s", "killed")
     rows = []
@@ -305,10 +305,14 @@ def conclude(
 
 def main() -> int:
     parser = arguments("large", __doc__, peers=None)
-    parser.add_argument("--parameters", type=parse_count, default="124M", metavar="N", help="of the model, such as 124M")
-    parser.add_argument("--rounds", type=COUNT, default=3, metavar="N", help="of the job")
-    parser.add_argument("--victim", choices=("trainer", "voter"), default="trainer", help="who is killed")
-    parser.add_argument("--after", type=duration, default=2.0, metavar="S", help="from the middle round's begin to the kill")
+    parser.add_argument(
+        "--parameters", type=parse_count, default="124M", metavar="N", help="parameters of the model, such as 124M"
+    )
+    parser.add_argument("--rounds", type=COUNT, default=3, metavar="N", help="rounds of the job")
+    parser.add_argument("--victim", choices=("trainer", "voter"), default="trainer", help="role of the peer that is killed")
+    parser.add_argument(
+        "--after", type=duration, default=2.0, metavar="S", help="seconds from the start of the middle round to the kill"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="another field of the job, such as model.context=32"
     )

@@ -51,7 +51,7 @@ async def run(options: argparse.Namespace) -> int:
         failures = [f"trial {number}: {problem}" for number, trial in enumerate(trials) for problem in trial.problems]
         failures += [f"roots differ at {where}" for where in peers.differences()]
     if not any(trial.views for trial in trials):
-        failures.append("no leader was hit while it had to lead: nothing was shown")
+        failures.append("no peer was stopped while it was the leader, so the run shows nothing")
     return conclude(options, trials, failures)
 
 
@@ -102,7 +102,9 @@ def conclude(options: argparse.Namespace, trials: list[Trial], failures: list[st
 
 def main() -> int:
     parser = arguments("leader", __doc__)
-    parser.add_argument("--trials", type=COUNT, default=6, metavar="N", help="killed and stopped in turn")
+    parser.add_argument(
+        "--trials", type=COUNT, default=6, metavar="N", help="number of leaders, which are killed and stopped in turn"
+    )
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -62,7 +62,7 @@ def _judge(trial: Trial, normal: list[float], following: list[float]) -> None:
     # The load of the machine changes single heights, too. The bound is therefore the slowest height with all peers present.
     slowest = max(following)
     trial.require(
-        slowest <= SLOWER_MAX * max(normal), f"one took {slowest:.2f} s, with everybody there at most {max(normal):.2f} s"
+        slowest <= SLOWER_MAX * max(normal), f"a height took {slowest:.2f} s, with all peers at most {max(normal):.2f} s"
     )
 
 
@@ -81,7 +81,7 @@ def _durations(watch: Watch) -> dict[int, float]:
 
 def main() -> int:
     parser = arguments("leaders", __doc__)
-    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="in which the leader is killed")
+    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="number of heights in which the leader is killed")
     options = parser.parse_args()
     attempts = [(f"leader {number + 1}", kill_leader) for number in range(options.heights)]
     return network.main(partial(conduct, options, "the leader is killed", attempts))

@@ -354,18 +354,18 @@ def _profile(text: str) -> AccessProfile:
 def main() -> int:
     parser = arguments("links", __doc__)
     names = f"{', '.join(PROFILES)}, or a trace file"
-    parser.add_argument("--profile", type=_profile, nargs="+", default=None, metavar="P", help=f"{names}; all of them, if none")
-    parser.add_argument("--carrier", choices=CARRIERS, nargs="+", default=CARRIERS, help="what carries the links")
-    much = "of each measurement of a link; a quarter where nothing varies"
+    parser.add_argument("--profile", type=_profile, nargs="+", default=None, metavar="P", help=f"{names}; default: all")
+    parser.add_argument("--carrier", choices=CARRIERS, nargs="+", default=CARRIERS, help="carriers of the links")
+    much = "seconds of each measurement of a link; a quarter for links that do not vary"
     parser.add_argument("--seconds", type=duration, default=20.0, metavar="S", help=much)
-    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="test rounds, each of a few decisions")
+    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="number of test rounds, each of a few decisions")
     parser.add_argument("--trained", type=COUNT, default=3, metavar="N", help="rounds of the job with 1.0M parameters")
-    parser.add_argument("--congestion", default=CONGESTION_CONTROL, metavar="NAME", help="what kernel TCP uses")
-    parser.add_argument("--no-network", dest="network", action="store_false", help="links alone, without peers")
-    parser.add_argument("--resume", action="store_true", help="measure only what the file of --json has not")
+    parser.add_argument("--congestion", default=CONGESTION_CONTROL, metavar="NAME", help="congestion control of the kernel's TCP")
+    parser.add_argument("--no-network", dest="network", action="store_false", help="measure links only, without peers")
+    parser.add_argument("--resume", action="store_true", help="measure only cases that the file of --json lacks")
     options = parser.parse_args()
     if options.resume and not options.json:
-        parser.error("--resume: name the file with --json")
+        parser.error("--resume needs a file: name it with --json")
     options.profile = options.profile or list(PROFILES.values())
     carriers = list(options.carrier)
     if "kernel" in carriers and (why := tun.refusal(options.congestion)):

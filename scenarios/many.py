@@ -99,7 +99,7 @@ def look(peer: DemoPeer, cost: Cost) -> None:
 
 def main() -> int:
     parser = arguments("many", __doc__, peers=20)
-    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="to be decided by all")
+    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="number of heights that all peers must decide")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -34,9 +34,9 @@ def enter() -> None:
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
-        raise UserError("only Linux has network namespaces")
+        raise UserError("network namespaces exist only on Linux")
     if libc.unshare(NEW_USER | NEW_NETWORK):
-        raise UserError(f"user and network namespaces cannot be made: {os.strerror(ctypes.get_errno())}")
+        raise UserError(f"cannot make user and network namespaces: {os.strerror(ctypes.get_errno())}")
     # Keep the same user inside, so that files keep their owner. Its rights in the namespace end with this process.
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -56,7 +56,7 @@ def open_device(host: str) -> int:
             for name in (b"lo", b"tun0"):
                 fcntl.ioctl(control, SET_FLAGS, struct.pack("16sH22x", name, UP_AND_RUNNING))
     except OSError as error:
-        raise UserError(f"a TUN device cannot be made (/dev/net/tun): {error.strerror}") from None
+        raise UserError(f"cannot make a TUN device (/dev/net/tun): {error.strerror}") from None
     return device
 
 

@@ -110,7 +110,7 @@ async def starts(world: World, peers: Network, trial: Trial) -> None:
     for one in hidden:
         relayed = {view.peer for view in await views(one) if view.link and view.link.kind == "relayed"}
         others = {peer_id(other.identity.public) for other in hidden if other is not one}
-        trial.require(relayed == others, f"{one.name} is not linked over a relay with the hidden ones alone")
+        trial.require(relayed == others, f"the relayed links of {one.name} are not exactly those to the hidden peers")
 
 
 async def dies(world: World, peers: Network, trial: Trial) -> None:
@@ -127,7 +127,7 @@ async def hangs(world: World, peers: Network, trial: Trial) -> None:
     started = trio.current_time()
     try:
         is_replaced = await holds(partial(all_avoid, relay, hidden), REPLACED_SECONDS_MAX)
-        trial.require(is_replaced, f"a circuit is over a relay without power after {REPLACED_SECONDS_MAX:g} s")
+        trial.require(is_replaced, f"a circuit still uses a relay without power after {REPLACED_SECONDS_MAX:g} s")
         trial.figures["replaced"] = trio.current_time() - started
     finally:
         peers.thaw(relay)
@@ -172,13 +172,13 @@ async def attempt(kind: str, world: World, peers: Network, trial: Trial) -> None
     with trio.fail_after(STALL_SECONDS_MAX):
         trial.figures["round"] = await in_order(peers)
     trial.figures["markers"] = world.markers() - markers
-    trial.require(trial.figures["markers"] > 0, "no marker came through")
+    trial.require(trial.figures["markers"] > 0, "no marker arrived")
 
 
 def read_by_relays(world: World, peers: Network) -> list[str]:
     held = world.held()
-    found = [f"{name} holds the marker in the clear" for name, data in held if MARKER in data]
-    return found + ([] if sum(len(data) for _, data in held) else ["no relay has forwarded anything"])
+    found = [f"{name} contains the marker unencrypted" for name, data in held if MARKER in data]
+    return found + ([] if sum(len(data) for _, data in held) else ["no relay has forwarded records"])
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -262,10 +262,10 @@ def main() -> int:
     if VARIABLE in os.environ:
         return as_peer(sys.argv[1], sys.argv[2:])
     parser = arguments("nat", __doc__, peers=7)
-    parser.add_argument("--hidden", type=COUNT, default=3, metavar="N", help="of them, accept no connections")
-    parser.add_argument("--trials", type=COUNT, default=10, metavar="N", help="one after another")
-    parser.add_argument("--million", action="store_true", help="train a model of a million parameters, not a tiny one")
-    parser.add_argument("--kind", choices=KINDS, help="of all trials; without it they take turns")
+    parser.add_argument("--hidden", type=COUNT, default=3, metavar="N", help="number of peers that accept no connections")
+    parser.add_argument("--trials", type=COUNT, default=10, metavar="N", help="number of trials, one after another")
+    parser.add_argument("--million", action="store_true", help="train a model with a million parameters instead of a tiny one")
+    parser.add_argument("--kind", choices=KINDS, help="kind of all trials; default: all kinds in turn")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -105,7 +105,7 @@ async def comes_back(peers: Network, peer: DemoPeer, asked: DemoPeer, trial: Tri
     started = trio.current_time()
     if not await holds(partial(works, peer, asked), BACK_SECONDS_MAX):
         halted = (await peer.client.status()).halted or f"at height {await peers.height(peer)}"
-        trial.problems.append(f"{peer.name} takes no part {BACK_SECONDS_MAX:.0f} s later: {halted}")
+        trial.problems.append(f"{peer.name} does not participate {BACK_SECONDS_MAX:.0f} s later: {halted}")
     trial.figures["back"] = trio.current_time() - started
     _, twice = await trio.to_thread.run_sync(peers.votes, peer)
     trial.problems += [f"{peer.name} signed {slot} twice" for slot in twice]

@@ -95,10 +95,10 @@ async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: N
         return  # peers that hear enough others can decide; signatures are checked at the end
     for group, old, new in zip(groups, before, after, strict=True):
         if len(group) >= quorum(len(peers.peers)):
-            trial.require(min(new) > min(old), f"{len(group)} together, a quorum, decided nothing in {seconds:.0f} s")
+            trial.require(min(new) > min(old), f"{len(group)} peers in one group, a quorum, decided nothing in {seconds:.0f} s")
         else:
             # A group may still learn the blocks that one of its peers knew before the cut.
-            trial.require(max(new) == max(old), f"{len(group)} together, no quorum, went from {max(old)} to {max(new)}")
+            trial.require(max(new) == max(old), f"{len(group)} peers in one group, no quorum, went from {max(old)} to {max(new)}")
 
 
 async def _is_said(what: str, cut: Iterable[Direction], alone: Groups, since: float, peers: Network, trial: Trial) -> None:
@@ -205,9 +205,11 @@ def _shape(text: str) -> tuple[int, ...]:
 
 def main() -> int:
     parser = arguments("partition", __doc__, peers=None)
-    parser.add_argument("--shape", type=_shape, default=SHAPES[0], metavar="SIZES", help=f"one of {' '.join(SHAPES)}")
-    parser.add_argument("--trials", type=COUNT, default=8, metavar="N", help="splits, one after another")
-    parser.add_argument("--kind", choices=KINDS, help="of all trials; without it they take turns")
+    parser.add_argument(
+        "--shape", type=_shape, default=SHAPES[0], metavar="SIZES", help=f"sizes of the groups: one of {' '.join(SHAPES)}"
+    )
+    parser.add_argument("--trials", type=COUNT, default=8, metavar="N", help="number of splits, one after another")
+    parser.add_argument("--kind", choices=KINDS, help="kind of all trials; default: all kinds in turn")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -83,9 +83,13 @@ def hurt_seconds_max(normal: float, patience: int) -> float:
 def main() -> int:
     parser = arguments("pause", __doc__)
     parser.add_argument(
-        "--trials", type=COUNT, default=6, metavar="N", help="a follower, the leader, one with another's worker, in turn"
+        "--trials",
+        type=COUNT,
+        default=6,
+        metavar="N",
+        help="number of trials: a follower, the leader, and a peer with another's worker, in turn",
     )
-    parser.add_argument("--seconds", type=duration, default=10.0, metavar="S", help="how long each is stopped")
+    parser.add_argument("--seconds", type=duration, default=10.0, metavar="S", help="duration of each stop")
     options = parser.parse_args()
     random = Random(options.seed)
     kinds = [

@@ -121,8 +121,8 @@ async def _import(peer: DemoPeer, truth: dict[str, int]) -> None:
 
 def main() -> int:
     parser = Parser("pictures", (__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where they go")
-    parser.add_argument("--seed", type=int, default=0, help="of the network, its job and its tasks")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the pictures")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network, its job and its tasks")
     options = parser.parse_args()
     if not (CHROMIUM and DRIVER):
         raise UserError("pictures need a browser and its driver; Debian: apt install chromium chromium-driver")

@@ -157,7 +157,7 @@ class Attempt:
 
     async def _judge(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
         views = {bare(await calls(peer).rlhf_status()) for peer in peers.honest}
-        trial.require(len(views) == 1, "not all say the same of the plan")
+        trial.require(len(views) == 1, "the peers have different states of the plan")
         view = views.pop()
         trained = sum(not preference_sets.is_held_out(f"q{number}: ") for number in range(PAIRS))
         sizes = {"steps": int(REWARD_TERMS["local_steps"]), "batch": int(REWARD_TERMS["batch"])}
@@ -173,7 +173,7 @@ class Attempt:
             audited = await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
             said = (audited.stdout + audited.stderr).decode().strip().splitlines()[-1]
             trial.require(audited.returncode == 0, f"the export does not pass `peer audit`: {said}")
-        trial.require(not scope.cancelled_caught, "`peer audit` takes too long")
+        trial.require(not scope.cancelled_caught, "`peer audit` timed out")
         await trio.to_thread.run_sync(peers.stop)
         liars = {peer.identity.public for peer in peers.peers if peer.lies}
         for peer in peers.honest:
@@ -247,11 +247,11 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("rlhf", __doc__)
-    parser.add_argument("--trials", type=COUNT, default=1, metavar="N", help="networks, one after another")
-    parser.add_argument("--first", type=parse_integer_in(0), default=0, metavar="N", help="number of the first one")
-    parser.add_argument("--liar", action="store_true", help="one more peer, which sends false updates")
-    parser.add_argument("--epochs", type=COUNT, default=3, metavar="N", help="over the preferences")
-    parser.add_argument("--rounds", type=COUNT, default=10, metavar="N", help="of PPO")
+    parser.add_argument("--trials", type=COUNT, default=1, metavar="N", help="number of networks, one after another")
+    parser.add_argument("--first", type=parse_integer_in(0), default=0, metavar="N", help="number of the first network")
+    parser.add_argument("--liar", action="store_true", help="add a peer that sends false updates")
+    parser.add_argument("--epochs", type=COUNT, default=3, metavar="N", help="epochs over the preferences")
+    parser.add_argument("--rounds", type=COUNT, default=10, metavar="N", help="rounds of PPO")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -145,7 +145,7 @@ async def at_once(random: Random, trains: bool, peers: Network, trial: Trial) ->
                 peers.thaw(other)
         await goes_on(others[0], 1)
         await comes_back(peers, victim, others[0], trial)
-        trial.require(await disk.silence(trial) > 0 or disk.signed_to < decided, "it did not say that it was silent")
+        trial.require(await disk.silence(trial) > 0 or disk.signed_to < decided, "it did not report that it was silent")
     await _counts(peers, victim, trial)
 
 
@@ -182,7 +182,7 @@ async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -
         async def is_there() -> bool:
             return await peers.height(victim) == await peers.height(asked)
 
-        trial.require(await holds(is_there, BACK_SECONDS_MAX), "it does not learn what was decided")
+        trial.require(await holds(is_there, BACK_SECONDS_MAX), "it does not fetch the decided blocks")
         before = await peers.height(asked)
         await trio.sleep(QUIET_SECONDS)
         after = await peers.height(asked)
@@ -190,7 +190,7 @@ async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -
         await peers.restart(down)
         for peer in (down, victim):
             await comes_back(peers, peer, asked, trial)
-        trial.require(await disk.silence(trial) > before, "it did not say that it was silent")
+        trial.require(await disk.silence(trial) > before, "it did not report that it was silent")
     await _counts(peers, victim, trial)
 
 
@@ -231,7 +231,7 @@ async def _run_both(peers: Network, victim: DemoPeer, copy: Path, trial: Trial) 
         async def one_stopped() -> bool:
             return any([HALTED in (await peer.client.status()).halted for peer in (twin, victim)])
 
-        trial.require(await holds(one_stopped, BACK_SECONDS_MAX), "neither says that another machine has its key")
+        trial.require(await holds(one_stopped, BACK_SECONDS_MAX), "neither reports that another machine has its key")
         trial.figures["one stops after"] = trio.current_time() - started
         await goes_on(asked, 2)
         for name, peer in (("original", victim), ("copy", twin)):
@@ -254,7 +254,7 @@ async def ledger_lost(random: Random, trains: bool, peers: Network, trial: Trial
         await peers.restart(victim)
         trial.problems.append("it started with its old key and without its votes")
     except UserError as refusal:
-        trial.require("peer rekey" in str(refusal), f"it does not name the way out: {refusal}")
+        trial.require("peer rekey" in str(refusal), f"it does not name the remedy: {refusal}")
     command = [sys.executable, "-m", "peer.cli", "rekey", "--data-dir", str(victim.directory)]
     ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
     trial.require(ended.returncode == 0, f"peer rekey: {(ended.stderr or ended.stdout).decode().strip()}")
@@ -330,7 +330,9 @@ KINDS: dict[str, Callable[[Random, bool, Network, Trial], Awaitable[None]]] = {
 
 def main() -> int:
     parser = arguments("rollback", __doc__)
-    parser.add_argument("--trials", type=COUNT, default=2 * len(KINDS), metavar="N", help="the kinds in turn")
+    parser.add_argument(
+        "--trials", type=COUNT, default=2 * len(KINDS), metavar="N", help="number of trials, whose kinds alternate"
+    )
     parser.add_argument("--only", choices=list(KINDS), metavar="KIND", help=f"one of: {', '.join(KINDS)}")
     options = parser.parse_args()
     if faults_tolerated(options.peers) < 1:

@@ -75,8 +75,8 @@ async def compare(peers: Network, key: bytes, trial: Trial) -> None:
     job = jobs[0]
     false = [undone for undone in job.undone_rounds if undone.reason in (UndoReason.FALSE, UndoReason.WITHHELD)]
     (liar,) = [peer for peer in peers.peers if peer.lies]
-    trial.require(bool(false), "nothing was undone")
-    trial.require(all(undone.trainer == liar.identity.public for undone in false), "somebody honest was convicted")
+    trial.require(bool(false), "no round was undone")
+    trial.require(all(undone.trainer == liar.identity.public for undone in false), "an honest peer was convicted")
     trial.require(job.rounds_in_model == job.rounds, f"{job.rounds_in_model} of {job.rounds} rounds are in the model")
     trial.figures |= {"rollbacks": len(false), "rounds undone": sum(undone.last - undone.first + 1 for undone in false)}
     trial.figures |= {"rounds closed": job.round, "in the model": job.rounds_in_model}
@@ -102,7 +102,7 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("rollback_job", __doc__)
-    parser.add_argument("--rounds", type=COUNT, default=24, metavar="N", help="of each job")
+    parser.add_argument("--rounds", type=COUNT, default=24, metavar="N", help="rounds of each job")
     parser.add_argument("--window", type=COUNT, default=6, metavar="N", help="rounds in which an audit can be reported")
     return network.main(partial(run, parser.parse_args()))
 

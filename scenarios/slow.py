@@ -74,7 +74,7 @@ async def hurt(peers: Network, number: int, victim: DemoPeer) -> Trial:
         await holds(is_over, STALL_SECONDS_MAX)
     trial.rounds = await last_round(peers) - missed
     if 2 * trial.accepted <= SLOW_ROUNDS:
-        trial.problems.append("it was too slow to be accepted at all")
+        trial.problems.append(f"only {trial.accepted} of {SLOW_ROUNDS} updates of the slow trainer were accepted")
     if not await is_accepted(peers, victim):
         trial.problems.append(f"not accepted again {trial.rounds} rounds later")
     return trial
@@ -131,7 +131,7 @@ def conclude(options: argparse.Namespace, trials: list[Trial], differences: list
 
 def main() -> int:
     parser = arguments("slow", __doc__)
-    parser.add_argument("--trials", type=COUNT, default=4, metavar="N", help="one after another")
+    parser.add_argument("--trials", type=COUNT, default=4, metavar="N", help="number of trials, one after another")
     return network.main(partial(run, parser.parse_args()))
 
 

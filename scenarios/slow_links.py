@@ -160,13 +160,19 @@ def _setting(text: str) -> tuple[str, str]:
 
 def main() -> int:
     parser = arguments("slow_links", __doc__)
-    parser.add_argument("--preset", choices=PRESETS, default="local", help="of the job; its audit is sampled whatever it says")
+    parser.add_argument("--preset", choices=PRESETS, default="local", help="preset of the job; its audits are always sampled")
     parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a field of the job")
-    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="of each case")
-    parser.add_argument("--liar-rounds", type=COUNT, default=200, metavar="N", help="in which the liar must be convicted")
-    parser.add_argument("--uplinks", type=float, nargs="+", default=UPLINKS, metavar="MBIT", help="Mbit/s of each peer")
-    parser.add_argument("--round-trips", type=float, nargs="+", default=ROUND_TRIPS, metavar="MS", help="between any two peers")
-    parser.add_argument("--no-liar", dest="liar", action="store_false", help="leave out the case with a liar")
+    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="rounds of each case")
+    parser.add_argument(
+        "--liar-rounds", type=COUNT, default=200, metavar="N", help="rounds within which the liar must be convicted"
+    )
+    parser.add_argument(
+        "--uplinks", type=float, nargs="+", default=UPLINKS, metavar="MBIT", help="uplinks of each peer in Mbit/s"
+    )
+    parser.add_argument(
+        "--round-trips", type=float, nargs="+", default=ROUND_TRIPS, metavar="MS", help="round trips between any two peers in ms"
+    )
+    parser.add_argument("--no-liar", dest="liar", action="store_false", help="skip the case with a liar")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -55,7 +55,7 @@ def mixed(random: Random, peers: int, proxy: Proxy, seconds: float) -> Iterator[
 
 def main() -> int:
     parser = arguments("soak", __doc__)
-    parser.add_argument("--minutes", type=duration, default=60.0, metavar="M", help="when the last thing begins, at the latest")
+    parser.add_argument("--minutes", type=duration, default=60.0, metavar="M", help="minutes until the last fault begins")
     options = parser.parse_args()
     if faults_tolerated(options.peers) < 1:
         parser.error("fewer than four peers bear no fault at all")

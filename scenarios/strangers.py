@@ -301,7 +301,7 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("strangers", (__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="attacks that have this in their names")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only attacks whose names contain this text")
     options = parser.parse_args()
     return network.main(partial(run, options))
 

@@ -73,16 +73,16 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=f"python -m {package}.{name}", description=about, formatter_class=Help)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help says what there is)\n")
+        self.exit(2, f"{self.prog}: {message}: run with --help to list the options\n")
 
 
 def arguments(name: str, about: str | None, *, peers: int | None = 4) -> Parser:
     parser = Parser(name, about)
     if peers is not None:
         parser.add_argument("--peers", type=COUNT, default=peers, metavar="N", help="founders of the network")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="draws victims and moments")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE", help="write the table there as well")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of victims and moments")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="new folder for the peers' data, which is kept")
+    parser.add_argument("--json", metavar="FILE", help="also write the table to this file")
     return parser
 
 
@@ -113,7 +113,7 @@ async def conduct(
             await trio.to_thread.run_sync(peers.stop)
         failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
         failures += peers.failures() + also(peers)
-    failures += [] if trials else ["nothing was tried"]
+    failures += [] if trials else ["no trial ran"]
     seconds = trio.current_time() - started
     title = f"{title}, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all; seconds"
     return report(
@@ -146,7 +146,7 @@ async def tried(peers: Network, attempt: Attempt, trial: Trial) -> bool:
         await attempt(peers, trial)
     except trio.TooSlowError:
         heights = {peer.name: await peers.height(peer) for peer in peers.peers}
-        trial.problems.append(f"the network got stuck; heights {heights}")
+        trial.problems.append(f"the network made no progress: heights {heights}")
         return True
     except UserError as error:
         trial.problems.append(str(error))

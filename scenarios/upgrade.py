@@ -47,7 +47,9 @@ async def one(number: int, options: argparse.Namespace) -> Trial:
             try:
                 await upgraded(peers, peers.peers[old], trial, Path(scratch) / "export")
             except trio.TooSlowError:
-                trial.require(False, f"the network got stuck: {[(await peers.height(peer)) for peer in peers.peers]}")
+                trial.require(
+                    False, f"the network made no progress: heights {[(await peers.height(peer)) for peer in peers.peers]}"
+                )
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(peers.stop)
             for problem in peers.failures():
@@ -143,7 +145,7 @@ def audit(folder: Path, version: int) -> subprocess.CompletedProcess[str]:
 
 def main() -> int:
     parser = arguments("upgrade", __doc__, peers=None)
-    parser.add_argument("--trials", type=COUNT, default=3, metavar="N", help="networks, one after another")
+    parser.add_argument("--trials", type=COUNT, default=3, metavar="N", help="number of networks, one after another")
     return network.main(partial(run, parser.parse_args()))
 
 

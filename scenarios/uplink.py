@@ -116,7 +116,7 @@ async def fetch(peers: Network, model: Path, size: int, trial: Trial) -> None:
                 if peer.name not in took and has_file(DataDirectory(peer.directory).blobs, size):
                     took[peer.name] = time.time() - begun
             await trio.sleep(POLL_SECONDS)
-    trial.require(len(took) == len(others), f"{len(others) - len(took)} have not got it after {FETCHED_SECONDS_MAX:.0f} s")
+    trial.require(len(took) == len(others), f"{len(others) - len(took)} do not have it after {FETCHED_SECONDS_MAX:.0f} s")
     if took:
         times = sorted(took.values())
         trial.figures |= {"first": times[0], "median": times[len(times) // 2], "last": times[-1]}
@@ -139,7 +139,13 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("uplink", __doc__, peers=PEERS)
-    parser.add_argument("--uplink", type=duration, default=40.0, metavar="MBIT", help="of all but one peer, whose is a tenth")
+    parser.add_argument(
+        "--uplink",
+        type=duration,
+        default=40.0,
+        metavar="MBIT",
+        help="uplink in Mbit/s of all peers except one, which has a tenth",
+    )
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -137,7 +137,7 @@ def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -
     assert {verdict(declaration) for declaration in (b"", nothing_counted, sound[:-1], sound + b"\x00")} == {Verdict.MALFORMED}
     scratch = JobSpec(name="t", objective="scratch")
     assert scratch.decode_declaration(b"") is None
-    with pytest.raises(RemoteProtocolError, match="objective 'scratch' has none, 1 bytes were given"):
+    with pytest.raises(RemoteProtocolError, match="objective 'scratch' has no declarations, but 1 bytes were given"):
         scratch.decode_declaration(b"x")
 
 
@@ -157,7 +157,7 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     monkeypatch.delattr(Slate, "make_declaration")
     text = tmp_path / "text"
     text.write_bytes(TEXT)
-    with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
+    with pytest.raises(UserError, match="engine 'slate' cannot make the declarations that objective 'letters' requires"):
         WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30)).handle_request(
             worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), str(text), None)
         )

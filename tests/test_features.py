@@ -178,7 +178,7 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
 
 
 def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
-    with pytest.raises(RemoteProtocolError, match="objective 'ones' is none that this program knows: language, scratch"):
+    with pytest.raises(RemoteProtocolError, match="unknown objective 'ones': choose one of language, scratch"):
         JobSpec.decode(JOB.encode())
 
 
@@ -501,9 +501,9 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
         assert SQUARES.problem() == "18 tensors in 2 layers are more than 17"
     requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
     assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
-    with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
+    with pytest.raises(UserError, match=r"no tensor for 'layers\.0\.scale\.weight'"):
         huggingface_model.llama_tensor_names(SQUARES.model)
-    with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
+    with pytest.raises(UserError, match=r"does not support the tensor 'layers\.0\.scale\.weight'"):
         gguf.write_gguf(BytesIO(), {}, SQUARES.model, list(views.items()), is_half=False)
 
 
@@ -534,15 +534,15 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await nursery.start(other.run)
             with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: this worker has .*open-job, propose"):
                 await other.ask(CountParameters(bytes(32)))
-            with pytest.raises(WorkerFailed, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+            with pytest.raises(WorkerFailed, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
                 await other.ask(opening)
             nursery.cancel_scope.cancel()
 
 
 async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+    with pytest.raises(UserError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
         SQUARES.validated()
-    with pytest.raises(RemoteProtocolError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+    with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
         JobSpec.decode(SQUARES.encode())
     with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': the known ones are open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
@@ -550,7 +550,7 @@ async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name()
 
 def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
     for place, name in ((LayerPlace.LINEAR, "swiglu"), (LayerPlace.ATTENTION, "dense"), (LayerPlace.FEED_FORWARD, "attention")):
-        with pytest.raises(UserError, match=rf"model\.{place.value} '{name}' is no layer"):
+        with pytest.raises(UserError, match=rf"unknown layer model\.{place.value} '{name}'"):
             replace(LANGUAGE, model=replace(LANGUAGE.model, **{place.value: name})).validated()
 
 

@@ -91,7 +91,7 @@ def test_a_gpu_is_shown_only_beside_processors() -> None:
 
 def test_a_scenario_with_a_gpu_says_in_one_line_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match="--gpu: torch finds no GPU here; leave it out"):
+    with pytest.raises(UserError, match="--gpu: torch finds no GPU; leave it out"):
         determinism.require_gpu()
 
 
@@ -178,7 +178,7 @@ def test_a_scenario_prints_its_help_and_is_in_the_readme(
         ("idle", ("--seconds", "soon"), "--seconds: 'soon' is not a number"),
         ("idle", ("--set", "width"), "--set 'width': write FIELD=VALUE"),
         ("bad_input", ("--only", "nosuch"), "--only: 'nosuch' begins no case"),
-        ("crash_points", ("--only", "nosuch"), "--only 'nosuch' is no crash point and begins none: --list prints them"),
+        ("crash_points", ("--only", "nosuch"), "--only 'nosuch' matches no crash point: run with --list to list them"),
         ("crash_points", ("--only", "before-blob-keep"), "--only 'before-blob-keep' is not tried here: only where a liar"),
         ("crash_points", ("--only", "blob-keep"), "--only 'blob-keep' is not tried here: only where a liar"),
     ],

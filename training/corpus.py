@@ -2,7 +2,7 @@
 
     files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
-Token shards of `training.data.token_shards` take the same way, and need no tokenizing at its end.
+Token shards of `training.data.token_shards` go the same way, without the last step, tokenization.
 
 All steps are streams: a peer has only a few shards of text in memory, at any size of the text.
 """
@@ -29,7 +29,7 @@ from training.data.token_shards import require_known_tokens
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-TOKENIZE_BYTES = 128 << 10  # tokenized at once: meanwhile the package needs a hundred times the text's memory
+TOKENIZE_BYTES = 128 << 10  # bytes tokenized at once: meanwhile the package needs a hundred times their memory
 CUT_BACK_MAX = 3  # bytes that the training part can lose when the cut moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
@@ -55,9 +55,9 @@ def require_enough_text(spec: JobSpec, size: int, source: str) -> None:
 class DataManifest:
     """The hashes of a text, or of tokens. A job names the digest of this manifest as `data`."""
 
-    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole
-    text: Digest  # SHA-256 of the whole
-    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order; DATA_SHARD_BYTES each, except the last one
+    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole text
+    text: Digest  # SHA-256 of the whole text
+    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order; DATA_SHARD_BYTES each, except the last
     tokenized: bool = False  # 16-bit little-endian token ids instead of text
     tokens: Digest | None = None  # `tokens_digest` of the job's BPE on this text; None: not fixed
 
@@ -69,11 +69,15 @@ class DataManifest:
         """Return the manifest. Raises `RemoteProtocolError` if it is malformed or inconsistent."""
         manifest = codec.decode(cls, data)
         if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
-            raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
+            raise RemoteProtocolError(
+                "bad-manifest", f"the manifest lists {len(manifest.shards)} shards for {manifest.size} bytes"
+            )
         if len(set(manifest.shards)) < len(manifest.shards):
-            raise RemoteProtocolError("bad-manifest", "a shard is named twice: few bytes would fill many disks")
+            raise RemoteProtocolError("bad-manifest", "the manifest lists a shard twice")
         if manifest.tokenized and manifest.size % 2:
-            raise RemoteProtocolError("bad-manifest", f"{manifest.size} bytes of 16-bit tokens")
+            raise RemoteProtocolError(
+                "bad-manifest", f"the manifest has an odd number of bytes for 16-bit tokens: {manifest.size}"
+            )
         return manifest
 
     @property
@@ -111,7 +115,7 @@ def split_into_shards(pieces: Iterable[bytes], keep: Callable[[bytes], object], 
     if not size:
         raise UserError("the text is empty: give a file or folder with at least a few kB of text")
     if len(set(shards)) < len(shards):
-        raise UserError(f"the text has the same {DATA_SHARD_BYTES >> 20} MiB twice, which no manifest may: leave the copies out")
+        raise UserError(f"the text contains the same {DATA_SHARD_BYTES >> 20} MiB twice: remove the copy")
     return DataManifest(size, whole.digest(), tuple(shards), tokenized)
 
 
@@ -128,7 +132,9 @@ def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: 
             size += len(shard)
             stream.write(shard)
         if (size, whole.digest()) != (manifest.size, manifest.text):
-            raise RemoteProtocolError("bad-manifest", f"shards make {size} bytes with another hash, {manifest.size} were named")
+            raise RemoteProtocolError(
+                "bad-manifest", f"the shards have {size} bytes, expected {manifest.size} with SHA-256 {manifest.text.hex()[:16]}…"
+            )
 
 
 def text_path(folder: Path, manifest: DataManifest) -> Path:
@@ -139,7 +145,7 @@ def text_path(folder: Path, manifest: DataManifest) -> Path:
 # From the text file to tokens ----------------------------------------------------------------------------------------
 
 
-HASHED_AT_ONCE = 1 << 20  # tokens; those of a text of bytes are copied to be hashed
+HASHED_AT_ONCE = 1 << 20  # tokens hashed at once; those of a text of bytes are copied to be hashed
 
 
 def tokens_digest(tokens: TokenizedText) -> bytes:
@@ -180,16 +186,17 @@ def open_tokens(
         train, held_out = _tokens_of_text(spec, text, tokenizer, on_block)
     for name, part in (("training", train), ("held-out", held_out)):
         if len(part) <= spec.model.context and (name == "training" or spec.held_out_permille):
-            raise UserError(
-                f"{text}: the {name} part is {len(part)} tokens, context {spec.model.context} needs one more than that"
-            )
+            few = f"{text}: the {name} part has {len(part)} tokens"
+            raise UserError(f"{few}, but context {spec.model.context} needs at least {spec.model.context + 1}")
     tokens = TokenizedText(train, held_out, tokenizer.token_bytes)
     if named is not None and tokens_digest(tokens) != named:
         prefix = _token_prefix(text, tokenizer)
         for made in [path for path in text.parent.iterdir() if path.name.startswith(prefix)]:
-            made.unlink()  # the correct release has to make them again
+            made.unlink()  # The correct release has to make them again.
         release = f"tokenizers {importlib.metadata.version('tokenizers')}"
-        raise UserError(f"{release} makes other tokens of {text} than the job was made with: install the release of the others")
+        raise UserError(
+            f"{release} does not make the job's tokens from {text}: install the release of the peer that started the job"
+        )
     return tokens
 
 
@@ -212,7 +219,7 @@ def _held_out_start(text: Path, size: int, permille: int) -> int:
     with text.open("rb") as stream:
         stream.seek(max(0, start - 3))
         around = stream.read(start - max(0, start - 3) + 1)
-    while start and len(around) > 1 and around[-1] & 0xC0 == 0x80:  # a continuation byte
+    while start and len(around) > 1 and around[-1] & 0xC0 == 0x80:  # The last byte continues a character.
         start, around = start - 1, around[:-1]
     return start
 

@@ -21,13 +21,13 @@ T = TypeVar("T")
 class ObjectiveFunctions:
     """An engine's implementation of an objective. The types of model, arrays and data are the engine's."""
 
-    loss: Callable[..., Any]  # takes the model and `Objective.batch_arrays`, returns the mean loss
-    # Takes the model, the specification, the data and a heartbeat; returns the model's metrics by name.
+    loss: Callable[..., Any]  # function of the model and `Objective.batch_arrays`, which returns the mean loss
+    # A function of the model, the specification, the data and a heartbeat. It returns the model's metrics by name.
     metrics: Callable[..., Mapping[str, float]] | None = None
     # Called before each step and each measurement. Takes the engine, the drawn examples (None: the held-out data) and a
     # heartbeat. It adds to the data the results of the first round's model on them.
     reference: Callable[..., None] | None = None
-    declarer: Callable[..., Any] | None = None  # takes the engine; makes and checks declarations of objectives that have them
+    declarer: Callable[..., Any] | None = None  # function of the engine; its result makes and checks declarations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class EngineImplementations:
     """A feature's implementations for one engine, by the names of objectives and of kinds of layers."""
 
     objectives: Mapping[str, ObjectiveFunctions] = field(default_factory=dict)
-    layers: Mapping[str, Any] = field(default_factory=dict)  # their type is documented by the engine
+    layers: Mapping[str, Any] = field(default_factory=dict)  # implementations, whose type the engine documents
 
 
 _places: dict[str, tuple[str, ...]] = {"pytorch": ("training.engines.pytorch.implementations:IMPLEMENTATIONS",)}

@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from typing import Final
 
 AUTO: Final = "auto"
-GPUS_MAX: Final = 64  # of one machine
+GPUS_MAX: Final = 64  # GPUs of one machine
 
 
 class ParallelMode(enum.StrEnum):
     """How several processes of a worker train one model, each on a device of its own."""
 
     OFF = "off"
-    DDP = "ddp"  # each has the whole model and a share of the batch
-    FSDP = "fsdp"  # each has a share of the batch and of every tensor
+    DDP = "ddp"  # Each process has the whole model and a share of the batch.
+    FSDP = "fsdp"  # Each process has a share of the batch and of every tensor.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    threads: int = 0  # 0: the engine's default
-    device: str = "cpu"  # or `AUTO`: an accelerator if there is one; or an accelerator's name, such as `cuda:1`
+    threads: int = 0  # threads; 0: the engine's default
+    device: str = "cpu"  # `cpu`, the name of an accelerator such as `cuda:1`, or `AUTO`: an accelerator if one exists
     memory_mb_max: int = 0  # bound of a job's estimated memory, in MB of 10^6 bytes; 0: no bound
     gpus: int = 0  # processes that train together, on a GPU each or all on the CPU; 0: one
     parallel: ParallelMode = ParallelMode.OFF
-    compile: bool = False  # compile losses for the device, where that works
-    recompute: bool = False  # keep only the inputs of layers, and recompute the rest for the gradient
+    compile: bool = False  # Losses are compiled for the device, where that works.
+    recompute: bool = False  # Only the inputs of layers are kept, and the rest is recomputed for the gradient.
 
     def arguments(self) -> list[str]:
         """Return the worker's arguments: all values that differ from the default."""
@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def device_problem(name: str) -> str | None:
-    """Return why this cannot name a device on any machine; None if it can."""
+    """Return why this name is no device on any machine; None if it may be one."""
     if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
         return None
-    return f"is no device; say {AUTO}, cpu, cuda, or one of several as cuda:1"
+    return f"is not a device: use {AUTO}, cpu, cuda, or cuda:1 for one of several"
 
 
 def parallel_problem(resources: EngineResources) -> str | None:
@@ -65,13 +65,13 @@ def parallel_problem(resources: EngineResources) -> str | None:
     if not 0 <= resources.gpus <= GPUS_MAX:
         return f"gpus {resources.gpus} is outside 0..{GPUS_MAX}"
     if resources.parallel is ParallelMode.OFF:
-        return f"gpus {resources.gpus} with parallel off: say parallel ddp or fsdp" if resources.gpus > 1 else None
+        return f"gpus {resources.gpus} needs parallel ddp or fsdp, not off" if resources.gpus > 1 else None
     if resources.gpus < 2:
-        return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 at least"
+        return f"parallel {resources.parallel} needs gpus 2 or more, not {resources.gpus}"
     if resources.compile:
-        return f"compile with parallel {resources.parallel}: one of them at a time"
+        return f"compile with parallel {resources.parallel} is not supported: turn one of them off"
     if ":" in resources.device:
-        return f"parallel {resources.parallel} with device {resources.device}: it takes the first {resources.gpus} GPUs; say cuda"
+        return f"parallel {resources.parallel} uses the first {resources.gpus} GPUs, not {resources.device}: use device cuda"
     return None
 
 

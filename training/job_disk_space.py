@@ -12,17 +12,17 @@ from protocol.units import format_bytes
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import ROUNDS_KEPT
 
-EXTRA_MODELS = 2  # beside those of the last rounds: the last durable one, and the next one while it is written
-BUFFERS = 2  # those of a trainer's last accepted proposal and of the next one
-ROUNDS_MIN: Final = 256  # whose payloads stay, at any limit that an operator sets: minutes of the fastest rounds
-DOWNLOAD_RESERVED_BYTES: Final = 256 << 20  # of the disk, for ledger and models after a download
+EXTRA_MODELS = 2  # models in addition to those of the last rounds: the last durable one, and the next one while it is written
+BUFFERS = 2  # buffers of a trainer's last accepted proposal and of the next one
+ROUNDS_MIN: Final = 256  # rounds whose payloads stay at any limit of an operator: minutes of the fastest rounds
+DOWNLOAD_RESERVED_BYTES: Final = 256 << 20  # bytes of the disk that a download leaves to ledger and models
 
 
 @dataclass(frozen=True, slots=True)
 class JobDiskSpace:
-    models: int  # kept at the same time
-    own: int  # state of trainers, and data that audits may request
-    round: int  # payloads of each round
+    models: int  # bytes of the models that are kept at the same time
+    own: int  # bytes of trainers' state, and of data that audits may request
+    round: int  # bytes of the payloads of each round
     opening: int = 0  # additional payload bytes of each opening round
     compression_warmup_rounds: int = 0
 
@@ -57,7 +57,7 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     if not trains:
         return JobDiskSpace(models, 0, *payloads)
     is_full = spec.audit is AuditMode.FULL or spec.final_full_audit_rounds > 0
-    shown = trainers if is_full else 1  # peers that re-execute the others' proposals fetch their buffers
+    shown = trainers if is_full else 1  # Peers that re-execute the others' proposals fetch their buffers.
     own = BUFFERS * shown * (error_feedback.buffer_bytes(spec) + 8 * layout.size * spec.keeps_inner_state)
     if spec.audit is AuditMode.SAMPLED:
         own += spec.audit_bytes - spec.model_bytes * (spec.rounds_audited + 1)
@@ -71,5 +71,5 @@ def require_disk_space(folder: Path, size: int, what: str = "text") -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < 2 * size + DOWNLOAD_RESERVED_BYTES:
-        needs = f"this job's {what} of {format_bytes(size)} needs twice that and {DOWNLOAD_RESERVED_BYTES >> 20} MiB to spare"
-        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
+        needs = f"this job's {what} of {format_bytes(size)} needs twice its size and {DOWNLOAD_RESERVED_BYTES >> 20} MiB more"
+        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some space, or leave the job to others")

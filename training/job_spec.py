@@ -29,39 +29,39 @@ from training.objectives import registry
 from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec, layer_names
 
-ROUNDS_MAX = 1_000_000  # a job must end: years at one round a minute
-LOCAL_STEPS_MAX = 10_000  # a round must end too, and its re-execution
-BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
+ROUNDS_MAX = 1_000_000  # rounds: a job must end, after years at one round a minute
+LOCAL_STEPS_MAX = 10_000  # local steps: a round must end, too, and its re-execution
+BATCH_MAX = 65_536  # sequences, whose offsets are drawn one by one
 DECODED_KEPT_MAX: Final = 256  # specifications of some kilobytes each
-SETTINGS_BYTES_MAX: Final = 4_096  # an objective's own settings: hashes and numbers; larger data are blobs
-BITS: Final = (1, 2, 4, 8)  # of a level; a byte holds a whole number of levels
-LOCAL_STEPS: Final = 10  # default
+SETTINGS_BYTES_MAX: Final = 4_096  # bytes of an objective's own settings, which are hashes and numbers; larger data are blobs
+BITS: Final = (1, 2, 4, 8)  # bits of a level; a byte contains a whole number of levels
+LOCAL_STEPS: Final = 10  # default number
 # One bit gives all elements of a chunk the same size. The first updates of a new model are farthest from that (decision 95).
 OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
 ROUNDS: Final = 60  # default: a minute or two of the demo
-CLOSING_ROUNDS: Final = 10  # the last ones, re-executed before the vote (decision 123); they cost as much as with audit 'full'
+CLOSING_ROUNDS: Final = 10  # last rounds, re-executed before the vote (decision 123); they cost as much as with audit 'full'
 AUDIT_RATE: Final = 0.125  # default of sampled audits: with two auditors a machine replays a quarter of a round
-ANCHOR_ROUNDS: Final = 8  # between durable models: a rollback undoes at most seven rounds more than necessary
-ANCHOR_ROUNDS_MAX: Final = 16  # with one local step: a disk may need longer for a durable model than such a round takes
+ANCHOR_ROUNDS: Final = 8  # rounds between durable models: a rollback undoes at most seven rounds more than necessary
+ANCHOR_ROUNDS_MAX: Final = 16  # rounds between durable models with one local step, since a disk may be slower than such a round
 WARMUP_ROUNDS: Final = 2  # default, also of short jobs
-AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it without consent
-ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte for each parameter and trainer; voters hold two or three models
+AUDIT_BYTES_MAX: Final = 64 << 30  # bytes on a volunteer's disk, which a job must not fill without consent
+ESTIMATES_BYTES_MAX: Final = 4 << 30  # bytes of one model, one for each parameter and trainer; voters keep two or three models
 SUSPENSION_ROUNDS_MAX: Final = 100_000
 # Honest replays on other processors differ by 5e-6, some by 1e-4, and at the smallest rates by 5e-4. A smaller tolerance would
 # suspend honest trainers.
 TOLERANCE_MIN: Final = 1e-3
-TOLERANCE_MAX: Final = 0.1  # a trainer that does no work has relative error 1, and one that does half of it less
+TOLERANCE_MAX: Final = 0.1  # A trainer without work has relative error 1, and one with half of the work less.
 
-# A job may rely on people's challenges alone. At smaller rates, rounding decides if anything can be drawn.
+# A job may rely on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
-INNER_RATE: Final = 3e-3  # of AdamW
-# At smaller rates float32 parameters hardly hold a step: with Muon at 1e-7 processors differ by half of the tolerance.
+INNER_RATE: Final = 3e-3  # default rate of AdamW
+# At smaller rates a step is lost in the rounding of parameters: with Muon at 1e-7 processors differ by half of the tolerance.
 INNER_RATE_MIN: Final = 1e-6
 # The squares of gradients clipped to less are subnormal numbers, and processors differ in which of them become zero.
 CLIP_MIN: Final = 1e-6
 
-NORM_START_MAX: Final = 1e9  # every voter computes its square exactly; no float may overflow on the way
+NORM_START_MAX: Final = 1e9  # Every voter computes the square exactly, and no float may overflow.
 
 
 # Far above useful values. Beyond them float32 parameters overflow, and the decided model would be useless.
@@ -83,23 +83,23 @@ DECAYS: Final = ("beta1", "beta2")  # 0..1, without 1
 
 
 class AuditMode(enum.StrEnum):
-    FULL = "full"  # some voters with a worker re-execute each proposal before the vote, and vouch for it
-    SAMPLED = "sampled"  # some proposals are drawn after the round and replayed completely
-    OFF = "off"  # no re-execution: only the aggregation rule protects the model from liars
+    FULL = "full"  # Some voters with a worker re-execute each proposal before the vote, and vouch for it.
+    SAMPLED = "sampled"  # Some proposals are drawn after the round and re-executed completely.
+    OFF = "off"  # Without re-execution, only the aggregation rule protects the model from liars.
 
 
 class FeedbackMemory(enum.StrEnum):
     """Where the part of an update that compression dropped is kept."""
 
-    RESIDUAL = "residual"  # the trainer adds it to its next update: error feedback
-    ESTIMATES = "estimates"  # every voter adds payloads to an estimate of the trainer's momentum, and aggregates estimates
+    RESIDUAL = "residual"  # The trainer adds it to its next update, which is error feedback.
+    ESTIMATES = "estimates"  # Every voter adds payloads to an estimate of the trainer's momentum, and aggregates the estimates.
 
 
 class Precision(enum.StrEnum):
     """Precision of matrix products in local steps. Parameters, moments and sums are always float32."""
 
     FP32 = "fp32"
-    BF16 = "bf16"  # several times faster on GPUs; replays differ by more than a small lie, so audits are impossible
+    BF16 = "bf16"  # Several times faster on GPUs. Replays differ by more than a small attack, so audits are impossible.
 
 
 class OuterOptimizerKind(enum.StrEnum):
@@ -108,7 +108,7 @@ class OuterOptimizerKind(enum.StrEnum):
     NESTEROV = "nesterov"  # SGD with Nesterov momentum (DiLoCo)
     SGD = "sgd"
     SIGN = "sign"  # steps by the sign of the momentum
-    ADAMW = "adamw"  # on aggregated gradients: one step per round, without an inner optimizer
+    ADAMW = "adamw"  # AdamW on aggregated gradients: one step per round, without an inner optimizer
 
 
 # Names of the vectors that the optimizer keeps beside the parameters.
@@ -124,12 +124,12 @@ class InnerOptimizerKind(enum.StrEnum):
     """The optimizer of local steps."""
 
     ADAMW = "adamw"
-    MUON = "muon"  # for matrices; AdamW for the embedding and the norms
+    MUON = "muon"  # Muon for matrices, and AdamW for the embedding and the norms
 
 
 class InnerStatePolicy(enum.StrEnum):
-    RESET = "reset"  # moments start from zero in every round
-    KEEP = "keep"  # they continue from the trainer's last accepted proposal, which commits to them
+    RESET = "reset"  # Moments start from zero in every round.
+    KEEP = "keep"  # Moments continue from the trainer's last accepted proposal, which commits to them.
 
 
 class AggregationRule(enum.StrEnum):
@@ -137,8 +137,8 @@ class AggregationRule(enum.StrEnum):
 
     ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # for audit 'full': a single false update that nobody re-executes can move the mean anywhere
-    MEDIAN = "median"  # this rule and those below are for comparison
+    MEAN = "mean"  # A rule for audit 'full', since a single false update can move the mean anywhere.
+    MEDIAN = "median"  # This rule and those below are for comparison.
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
     GEOMETRIC_MEDIAN = "geometric-median"
@@ -151,7 +151,7 @@ _ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # recor
 class PreparationCounts:
     """Counts from the preparation of a person's file as the data of a job."""
 
-    left_out: Count = 0  # lines
+    left_out: Count = 0  # lines that were left out
     shortened: Count = 0  # lines with a text longer than the context
     holding_stop: Count = 0  # responses that contain the stop text, where the model's answers end
 
@@ -266,7 +266,7 @@ class JobSpec:
         kind = self.resolved_objective.settings_type
         if kind is None and self.objective_settings:
             what = f"objective {self.objective!r} has no settings"
-            raise RemoteProtocolError("bad-job", f"{what}, {len(self.objective_settings)} bytes were given")
+            raise RemoteProtocolError("bad-job", f"{what}, but {len(self.objective_settings)} bytes were given")
         return None if kind is None else codec.decode(kind, self.objective_settings)
 
     def decode_declaration(self, encoded: bytes) -> Any:
@@ -274,7 +274,7 @@ class JobSpec:
         kind = self.resolved_objective.declaration_type
         if kind is None and encoded:
             raise RemoteProtocolError(
-                "bad-declaration", f"objective {self.objective!r} has none, {len(encoded)} bytes were given"
+                "bad-declaration", f"objective {self.objective!r} has no declarations, but {len(encoded)} bytes were given"
             )
         record = None if kind is None else codec.decode(kind, encoded)
         problem = None if kind is None else self.resolved_objective.declaration_problem(self, record)
@@ -322,7 +322,7 @@ class JobSpec:
 
     @property
     def rounds_audited(self) -> int:
-        """For how many later rounds a proposal may be replayed: the audit window, and as long again for a dispute."""
+        """Number of later rounds in which a proposal may be replayed: the audit window, and as long again for a dispute."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
@@ -356,7 +356,7 @@ class JobSpec:
         if licence:
             return f"its licence {licence}"
         if registry.find_objective(self.objective) is None:
-            return f"objective {self.objective!r} is none that this program knows: {', '.join(registry.objective_names())}"
+            return f"unknown objective {self.objective!r}: choose one of {', '.join(registry.objective_names())}"
         layers = self.model.layers_problem()
         if layers:
             return layers
@@ -370,14 +370,14 @@ class JobSpec:
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
-            if not getattr(self, name) <= value:  # NaN fails, too
+            if not getattr(self, name) <= value:  # NaN fails, too.
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
         for name in POSITIVE:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name, value in FLOATS_MIN.items():
             if getattr(self, name) < value:
-                return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
+                return f"{name} {getattr(self, name):g} would reject honest updates of other processors: use at least {value:g}"
         for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
@@ -390,26 +390,23 @@ class JobSpec:
 
     def _combination_problem(self) -> str | None:
         if self.initial_model is not None and self.base is not None:
-            return "both base and start name a model to start from: say one"
+            return "both base and initial_model name a model to start from: give only one"
         if self.initial_model is not None and not self.resolved_objective.starts_from_parameters:
-            way_out = "train a language job on them, or learn responses, and start from that job"
-            return f"objective {self.objective!r} starts from no parameters of its own: {way_out}"
+            way_out = "first train a language job or a job on responses from it, and start from that job"
+            return f"objective {self.objective!r} cannot start from a folder with parameters: {way_out}"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
         if self.compression_warmup_rounds > self.rounds:
             return (
                 f"compression_warmup_rounds {self.compression_warmup_rounds} is more than rounds "
-                f"{self.rounds}: take bits {OPENING_BITS} for all"
+                f"{self.rounds}: use bits {OPENING_BITS} for all rounds"
             )
         if self.compression_warmup_rounds and self.bits >= OPENING_BITS:
-            whole = f"{OPENING_BITS} bits an element"
-            return (
-                f"compression_warmup_rounds {self.compression_warmup_rounds} gains nothing where all "
-                f"rounds say {whole} or more: leave it out"
-            )
+            warmup = f"compression_warmup_rounds {self.compression_warmup_rounds}"
+            return f"{warmup} has no effect with bits {self.bits}: leave it out"
         if self.bits == 8 and self.commits_to_buffer:
             both = f"bits 8 with feedback_decay {self.feedback_decay:g}"
-            return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
+            return f"{both} would commit to a buffer that repeats the payload: use feedback_decay 0, or fewer bits"
         # A job of one round keeps the default warm-up, so that nobody has to set it to none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
@@ -418,57 +415,58 @@ class JobSpec:
             return f"{both} do not fit into {self.rounds} rounds: shorten one of them"
         if self.outer is OuterOptimizerKind.SIGN and self.outer_rate > SIGN_RATE_MAX:
             moves = f"outer 'sign' would move every parameter by outer_rate {self.outer_rate:g} in each round"
-            return f"{moves}: take {SIGN_RATE_MAX:g} at most, {SIGN_RATE:g} is usual"
+            return f"{moves}: use at most {SIGN_RATE_MAX:g}; {SIGN_RATE:g} is usual"
         if self.sends_gradients and self.local_steps != 1:
-            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
+            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: use outer 'nesterov' for more"
         if self.sends_gradients and self.inner is not InnerOptimizerKind.ADAMW:
-            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
+            return f"inner {self.inner.value!r} has no effect with outer 'adamw', which sends gradients: use outer 'nesterov'"
         if self.sends_gradients and self.inner_state is InnerStatePolicy.KEEP:
-            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
+            return "inner_state 'keep' has no effect with outer 'adamw', which sends gradients: use inner_state 'reset'"
         return self._audit_problem() or self._memory_problem()
 
     def _audit_problem(self) -> str | None:
         is_sampled = self.audit is AuditMode.SAMPLED
         if self.precision is Precision.BF16 and self.is_reexecuted:
-            differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
-            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
+            differ = "honest re-executions in bf16 differ by 0.13 of an update, and small attacks by only 0.011"
+            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; use audit 'off', or precision 'fp32'"
         if not is_sampled and self.uplink_mbit_min != UPLINK_MBIT_MIN:
-            return f"uplink_mbit_min {self.uplink_mbit_min} says nothing with audit {self.audit.value!r}: leave it out"
+            return f"uplink_mbit_min {self.uplink_mbit_min} has no effect with audit {self.audit.value!r}: leave it out"
         if not is_sampled and self.final_full_audit_rounds:
             return (
-                f"final_full_audit_rounds {self.final_full_audit_rounds} says nothing with audit "
+                f"final_full_audit_rounds {self.final_full_audit_rounds} has no effect with audit "
                 f"{self.audit.value!r}: leave it out"
             )
         if self.final_full_audit_rounds > self.rounds:
             return (
                 f"final_full_audit_rounds {self.final_full_audit_rounds} is more than rounds "
-                f"{self.rounds}: take audit 'full' to re-execute all"
+                f"{self.rounds}: use audit 'full' to re-execute all"
             )
         if is_sampled and self.keeps_inner_state:
-            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
+            sent = "audit 'sampled' with inner_state 'keep' would send all moments to auditors"
+            return f"{sent}: use inner_state 'reset', or audit 'full'"
         if is_sampled and self.has_estimates:
-            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
+            return "audit 'sampled' with memory 'estimates' was not measured: use memory 'residual', or audit 'full' or 'off'"
         if is_sampled and self.audit_rate < AUDIT_RATE_MIN:
             nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
-            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
+            return f"{nothing}: use at least {AUDIT_RATE_MIN:g}, or audit 'off'"
         if is_sampled and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
-            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
+            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: use a shorter audit_window or a smaller model"
         if self.object_bytes_max > BLOB_BYTES_MAX:
-            size = f"its largest object has {self.object_bytes_max} bytes, and others can get {BLOB_BYTES_MAX} at most"
-            return f"{size}: take a smaller model, or inner_state 'reset'"
+            size = f"its largest object has {self.object_bytes_max} bytes, and peers can download at most {BLOB_BYTES_MAX}"
+            return f"{size}: use a smaller model, or inner_state 'reset'"
         return None
 
     def _memory_problem(self) -> str | None:
         if not self.has_estimates:
             return None
         if self.feedback_decay == 1:
-            return "memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8, or less"
+            return "memory 'estimates' with feedback_decay 1 would never learn from an update: use 0.8 or less"
         least = 2 * self.byzantine_max + 1
         if least > self.estimates_max:
-            fit = f"{self.estimates_max} estimates of {self.model.parameters} bytes are within {ESTIMATES_BYTES_MAX >> 30} GiB"
+            fit = f"only {self.estimates_max} estimates of {self.model.parameters} bytes fit into {ESTIMATES_BYTES_MAX >> 30} GiB"
             what = f"memory 'estimates' with byzantine_max {self.byzantine_max}"
-            return f"{what} needs {least} trainers, and {fit}: take a smaller model"
+            return f"{what} needs {least} trainers, but {fit}: use a smaller model"
         return None
 
     @property
@@ -532,12 +530,12 @@ def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
 
 MUON_RATE: Final = 3e-2  # best of 0.003, 0.01, 0.02, 0.03 and 0.04 for the default job (decision 45)
 SIGN_RATE: Final = 3e-3  # best of 0.001, 0.003 and 0.01 for the default job
-SIGN_RATE_MAX: Final = 0.1  # no parameter of a model is much larger
+SIGN_RATE_MAX: Final = 0.1  # A larger step would exceed nearly all parameters of a model.
 
 
 # Settings that belong together. Fields that a person sets take precedence.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
-    # Few bytes: one bit for each element, after ten local steps. With an outer rate of 0.7 a single trainer learns more.
+    # This preset sends few bytes: one bit for each element, after ten local steps. With outer rate 0.7 one trainer learns more.
     "local": {
         "local_steps": 10,
         "bits": 1,
@@ -547,7 +545,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "inner_state": InnerStatePolicy.RESET,
         "beta1": 0.6,
     },
-    # Most progress per sample: every gradient of every trainer counts at once. Re-execution of all of them would halve the speed.
+    # This preset learns most per sample, since every gradient counts at once. Re-execution of all of them would halve the speed.
     # Error feedback would add the rest of an older model's gradient, and trimming drops too much of a few updates (decision 44).
     "per-step": {
         "local_steps": 1,
@@ -563,7 +561,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "audit": AuditMode.SAMPLED,
         "audit_rate": AUDIT_RATE,
         "auditors": 2,
-        "audit_window": 10,  # rounds of half a second: the time to fetch and replay the drawn proposals
+        "audit_window": 10,  # rounds of half a second: time to fetch and replay the drawn proposals
     },
 }
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from training.replicated.model_directory import IncomingModelDirectory
     from training.replicated.replicated_model import ReplicatedModel
 
-ROUNDS_SHOWN_MAX = 8  # in an error
-ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
-# Bound of all models that only late audits need. Auditors without their model report nothing.
+ROUNDS_SHOWN_MAX = 8  # rounds that an error lists
+ROUNDS_KEPT = 2  # models of the open round and the one before, which a late re-execution may read; audits need more
+# Bound of all models that only late audits need. An auditor without the model sends no report.
 AUDITED_BYTES_MAX = 16 << 30
 
 
@@ -45,9 +45,9 @@ class ClosedRoundOutcome:
 
     job: bytes
     number: int
-    accepted: tuple[Signed, ...]  # proposals
-    rejected: Mapping[bytes, Verdict]  # by trainer
-    absent: frozenset[bytes]  # the round's other trainers
+    accepted: tuple[Signed, ...]  # accepted proposals
+    rejected: Mapping[bytes, Verdict]  # verdicts by trainer
+    absent: frozenset[bytes]  # trainers of the round without a proposal
 
 
 def round_directory(folder: Path, job: bytes, number: int) -> Path:
@@ -64,7 +64,7 @@ class JobModelStore:
         self._models: dict[bytes, ReplicatedModel] = {}
         self._served: ReplicatedModel | None = None  # the model whose parts a peer requested last
         self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # (job, round) of models in snapshots that others may request
-        self._discarded: set[bytes] = set()  # jobs
+        self._discarded: set[bytes] = set()  # jobs whose models are deleted
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         return _terms(spec, JobSpec.decode(spec).resolved_objective, AUDIT_RESPONSE_MS)
@@ -72,15 +72,15 @@ class JobModelStore:
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(base), JobSpec.decode(spec)
         if before.model != after.model:
-            return f"its model has other sizes ({before.model}, wanted are {after.model})"
-        return "its tokens are another tokenizer's" if before.tokenizer != after.tokenizer else None
+            return f"its model has other sizes ({before.model}, expected {after.model})"
+        return "it has another tokenizer" if before.tokenizer != after.tokenizer else None
 
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(read).objective, JobSpec.decode(spec).resolved_objective
         return (
             self.why_base_refused(read, spec)
             if before in after.required_objectives
-            else f"it is a {before} job, wanted is {' or '.join(after.required_objectives)}"
+            else f"it is a {before} job, expected {' or '.join(after.required_objectives)}"
         )
 
     def round_directory(self, job: bytes, number: int) -> Path:
@@ -88,7 +88,7 @@ class JobModelStore:
         return round_directory(self._folder, job, number)
 
     def stored_rounds(self, job: bytes) -> list[int]:
-        """Return the rounds whose models are here, in ascending order."""
+        """Return the rounds whose models this peer has, in ascending order."""
         return [of for of, directory in self._directories(job) if directory == self.round_directory(job, of)]
 
     def open_model(self, job: bytes, number: int) -> ReplicatedModel:
@@ -99,22 +99,22 @@ class JobModelStore:
         return model
 
     def require_model(self, key: bytes, job: Job, number: int) -> None:
-        """Raise `UserError` unless the model that round `number` starts from is here."""
+        """Raise `UserError` if this peer lacks the model that round `number` starts from."""
         kept = self.stored_rounds(key)
         if number not in kept:
             shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
-            are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
-            raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+            has = f"only at {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "it has none of this job"
+            raise UserError(f"this peer does not have the model of job {job.name!r} at round {number}: {has}")
 
     def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
-        """Return the model that round `number` starts from. Raises `UserError` if it is not here or not the decided one."""
+        """Return the model that round `number` starts from. Raises `UserError` if it is missing or not the decided one."""
         self.require_model(key, job, number)
         model = self.open_verified_model(key, number)
         closed = None if number == job.round else store.closed_round(key, number - 1)
         decided = job.model_root if number == job.round else closed.model_root if closed else model.root
         if model.root != decided:
             place = self.round_directory(key, number)
-            raise UserError(f"{place} holds another model than the network decided: take one of another round")
+            raise UserError(f"{place} holds a model that differs from the decided one: use another round")
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
@@ -213,12 +213,14 @@ class JobModelStore:
             return 0
         base = self._last_durable(job, number)
         if base is None:
-            raise StorageError(f"{self.round_directory(job, number)} is damaged, and no older model is there: restore a snapshot")
+            raise StorageError(
+                f"{self.round_directory(job, number)} is damaged, and this peer has no older model: restore a snapshot"
+            )
         for before in range(base, number):
             reached = self._step(judged(before), payload)
         if reached != root:
             raise StorageError(
-                f"{self.round_directory(job, base)} does not lead to the model of round {number}: restore a snapshot"
+                f"{self.round_directory(job, base)} does not reproduce the model of round {number}: restore a snapshot"
             )
         return number - base
 
@@ -301,7 +303,7 @@ class JobModelStore:
             shutil.rmtree(model_files.spare_directory(self.round_directory(job, number)), ignore_errors=True)
 
 
-@lru_cache(maxsize=DECODED_KEPT_MAX)  # the terms are read often
+@lru_cache(maxsize=DECODED_KEPT_MAX)  # The terms are read often.
 def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     from training.replicated.tensor_layout import layout_from_shapes
 

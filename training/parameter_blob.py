@@ -14,7 +14,7 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorBlock, float32_bytes, layout_of
 from training.transformer import tensor_shapes
 
-Read = Callable[[bytes, int, int], bytes]  # reads a blob that is here: digest, offset, most bytes
+Read = Callable[[bytes, int, int], bytes]  # a function that reads a stored blob: (digest, offset, most bytes)
 
 
 def blob_bytes(spec: JobSpec) -> int:
@@ -33,10 +33,10 @@ def iter_parameters(model: ReplicatedModel) -> Iterator[memoryview]:
 def blob_problem(spec: JobSpec, size: int, read: Read) -> str | None:
     """Return why no job can start from the blob of `size` bytes; None if one can. Memory: one block."""
     if size != blob_bytes(spec):
-        return f"the blob has {size} bytes, {layout_of(spec).size} parameters have {blob_bytes(spec)}"
+        return f"the blob has {size} bytes, but {layout_of(spec).size} parameters need {blob_bytes(spec)}"
     for block in layout_of(spec).blocks:
         if not np.isfinite(_values(spec, read, block)).all():
-            return f"{block.tensor} has a number that is not finite"
+            return f"{block.tensor} has a non-finite number"
     return None
 
 
@@ -47,7 +47,7 @@ def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32A
     """
     found = _values(spec, read, block)
     if len(found) != block.size or not np.isfinite(found).all():
-        raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a number that is not finite")
+        raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a non-finite number")
     return found
 
 
@@ -55,7 +55,7 @@ def read_all_values(spec: JobSpec, path: Path) -> Float32Array:
     """Return all values of a file. Raises `StorageError` if it is not the blob that the job names."""
     found = np.fromfile(path, dtype="<f4")
     if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found)) != spec.initial_model:
-        raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")
+        raise StorageError(f"{path} does not contain the parameters that job {spec.name!r} starts from")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-BEYOND_MAX = 4  # values tried beyond the edges of a line: with factors of two, a rate sixteen times as far away
+BEYOND_MAX = 4  # values beyond the edges of a line: with factors of two, a rate that is sixteen times as far away
 
 
 class RateSweep:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from training.worker_protocol import AuditRequest, WorkerRequest
 
 R = TypeVar("R")
-EVALUATION_SECONDS = "evaluation_seconds"  # metric of a measured model, beside those of its objective
+EVALUATION_SECONDS = "evaluation_seconds"  # metric of a measured model, in addition to those of its objective
 TRAINING_NATS = "training_nats"  # mean training loss of this peer's own steps in a round, in nats per token
-REPLAYS = "replays"  # metric of a round: how many re-executions before the vote this peer has begun
+REPLAYS = "replays"  # metric of a round: number of re-executions before the vote that this peer has begun
 FetchBlob = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, peers that may have it)
 
 
@@ -76,11 +76,11 @@ class OpenRoundContext(RoundContext):
     """A round that is open. When it closes, everything that awaits here is cancelled."""
 
     terms: RoundTerms
-    wait_to_propose: Callable[[], Awaitable[None]]  # until this peer can serve the data of a further proposal in time
-    make_loss_opening: Callable[[int], LossOpening]  # of the loss of our last inner step
+    wait_to_propose: Callable[[], Awaitable[None]]  # a wait until this peer can serve the data of a further proposal in time
+    make_loss_opening: Callable[[int], LossOpening]  # opening of the loss of this peer's last inner step
     # Our proposal, and the loss that it commits to where auditors are bound. It is made durable, then sent.
     publish_proposal: Callable[[Proposal, LossOpening | None], Awaitable[None]]
-    record_replay_start: Callable[[bytes], Awaitable[None]]  # everything for the re-execution of this trainer's proposal is here
+    record_replay_start: Callable[[bytes], Awaitable[None]]  # a call when a trainer's proposal can be re-executed
     # Metrics of this round. They are stored only if all are finite.
     record_metrics: Callable[[Mapping[str, float]], Awaitable[None]]
 
@@ -93,8 +93,8 @@ class OpenRoundContext(RoundContext):
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     finding: ReplayFinding
-    relative_error: float = 0.0  # zero without a replay
-    last_loss: int | None = None  # of the last inner step, in millionths; None without a replay
+    relative_error: float = 0.0  # relative error; zero without a replay
+    last_loss: int | None = None  # loss of the last inner step, in millionths; None without a replay
 
 
 class WorkerClient(Protocol):
@@ -122,7 +122,7 @@ class RoundParticipant(Protocol):
         """Propose an update. Called once for each round in which this peer is a trainer."""
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """Do the cheap checks. Called once for each proposal of the round, before its payload is here."""
+        """Do the cheap checks. Called once for each proposal of the round, before its payload arrives."""
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         """Re-execute a proposal before the vote. Called once for each proposal that this voter is to vouch for.
@@ -131,14 +131,14 @@ class RoundParticipant(Protocol):
         """
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
-        """Replay a proposal for a sampled audit. Called for one audit at a time, when the request's files are here."""
+        """Replay a proposal for a sampled audit. Called for one audit at a time, when the request's files have arrived."""
 
     async def observe_round(self, round: OpenRoundContext) -> None:
         """Observe the round. Called once for each round, concurrently with all other work."""
 
 
 class TrainingPeer(PeerContext, Protocol):
-    """The running peer, as seen by code that creates jobs and queries their models."""
+    """The interface of the running peer for code that creates jobs and queries their models."""
 
     @property
     def models(self) -> JobModelStore: ...

@@ -25,11 +25,11 @@ from training.job_spec import (
 )
 
 LOST_MAX: Final = 2.0  # points of accuracy
-WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
-POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar later
+WORSE_MAX: Final = 1.05  # multiple of the held-out loss of a language model
+POISONED_MAX: Final = 1.03  # the same multiple with sampled audits, which find a liar later
 OFF: Final = "audit 'off'"
-NOBODY_LIES: Final = "byzantine_max 0, which says that nobody lies"
-ACCEPTED: Final = "say --accept-risk"
+NOBODY_LIES: Final = "byzantine_max 0 if no trainer is faulty"
+ACCEPTED: Final = "accept the risk with --accept-risk"
 # Fields that must be as in `ESTIMATES`.
 MEASURED_FIELDS: Final = (
     "memory",
@@ -56,15 +56,17 @@ class SafeNetwork:
     # The largest harm of any attack on any seed. Without audits, in points of accuracy on digits; with 13 trainers also with 30 %
     # of the honest ones absent in each round. With sampled audits, as a factor of the held-out loss of the clean run.
     harm: float
-    preset: str = ""  # with sampled audits
+    preset: str = ""  # preset of jobs with sampled audits; empty: without audits
 
 
 SAFE_WITHOUT_AUDITS: Final = (
     SafeNetwork(4, 1, 0.55),
     SafeNetwork(13, 4, 0.83),
 )
-TEXT_FELL: Final = "with 1 liar of 4 the loss of a language model grows to 1.14 times, and at most 1.05 counts as defended"
-ONE_BIT_FELL: Final = "one bit with error feedback falls at 4 liars of 13: the model reads 8 % of the digits, not 97 %"
+TEXT_FELL: Final = "with 1 dishonest trainer of 4 the loss of a language model grows to 1.14 times, and the limit is 1.05"
+ONE_BIT_FELL: Final = (
+    "1 bit with error feedback fails with 4 dishonest trainers of 13: the model recognizes 8 % of the digits, not 97 %"
+)
 
 SAFE_WITH_SAMPLED_AUDITS: Final = (
     SafeNetwork(4, 1, 1.015, "local"),
@@ -99,15 +101,15 @@ def unsafe_reason(spec: JobSpec, trainers: int) -> str | None:
         return (
             None
             if why is None
-            else f"audit 'sampled' with byzantine_max {spec.byzantine_max}: {why}; take audit 'full', or {ACCEPTED}"
+            else f"audit 'sampled' with byzantine_max {spec.byzantine_max}: {why}; use audit 'full', or {ACCEPTED}"
         )
     if spec.data is None and spec.resolved_objective.reads_text:
         return (
-            f"{OFF} with byzantine_max {spec.byzantine_max}: where each has its own text no rule was "
-            f"measured to hold; take {NOBODY_LIES}"
+            f"{OFF} with byzantine_max {spec.byzantine_max}: no aggregation rule was measured to hold "
+            f"where each trainer has its own text; use {NOBODY_LIES}"
         )
     why = _why(spec, trainers)
-    return None if why is None else f"{OFF} with byzantine_max {spec.byzantine_max}: {why}; take audit 'full', or {NOBODY_LIES}"
+    return None if why is None else f"{OFF} with byzantine_max {spec.byzantine_max}: {why}; use audit 'full', or {NOBODY_LIES}"
 
 
 def _why(spec: JobSpec, trainers: int) -> str | None:
@@ -128,7 +130,7 @@ def _is_measured(rows: Sequence[SafeNetwork], spec: JobSpec, trainers: int) -> b
 
 def _more(rows: Sequence[SafeNetwork], trainers: int) -> str:
     measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
-    return f"of {trainers} trainers that is more than was measured to hold ({measured})"
+    return f"for {trainers} trainers this is more than was measured to hold ({measured})"
 
 
 def _found_late(spec: JobSpec, trainers: int) -> str | None:
@@ -147,6 +149,6 @@ def _found_late(spec: JobSpec, trainers: int) -> str | None:
         return f"{', '.join(f'{name} {getattr(spec, name)}' for name in others)} was not measured to hold"
     replays, least = (job.audit_rate * job.auditors for job in (spec, measured))
     if replays < least:
-        return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
+        return f"each update would be re-executed {replays:g} times on average, but at least {least:g} are needed"
     rows = [row for row in SAFE_WITH_SAMPLED_AUDITS if row.preset == preset]
     return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)

@@ -1,7 +1,7 @@
 """Generation of texts for people in short slices, so that requests of rounds need not wait for a whole text.
 
 A slice is an ordinary request with a reply. Texts therefore queue behind proposals and audits in the daemon's one queue, and a
-slow reader blocks nobody. Between slices the state of a text stays here: all that its next token needs.
+slow reader blocks nobody. Between slices this module keeps the state of a text, which its next token needs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 from training import worker_protocol
 
-SLICE_SECONDS: Final = 0.1  # a proposal may wait this long, plus one forward pass; readers see the text grow ten times a second
-OPEN_MAX: Final = 8  # more than the daemon lets people begin at once; the least recently used one is dropped first
+SLICE_SECONDS: Final = 0.1  # longest wait of a proposal, plus one forward pass; readers see the text grow ten times a second
+OPEN_MAX: Final = 8  # open texts, more than the daemon allows at once; the least recently used one is dropped first
 
 
 class StopSequenceDecoder:
@@ -32,7 +32,7 @@ class StopSequenceDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed_bytes(self, data: bytes) -> str:
-        """Decode further bytes. Return the text that is now known to lie before any stop text."""
+        """Decode further bytes. Return the further text that certainly precedes any stop text."""
         assert not self.has_ended
         self._held += data
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -54,14 +54,14 @@ class StopSequenceDecoder:
 
 class TextGenerations:
     def __init__(self) -> None:
-        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number, least recently used first
+        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number, the least recently used first
 
     def next_slice(
         self, request: worker_protocol.GenerateRequest, begin: Callable[[], TextGeneration]
     ) -> worker_protocol.GenerateReply:
         """Return the text's next slice.
 
-        A text that is missing here, as after a restart, is generated again from its start. Its first `told_characters` are
+        A text that is not open, as after a restart, is generated again from its start. Its first `told_characters` are
         skipped; they are the same as before. An exception drops the text, for example when nobody waits for it any more.
         """
         text = self._open.pop(request.text_number, None)

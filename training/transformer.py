@@ -19,30 +19,30 @@ from protocol.codec import Between
 from protocol.limits import PARAMETERS_ALLOWED_MAX
 from protocol.messages import Name
 
-BYTES: Final = 256  # tokens without a tokenizer; every tokenizer has them too, so that no text is unknown
-BYTES_WITH_END: Final = BYTES + 1  # the same, and a token with id BYTES that ends a text and stands for no byte
-VOCABULARY_MAX: Final = 1 << 16  # token ids are kept as uint16
+BYTES: Final = 256  # number of tokens without a tokenizer; every tokenizer has them too, so that no text is unknown
+BYTES_WITH_END: Final = BYTES + 1  # the same with a token of id BYTES, which ends a text and stands for no byte
+VOCABULARY_MAX: Final = 1 << 16  # tokens, whose ids are kept as uint16
 BYTE_VOCABULARIES: Final = (BYTES, BYTES_WITH_END)
 PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # bound of layouts, sums over a model, and files
-# For a model tuned by rewards, with the vectors that its objective adds. Larger ones were not measured.
+# Bound of a model tuned by rewards, with the vectors that its objective adds. Larger ones were not measured.
 PARAMETERS_TUNED_MAX: Final = 1 << 27
 # Rotary positions. Below 1 the later features would turn faster; above 1e9 the last ones turn in no context.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9
-NORM_EPSILON_MIN: Final = 1e-12  # a row of zeros is multiplied by the inverse of its root: a million
-NORM_EPSILON_MAX: Final = 0.1  # rows have mean squares near one; a larger value would dominate them
+NORM_EPSILON_MIN: Final = 1e-12  # A row of zeros is multiplied by the inverse of the root: a million.
+NORM_EPSILON_MAX: Final = 0.1  # Rows have mean squares near one, and a larger value would dominate them.
 LAYERS_MAX: Final = 1_024
-LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # over all layers; the default kinds have nine per layer
-TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9  # plus those outside the layers: three of the model, and vectors of its objective
+LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # tensors of all layers; the default kinds have nine per layer
+TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9  # tensors of a model: three outside the layers, and vectors of its objective
 EMBEDDING: Final = "embedding.weight"
 FINAL_NORM: Final = "final_norm.weight"
-OUTPUT_MATRIX: Final = "lm_head.weight"  # in a model whose output layer is a separate matrix
+OUTPUT_MATRIX: Final = "lm_head.weight"  # name of a separate output layer
 HEAD: Final = "heads."  # prefix of the names of vectors of `width` features that an objective adds after `tensor_shapes`
-FIRST_TOKEN_VECTOR: Final = f"{HEAD}first"  # such a vector, which the model adds to the embedding of the first token
+FIRST_TOKEN_VECTOR: Final = f"{HEAD}first"  # vector that the model adds to the embedding of the first token
 
 # Deviations in units of 1/√input. Measured on the default job (30 rounds, two trainers): 2.17 bits/byte held out. With 1/√width
 # for the embedding it was 2.20, and 2.62 with GPT-2's 0.02, which is small beside the output of the layers.
-EMBEDDING_GAIN: Final = 0.8  # the output layer is often the same matrix; the first logits have a deviation below 1
+EMBEDDING_GAIN: Final = 0.8  # The output layer is often the same matrix, and the first logits have a deviation below 1.
 LINEAR_GAIN: Final = 0.5
 
 Positive = Annotated[int, Between(1, 2**31)]
@@ -88,7 +88,7 @@ class ModelSpec:
     """Kind of feed-forward layers."""
 
     def layers_problem(self) -> str | None:
-        """Return which kind of layer is unknown, or which size a layer cannot have; None if there is neither.
+        """Return the unknown kind of layer, or the size that a layer cannot have; None if there is neither.
 
         All other checks read the tensors of the kinds, so this check comes first.
         """
@@ -97,7 +97,7 @@ class ModelSpec:
             kind = find_layer(name, place)
             if kind is None:
                 known = ", ".join(other for other in layer_names() if find_layer(other, place))
-                return f"model.{place.value} {name!r} is no layer that this program knows: {known}"
+                return f"unknown layer model.{place.value} {name!r}: choose one of {known}"
             problem = kind.sizes_problem(self)
             if problem:
                 return problem
@@ -114,7 +114,7 @@ class ModelSpec:
             return f"{tensors} tensors in {self.layers} layers are more than {LAYER_TENSORS_MAX}"
         if self.parameters > PARAMETERS_MAX:
             return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
-        if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # NaN fails, too
+        if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # NaN fails, too.
             return f"rope_base {self.rope_base:g} must lie in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}"
         if not NORM_EPSILON_MIN <= self.norm_epsilon <= NORM_EPSILON_MAX:
             return f"norm_epsilon {self.norm_epsilon:g} must lie in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}"
@@ -141,12 +141,12 @@ class ModelSpec:
 class LayerParameter:
     """One tensor. Its values start at `initial`, or randomly around zero if there is a deviation."""
 
-    name: str  # without the prefix of its layer, such as `query.weight`
-    shape: tuple[int, ...]  # of a linear layer: (outputs, inputs)
+    name: str  # name without the prefix of the layer, such as `query.weight`
+    shape: tuple[int, ...]  # shape; for a linear layer (outputs, inputs)
     initial: float = 0.0
     deviation: float = 0.0
-    transformers: str = ""  # its name in a Llama of `transformers`, without the layer's prefix; empty: none
-    gguf: str = ""  # its name in GGUF, without the layer's prefix; empty: none
+    transformers: str = ""  # name in a Llama of `transformers`, without the layer's prefix; empty: none
+    gguf: str = ""  # name in GGUF, without the layer's prefix; empty: none
     rotary_heads: int = 0  # number of heads in its rows, if rotary positions turn the rows
 
 
@@ -158,8 +158,8 @@ def linear_deviation(inputs: int) -> float:
 class LayerKind:
     """A kind of layer. All peers of a network must have the same code for it."""
 
-    name: ClassVar[str]  # in `ModelSpec`
-    description: ClassVar[str]  # for people, in one line
+    name: ClassVar[str]  # name in `ModelSpec`
+    description: ClassVar[str]  # one line for people
     place: ClassVar[LayerPlace]
     # A network trains models with this layer if it runs this module in this version or a later one, so that all its voters know
     # the layer. Empty: all networks do.
@@ -167,7 +167,7 @@ class LayerKind:
     version: ClassVar[int] = 1
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
-        """Return which size the layer cannot have; None if all are valid."""
+        """Return the size that the layer cannot have; None if all are valid."""
         return None
 
 
@@ -220,7 +220,7 @@ class DenseLinear(LinearKind):
         rotary_heads: int = 0,
     ) -> LayerParameter:
         deviation = linear_deviation(inputs)
-        if is_residual:  # the outputs of 2 × layers such matrices add up
+        if is_residual:  # The outputs of 2 × layers such matrices add up.
             deviation /= math.sqrt(2 * model.layers)
         return LayerParameter(
             f"{name}.weight",
@@ -273,7 +273,7 @@ class SwiGlu(BlockKind):
 
 # Registry ------------------------------------------------------------------------------------------------------------
 
-LAYERS: Final[tuple[LayerKind, ...]] = (DenseLinear(), GroupedQueryAttention(), SwiGlu())  # of this package
+LAYERS: Final[tuple[LayerKind, ...]] = (DenseLinear(), GroupedQueryAttention(), SwiGlu())  # layers of this package
 
 _known = {kind.name: kind for kind in LAYERS}
 
@@ -338,7 +338,7 @@ def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
     return (embedding, norm) if model.tied else (embedding, norm, output)
 
 
-@lru_cache(maxsize=256)  # terms and estimates of every job read it
+@lru_cache(maxsize=256)  # Terms and estimates of every job read it.
 def _count_parameters(model: ModelSpec) -> int:
     outside = sum(math.prod(parameter.shape) for parameter in outer_parameters(model))
     return outside + model.layers * sum(math.prod(parameter.shape) for parameter in layer_parameters(model))

@@ -26,15 +26,15 @@ from protocol.verdicts import Verdict
 
 # Data that grow with the model travel as files. The largest frame is an OpenJobRequest: a specification, some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
-FILES_MAX = 9  # beside text and tokenizer: eight that an objective reads, and the parameters that a job starts from
-DEVICES_MAX = 64  # of one machine; also the bound of reported library versions
-TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
-ERROR_CHARACTERS_MAX = 500  # one line for a person
+FILES_MAX = 9  # files besides text and tokenizer: eight that an objective reads, and a job's first parameters
+DEVICES_MAX = 64  # devices of one machine, and reported library versions
+TEXT_BYTES_MAX = 64 << 10  # bytes of prompts and of generated text
+ERROR_CHARACTERS_MAX = 500  # characters of one line for a person
 
 Path = Annotated[str, Length(1, 4096)]
 Text = Annotated[str, Length(0, TEXT_BYTES_MAX)]
 R = TypeVar("R")
-_FRAME = struct.Struct(">II")  # bytes of the message, number of the request it belongs to
+_FRAME = struct.Struct(">II")  # bytes of the message, and number of its request
 FRAME_HEADER_BYTES = _FRAME.size
 
 
@@ -60,12 +60,12 @@ class OpenJobReply:
 @dataclass(frozen=True, slots=True)
 class ProposeReply:
     TAG: ClassVar[str] = "propose-reply"
-    payload_digest: Digest  # of the file `ProposeRequest.payload_out`
+    payload_digest: Digest  # digest of the file `ProposeRequest.payload_out`
     payload_bytes: Count
-    buffer_digest: Digest | None  # None: proposals of the job commit to no buffer
+    buffer_digest: Digest | None  # digest of the buffer; None: proposals of the job commit to none
     loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: not finite
     seconds: float
-    inner: Digest | None = None  # of the file `ProposeRequest.inner_out`
+    inner: Digest | None = None  # digest of the file `ProposeRequest.inner_out`
     # Buffer and inner state of the trainer's last accepted proposal, which this one continues; None: a fresh state.
     feedback: Digest | None = None
     inner_from: Digest | None = None
@@ -79,21 +79,21 @@ class AuditReply:
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
     seconds: float
-    last_loss: LossMillionths | None = None  # of the last inner step, in millionths; None: no replay took place
+    last_loss: LossMillionths | None = None  # loss of the last inner step, in millionths; None: no replay took place
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
     TAG: ClassVar[str] = "evaluate-reply"
-    figures: dict[Name, float]  # of the objective
+    figures: dict[Name, float]  # metrics of the objective
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateReply:
     TAG: ClassVar[str] = "generate-reply"
-    text: Text  # continues at `GenerateRequest.told_characters`; empty where the job's objective withholds the text
-    is_over: bool  # otherwise the next request continues the text
+    text: Text  # the text from `GenerateRequest.told_characters` on; empty where the job's objective withholds the text
+    is_over: bool  # The text is complete. Otherwise the next request continues it.
     is_withheld: bool = False
 
 
@@ -102,10 +102,10 @@ class DeviceInfo:
     """A device that an engine can compute on. Sizes are in MB of 10^6 bytes."""
 
     name: Name  # value of the setting `device`
-    about: Text  # the maker's name for it
+    about: Text  # the maker's name of the device
     memory_mb: Count
-    free_mb: Count | None  # None: an unused GPU, where the query itself would allocate memory
-    held_mb: Count  # by the worker
+    free_mb: Count | None  # free memory; None: an unused GPU, where the query would allocate memory
+    held_mb: Count  # memory that the worker occupies
     is_used: bool
 
 
@@ -117,7 +117,7 @@ class WorkerInfo:
     engine: Text
     threads: Count
     devices: Annotated[tuple[DeviceInfo, ...], Length(0, DEVICES_MAX)] = ()
-    versions: Annotated[dict[Name, Text], Length(0, DEVICES_MAX)] = field(default_factory=dict)  # of libraries
+    versions: Annotated[dict[Name, Text], Length(0, DEVICES_MAX)] = field(default_factory=dict)  # versions of libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class OpenJobRequest(WorkerRequest[OpenJobReply]):
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
     text: Path | None  # the training text as one file; token files of a BPE are made beside it. None: the objective reads no text
     tokenizer: Path | None  # JSON of a byte-level BPE; None: tokens are bytes
-    tokenized: bool = False  # `text` holds 16-bit token ids
+    tokenized: bool = False  # `text` contains 16-bit token ids.
     tokens: Digest | None = None  # digest of the BPE's tokens in the job's manifest
     base: Path | None = None  # model directory of the job's base, if any
     required_model: Path | None = None  # model directory of the other job that this job reads, if any
@@ -190,14 +190,14 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
     job: Digest
     round: Count
     trainer: Key
-    model_directory: Path  # written by `ReplicatedModel.save` after the previous round
+    model_directory: Path  # directory that `ReplicatedModel.save` wrote after the previous round
     previous_buffer: Path | None  # m of the trainer's last accepted proposal
-    previous_payload: Path | None  # of the same proposal, unless the job has estimates
-    buffer_out: Path  # file for the new m. The daemon makes it durable, with the payload and all else that it sends
+    previous_payload: Path | None  # payload of the same proposal, unless the job has estimates
+    buffer_out: Path  # file for the new m, which the daemon makes durable together with the payload
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
     inner_out: Path | None = None  # file for the new inner state, where the job keeps it
     declared_out: Path | None = None  # folder for the declaration's blobs, created empty, where the objective has declarations
-    declared: DeclarationFiles | None = None  # follow this declaration, whose files are in that folder, and make no new one
+    declared: DeclarationFiles | None = None  # a declaration to follow, whose files are in that folder; None: make a new one
 
     @property
     def payload_out(self) -> str:
@@ -218,7 +218,7 @@ class AuditRequest(WorkerRequest[AuditReply]):
     previous_buffer: Path | None
     previous_payload: Path | None
     inner: Path | None = None  # inner state that the proposal commits to, where the job keeps it
-    previous_inner: Path | None = None  # named by the proposal's `inner_from`
+    previous_inner: Path | None = None  # inner state that the proposal's `inner_from` names
     declared: DeclarationFiles = DeclarationFiles()
 
 
@@ -247,7 +247,7 @@ class GenerateRequest(WorkerRequest[GenerateReply]):
     turns: Annotated[
         tuple[Text, ...], Length(0, TURNS_MAX)
     ] = ()  # earlier turns; the last ones that fit into the context are used
-    text_number: Count = 0  # unique among all texts of this daemon
+    text_number: Count = 0  # a number that is unique among all texts of this daemon
     told_characters: Count = 0  # characters of the text that were returned before
 
 
@@ -265,7 +265,7 @@ class DescribeRequest(WorkerRequest[WorkerInfo]):
     TAG: ClassVar[str] = "describe"
 
 
-# Beside requests and replies -----------------------------------------------------------------------------------------
+# Messages besides requests and replies -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ def parse_header(header: bytes) -> tuple[int, int]:
     """Return the bytes that follow and the request's number. Raises `RemoteProtocolError` if they exceed the longest message."""
     length, number = _FRAME.unpack(header)
     if length > FRAME_BYTES_MAX:
-        raise RemoteProtocolError("oversized", f"a frame of {length} bytes on the worker's pipe")
+        raise RemoteProtocolError("oversized", f"a frame on the worker's pipe has {length} bytes, limit {FRAME_BYTES_MAX}")
     return length, number
 
 

@@ -24,9 +24,9 @@ from transport.discovery.address_book import AddressBook, AddressEntry, AddressS
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # concurrent dials
-DIAL_SECONDS: Final = 10.0  # until TCP is connected
-HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
-THREADS_MAX: Final = 16  # that resolve names given by the operator
+DIAL_SECONDS: Final = 10.0  # timeout of the TCP connection
+HANDSHAKE_SECONDS: Final = 10.0  # timeout from the connection to its confirmation; a loaded two-core machine takes well under 1 s
+THREADS_MAX: Final = 16  # threads that resolve names given by the operator
 
 # Limits the threads that resolve names for the current task.
 _threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
@@ -41,7 +41,7 @@ class ThreadedResolver(trio.abc.HostnameResolver):
         return await trio.to_thread.run_sync(look, limiter=_threads.get() or self._own, abandon_on_cancel=True)
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
-        raise NotImplementedError("nobody asks for the name of a host")
+        raise NotImplementedError("reverse lookups are not supported")
 
 
 class Dialer:
@@ -79,11 +79,13 @@ class Dialer:
             with trio.move_on_after(DIAL_SECONDS + HANDSHAKE_SECONDS) as patience:
                 await entry.attempt_ended_event.wait()
             if patience.cancelled_caught:
-                raise UserError(f"{text}: no answer within {DIAL_SECONDS + HANDSHAKE_SECONDS:g} s; this peer keeps trying")
+                raise UserError(
+                    f"cannot reach {text}: no answer within {DIAL_SECONDS + HANDSHAKE_SECONDS:g} s; this peer keeps trying"
+                )
         if entry.peer is not None and entry.peer in self._links:
             return entry.peer
         if not self._book.has_entry(entry):
-            raise UserError(f"{text}: {entry.reason}")
+            raise UserError(f"cannot reach {text}: {entry.reason}")
         raise UserError(f"cannot reach {entry.address}: {entry.reason}; this peer keeps trying")
 
     async def open_stream(self, address: str, source: AddressSource | None = None) -> trio.SocketStream:
@@ -113,7 +115,7 @@ class Dialer:
     async def _dial(self, entry: AddressEntry) -> float:
         """Dial an entry, serve the connection to its end, and return its duration in seconds, or 0 if the dial failed."""
         if entry.peer is not None and not self._may_link(entry.peer):
-            entry.end_attempt("this peer refuses it, because it was expelled or misbehaved")
+            entry.end_attempt("this peer refuses its key, which was expelled or violated the protocol")
             return 0.0
         try:
             stream = await self.open_stream(entry.address, entry.source)
@@ -125,7 +127,7 @@ class Dialer:
             return 0.0
         if not entry.is_persistent and resolves_to_nearer_network(stream, entry.address):
             await trio.aclose_forcefully(stream)
-            entry.end_attempt("the name leads into this peer's own network")
+            entry.end_attempt("the name resolves to an address of a local network")
             return 0.0
         start, entry.linked = trio.current_time(), False
         await self._converse(stream, entry.address, entry.peer if entry.pinned else None)
@@ -136,18 +138,18 @@ def describe_dial_error(error: OSError | ValueError) -> str:
     """Describe briefly why a dial failed. Trio tries all addresses of a name and chains their errors to its own."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
     if isinstance(error, (socket.gaierror, ValueError)):
-        return "no such name"
+        return "unknown host name"
     told = {os.strerror(cause.errno).lower() for cause in causes if isinstance(cause, OSError) and cause.errno}
     return ", ".join(sorted(told)) or str(error)
 
 
 def describe_handshake_error(error: RemoteProtocolError) -> str:
     words = {
-        "self": "this is this peer itself",
-        "wrong-peer": "another peer than expected answers there",
+        "self": "this peer itself answers there",
+        "wrong-peer": error.detail,
         "wrong-version": error.detail,
-        "not-folkmoot": "something else than a peer answers there",
-        "bad-tag": "whoever answers belongs to another network, or is no peer",
+        "not-folkmoot": "the program that answers there is no Folkmoot peer",
+        "bad-tag": "a peer of another network or another program answers there",
         "handshake-timeout": f"no handshake within {HANDSHAKE_SECONDS:g} s",
     }
     return words.get(error.reason, str(error))

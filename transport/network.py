@@ -37,7 +37,7 @@ class DataReceived:
 class DuplicateIdentity:
     """Another process has proven that it has this peer's key."""
 
-    address: str  # at which it answers, or from which it connected
+    address: str  # address at which the process answers, or from which it connected
 
 
 NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdentity
@@ -49,7 +49,7 @@ class Traffic:
 
     sent: ByPriority
     received: ByPriority
-    blobs_sent: int  # bytes of blobs; part of `sent[BULK]`
+    blobs_sent: int  # bytes of blobs, a part of `sent[BULK]`
     blobs_received: int
-    audit_bytes_sent: int  # bytes of blobs that serve audits only; part of `blobs_sent`
+    audit_bytes_sent: int  # bytes of blobs that serve audits only, a part of `blobs_sent`
     audit_bytes_received: int

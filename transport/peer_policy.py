@@ -12,7 +12,7 @@ class PeerClass(enum.IntEnum):
     """Classes of peers in the order in which their links are evicted, strangers first."""
 
     STRANGER = 0  # any key that knows the chain id; a new key costs nothing
-    GUEST = 1  # holds an open invitation of a voter, which bounds the number of guests
+    GUEST = 1  # a key with an open invitation of a voter, which bounds the number of guests
     MEMBER = 2
     VOTER = 3
 

@@ -21,17 +21,17 @@ from transport.wire.framing import TAG_BYTES, Priority
 from transport.wire.link_measurements import PIECE_BYTES_START, TCP_INFO_BYTES, TcpInfo
 from transport.wire.noise_session import NoiseSession
 
-PROBE_SECONDS = 5.0  # an old link may stay silent this long after its peer has dialed again
-CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link, since only arrivals show that the relay forwards
+PROBE_SECONDS = 5.0  # An old link may stay silent this long after its peer has dialed again.
+CIRCUIT_PING_SECONDS = 1.0  # interval, shorter than on a direct link, since only arrivals show that the relay forwards
 
 
 class SessionLink(PeerLink):
-    half_open: HalfOpenSlot | None = None  # occupied until the link is attached
+    half_open: HalfOpenSlot | None = None  # slot that is occupied until the link is attached
 
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
         self.incarnation = incarnation
-        self.error: RemoteProtocolError | None = None  # that ended the link before it was attached, or without a ban
+        self.error: RemoteProtocolError | None = None  # error that ended the link before it was attached, or without a ban
         self.idle_scope = trio.CancelScope()
         self.ended = trio.Event()
 
@@ -63,8 +63,8 @@ class TcpLink(SessionLink):
         self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
 
     def tcp_info(self) -> TcpInfo:
-        if sys.platform == "linux":  # other systems have other structures
-            with contextlib.suppress(OSError):  # closed
+        if sys.platform == "linux":  # Other systems have other structures.
+            with contextlib.suppress(OSError):  # The socket is closed.
                 told = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                 return TcpInfo.parse(told) or super().tcp_info()
         return super().tcp_info()
@@ -78,7 +78,7 @@ class TcpLink(SessionLink):
 
 
 class RelayedLink(SessionLink):
-    address_scope = AddressScope.PUBLIC  # the peer's host is unknown
+    address_scope = AddressScope.PUBLIC  # The peer's host is unknown.
 
     def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
         super().__init__(peer, stream.carrier.address, False, session, incarnation)
@@ -118,20 +118,20 @@ class RelayedLink(SessionLink):
     async def run_keepalive(self) -> None:
         while True:
             self.ping()
-            self._send_delivery_report()  # even if a ping waits behind votes
+            self._send_delivery_report()  # The report is sent even if a ping waits behind votes.
             await trio.sleep(CIRCUIT_PING_SECONDS)
 
 
 def remote_address(stream: trio.SocketStream) -> str:
     host, port = stream.socket.getpeername()[:2]
-    return format_address(host.partition("%")[0], port)  # without the interface name of a link-local address
+    return format_address(host.partition("%")[0], port)  # The interface name of a link-local address is removed.
 
 
 def resolves_to_nearer_network(stream: trio.SocketStream, address: str) -> bool:
-    """Return whether a connection leads to a nearer network than its address claims, such as a name with a private address."""
+    """Return whether a connection leads to a nearer network than its address, as a name with a private address does."""
     try:
         return not scope_of(remote_address(stream)).includes(scope_of(address))
-    except OSError:  # disconnected already
+    except OSError:  # The socket is disconnected already.
         return False
 
 

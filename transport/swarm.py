@@ -55,18 +55,18 @@ log = logging.getLogger(__name__)
 
 Stream = trio.SocketStream | CircuitStream
 
-SEND_SECONDS = 30.0  # until the kernel's buffer takes one frame; a link slower than 2 KiB/s is dead
-READ_BYTES = 256 << 10  # per read; a few frames
-STRANGER_READ_BYTES = 16 << 10  # a few hundred messages at most, before the next peer's turn
+SEND_SECONDS = 30.0  # timeout until the kernel's buffer accepts one frame; a link slower than 2 KiB/s counts as dead
+READ_BYTES = 256 << 10  # bytes of one read: a few frames
+STRANGER_READ_BYTES = 16 << 10  # bytes of one read: at most a few hundred messages before the next peer's turn
 
-CIRCUIT_HANDSHAKE_SECONDS = 5.0  # for a handshake; a relay that forwards nothing costs this time
-CIRCUIT_IDLE_SECONDS = 8.0  # of silence before a circuit ends, if no other relay takes over
+CIRCUIT_HANDSHAKE_SECONDS = 5.0  # timeout of a handshake; a relay that forwards nothing costs this time
+CIRCUIT_IDLE_SECONDS = 8.0  # silence after which a circuit ends, if no other relay takes over
 
 CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # accepted connections
-LINKS_PER_HOST_MAX = 256  # peers may share an address, on a test machine or behind a NAT
+LINKS_PER_HOST_MAX = 256  # Peers may share an address, on a test machine or behind a NAT.
 MEMBER_HOSTS_MAX = 2048  # remembered hosts from which members were linked
 
-REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # of this peer, towards a peer that it has dialed
+REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # reasons of this peer to refuse a peer that it has dialed
 
 # Errors that a third party on the path may cause. They end the connection and are counted, but do not ban the peer's key.
 UNATTRIBUTED_REASONS = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
@@ -142,7 +142,7 @@ class Swarm(ConnectionManager):
         )
         self._connections_max = connections_max
         self._half_open = HalfOpenTable(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
-        self._member_hosts: OrderedDict[str, None] = OrderedDict()  # hosts from which members were linked, the latest last
+        self._member_hosts: OrderedDict[str, None] = OrderedDict()  # hosts from which members were linked, the most recent last
         self._doors = AcceptLimiter(self._member_hosts.__contains__, self._processor)
         self._open: Counter[str] = Counter()
         self._detours = RelayClient(
@@ -214,7 +214,7 @@ class Swarm(ConnectionManager):
             try:
                 await self._serve_connection(stream, address, None, dialed=False)
             finally:
-                self._open -= Counter([host])  # this also forgets hosts without connections
+                self._open -= Counter([host])  # This also forgets hosts without connections.
         await trio.aclose_forcefully(stream)
 
     async def _serve_connection(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
@@ -226,7 +226,7 @@ class Swarm(ConnectionManager):
             with place or contextlib.nullcontext() as half_open:
                 await self._serve(stream, address, host, expected, half_open)
             if dialed:
-                self._book.record_end(address, "the other side ended the connection")
+                self._book.record_end(address, "the peer ended the connection")
         except LinkClosedByPeer as farewell:
             log.info("%s: %s", address, farewell.detail)
             if dialed:
@@ -239,22 +239,22 @@ class Swarm(ConnectionManager):
                 is_told = entry is not None and not entry.linked
                 self.count_refusal(error.reason)
                 count = self._refused[error.reason]
-                is_often = not dialed and count & (count - 1)  # log 1, 2, 4, 8 … of them, so that strangers cannot fill the log
+                is_often = not dialed and count & (count - 1)  # Only refusals 1, 2, 4, 8 … are logged, against floods.
                 log.log(logging.DEBUG if is_told or is_often else logging.INFO, "%s: %s", address, error)
             if dialed:
                 self._book.record_end(address, describe_handshake_error(error))
                 if error.reason in REFUSAL_REASONS:
                     self._book.record_refusal(address)
                 forgotten = self._book.record_wrong_peer(address, error.reason)
-                if forgotten is not None:  # another peer that claims this address may be there
+                if forgotten is not None:  # Another peer that announces this address may be there.
                     self._discovery.dial_other_claimant(address, without=forgotten.peer)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            if dialed:  # `record_end` ignores the reason if the peer was or is linked
+            if dialed:  # `record_end` ignores the reason if the peer was or is linked.
                 self._book.record_end(
-                    address, "the other side ended the connection; it may belong to another network, or refuse this peer"
+                    address, "the peer ended the connection: it may belong to another network, or refuse this peer"
                 )
         except Exception:
-            log.exception("connection with %s", address)
+            log.exception("unexpected error on the connection with %s", address)
             self.count_refusal("internal-error")
         finally:
             await trio.aclose_forcefully(stream)
@@ -274,25 +274,25 @@ class Swarm(ConnectionManager):
         self, stream: trio.SocketStream, address: str, host: str, expected: bytes | None, half_open: HalfOpenSlot | None
     ) -> None:
         dialed = half_open is None
-        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # this peer pays for its dials
+        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # This peer pays for its dials.
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
             with trio.move_on_at(deadline):
-                await self._wait_for_handshake_turn(stream, payer, deadline)  # before any computation
+                await self._wait_for_handshake_turn(stream, payer, deadline)  # The turn comes before any computation.
         session = self._session(dialed, expected)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
-            if established.incarnation != self._static.public:  # another process has our key
+            if established.incarnation != self._static.public:  # Another process has our key.
                 self.events.put(DuplicateIdentity(address))
             elif dialed:
                 self._book.record_own_address(address)
-            self.check_peer(self.me)  # raises
+            self.check_peer(self.me)  # raises `RemoteProtocolError`
         if not dialed:
             self._discovery.on_inbound_handshake(established.peer)
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
         link.local_host = stream.socket.getsockname()[0].partition("%")[0]
         link.remote = remote_address(stream)
-        link.cpu_account = payer or link.cpu_account  # the host pays until the link is attached
+        link.cpu_account = payer or link.cpu_account  # The host pays until the link is attached.
         try:
             with link.scope:
                 await self._serve_link(link, session, stream, early, deadline)
@@ -333,7 +333,7 @@ class Swarm(ConnectionManager):
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except Exception:
-            log.exception("circuit with %s", short_id(peer))
+            log.exception("unexpected error on the circuit with %s", short_id(peer))
             self.count_refusal("internal-error")
         finally:
             if link is not None:
@@ -348,7 +348,7 @@ class Swarm(ConnectionManager):
                 try:
                     events = await self._receive(stream, session, payer)
                 except RemoteProtocolError:
-                    await stream.send_all(session.data_to_send())  # our preamble, which shows a refused peer the reason
+                    await stream.send_all(session.data_to_send())  # The preamble shows a refused peer the reason.
                     raise
                 await stream.send_all(session.data_to_send())
                 if events and isinstance(events[0], PeerAuthenticated):
@@ -359,7 +359,7 @@ class Swarm(ConnectionManager):
 
     async def _wait_for_handshake_turn(self, stream: Stream, payer: CpuAccount, deadline: float) -> None:
         """Wait for the peer's bytes, and then for its turn. A silent peer never takes a turn from others."""
-        if isinstance(stream, trio.SocketStream):  # a circuit has no socket, and its opener speaks first
+        if isinstance(stream, trio.SocketStream):  # A circuit has no socket, and its opener speaks first.
             await trio.lowlevel.wait_readable(stream.socket)
         await self.cpu_quota.wait_for_handshake(payer, deadline)
 
@@ -394,7 +394,7 @@ class Swarm(ConnectionManager):
                 nursery.cancel_scope.cancel()
             with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 while link.closed and await stream.receive_some(READ_BYTES):
-                    """Until the peer has read why; unread bytes would make the kernel throw our last ones away."""
+                    """Wait until the peer has read the reason. Unread bytes would make the kernel discard our last ones."""
             nursery.cancel_scope.cancel()
 
     def _record_link_error(self, link: SessionLink, error: RemoteProtocolError) -> None:
@@ -418,16 +418,16 @@ class Swarm(ConnectionManager):
         decides = self.me < link.peer
         if not decides:
             link.ping()
-            self._show_invitation(link)  # at once, since later messages wait behind those of all strangers
+            self._show_invitation(link)  # The invitation is first, since later messages wait behind those of all strangers.
         messages = early
         with trio.move_on_at(deadline):
             while not messages:
                 events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
-                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # no account has counted it so far
-                    raise RemoteProtocolError("oversized", "a link that begins with a large message")
+                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # These bytes are not counted yet.
+                    raise RemoteProtocolError("oversized", "the first message of a link is too large")
         if not messages:
-            raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
+            raise RemoteProtocolError("handshake-timeout", "the peer did not confirm the handshake")
         raise_if_closed(messages[0])
         if decides and self._keeps_another(link):
             raise trio.ClosedResourceError
@@ -458,7 +458,7 @@ class Swarm(ConnectionManager):
     def _keeps_another(self, link: SessionLink) -> bool:
         old = self._links.get(link.peer)
         if not isinstance(old, SessionLink) or old.incarnation != link.incarnation:
-            return False  # no link, or one to an earlier process of the peer
+            return False  # The peer has no link, or one to its earlier process.
         if self.can_take_over(old, link):
             return False
         # A peer that opens another circuit has noticed that the old one fails, which takes SILENT_SECONDS.
@@ -485,7 +485,7 @@ class Swarm(ConnectionManager):
             self._detours.on_unlinked(link)
         super().detach(link, reason)
         if isinstance(link, RelayedLink):
-            link.stream.switch_account(MemoryAccount())  # an account without a limit, since there is no link to evict
+            link.stream.switch_account(MemoryAccount())  # The account has no limit, since there is no link to evict.
 
     def _on_link_message(self, link: PeerLink, message: Any) -> None:
         match message:
@@ -493,7 +493,7 @@ class Swarm(ConnectionManager):
                 self._discovery.on_message(link, message)
             case _ if isinstance(message, CIRCUIT_MESSAGES):
                 if link.relay is not None:
-                    raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit")
+                    raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit is not allowed")
                 self._detours.on_message(link, message)
                 self.enforce_memory_quota(link)
             case _:
@@ -509,8 +509,8 @@ class Swarm(ConnectionManager):
             with trio.CancelScope(deadline=trio.current_time() + idle_seconds) as link.idle_scope:
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
-                raise RemoteProtocolError("idle", "silent for too long")
-            link.failure_detector.record_arrival(trio.current_time())  # even if the data then waits for its quota
+                raise RemoteProtocolError("idle", f"no data for {idle_seconds:g} s")
+            link.failure_detector.record_arrival(trio.current_time())  # The data may then wait for its quota.
             await self.wait_for_cpu_quota(link, is_full=len(data) == size)
             messages = [event for event in self._decrypt(session, bytes(data), link.cpu_account) if isinstance(event, Message)]
             self.update_peer_class(link)
@@ -518,7 +518,7 @@ class Swarm(ConnectionManager):
 
     async def _write(self, link: SessionLink, session: NoiseSession, stream: Stream) -> None:
         """Seal and send frames until the link ends. Nothing else seals, so frames are sent in order or the connection ends."""
-        with trio.CancelScope() as sending:  # one scope for all frames
+        with trio.CancelScope() as sending:  # One scope serves all frames.
             try:
                 while True:
                     await link.wait_until_sendable()

@@ -14,7 +14,7 @@ def main() -> None:
     work, rank = Work.load(sys.argv[1]), int(sys.argv[2])
     replica = Replica(work, rank)
     optimizer = replica.optimizer()
-    assert meet(work, rank, "ready", START_SECONDS_MAX), "some process did not start"
+    assert meet(work, rank, "ready", START_SECONDS_MAX), "a process did not start"
     started = 0.0
     for step in range(replica.spec.rounds):
         if step == work.warm:

@@ -95,7 +95,7 @@ def average(averager: Averager, work: Work, rank: int, number: int) -> tuple[flo
     """
     with averager.get_tensors() as tensors:
         tensors[0].fill_(float(rank))
-    assert meet(work, rank, f"round-{number}", START_SECONDS_MAX), "some process is gone"
+    assert meet(work, rank, f"round-{number}", START_SECONDS_MAX), "a process ended"
     started, thread = time.monotonic(), time.thread_time()
     averager.step(timeout=AVERAGING_SECONDS_MAX, allow_retries=False)  # blocks on a future
     ended, thread = time.monotonic(), time.thread_time() - thread

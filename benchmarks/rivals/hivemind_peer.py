@@ -56,7 +56,7 @@ def main() -> None:
     done = Done()
     optimizer = _optimizer(work, replica, dht, done)
     traffic = Traffic(os.getpid())
-    assert meet(work, rank, "ready", START_SECONDS_MAX), "some process did not start"
+    assert meet(work, rank, "ready", START_SECONDS_MAX), "a process did not start"
     begun = time.perf_counter()
     while done.batches < replica.spec.rounds and time.perf_counter() - begun < work.seconds_max:
         if done.batches <= work.warm:  # the last time counts

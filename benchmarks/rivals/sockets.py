@@ -50,7 +50,7 @@ def _dump(family: int) -> Iterator[bytes]:
             while data:
                 length, kind, *_ = _HEADER.unpack_from(data)
                 if kind == ERROR:
-                    raise OSError("the kernel refused to list TCP sockets, so what was sent cannot be counted")
+                    raise OSError("the kernel refused to list TCP sockets, so sent bytes cannot be counted")
                 if kind == DONE:
                     return
                 yield data[_HEADER.size : length]

@@ -267,7 +267,7 @@ def read_trace(file: Path) -> AccessProfile:
         raise UserError(f"{str(file)!r} is no profile ({', '.join(PROFILES)}) and no trace file: {error}") from None
     moments = tuple(_moments(file, lines))
     if not any(moment.up for moment in moments) or not any(moment.down for moment in moments):
-        raise UserError(f"{file}: a trace needs a moment at which something gets through, in each direction")
+        raise UserError(f"{file}: a trace needs a row with a positive rate in each direction")
     return AccessProfile(str(file), moments)
 
 

@@ -143,7 +143,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await told(page, "overrides is an object")
         await types_into(page, "overrides", "byzantine_max=0\nnonsense = 1")
         await press_button(page, "Start it")
-        await told(page, "'nonsense' is not a field of a job")
+        await told(page, "unknown job field 'nonsense'")
         await types_into(page, "overrides", "byzantine_max=0")
         await press_button(page, "Start it")
         await page.until("document.querySelector('#jobs [data-row]')?.textContent.includes('proverbs')")

@@ -104,11 +104,11 @@ def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(
             chain.play(key, rejected=4, reason=Verdict.NORM)
         state = chain.ledger.state
     began = "job tiny ended after round 9: no update was accepted in its last 8 rounds"
-    began += " (of all its updates: 32 diverging, 1 replay)"
-    again = f"start it again, from its newest model and with a lower learning rate than {rate:g}"
+    began += " (verdicts on all its updates: 32 diverging, 1 replay)"
+    again = f"start it again from its newest model with a learning rate below {rate:g}"
     (told,) = find_stalled_jobs(state, state.height)
     way = f"`peer train --from {key.hex()[:8]} --set inner={inner.value} inner_rate={lower}`"
-    assert told == f"{began}; {again}: {way}; without --from, if `peer rounds` shows that the loss of that model has grown"
+    assert told == f"{began}; {again}: {way}; leave out --from if `peer rounds` shows that the loss of that model has grown"
     assert not list(find_stalled_jobs(state, state.height + FAILURE_ALERT_HEIGHTS))
 
 
@@ -118,7 +118,9 @@ def test_a_lower_rate_is_no_way_out_for_updates_that_are_false(tmp_path: Path) -
         for _ in range(NO_PROGRESS_ROUNDS):
             chain.play(key, rejected=4, reason=Verdict.STALE)
         (told,) = find_stalled_jobs(chain.ledger.state, chain.ledger.state.height)
-    assert told.endswith("(of all its updates: 32 stale); `peer rounds` says who was refused, and why")
+    assert told.endswith(
+        "(verdicts on all its updates: 32 stale); run `peer rounds` to see the rejected trainers and the reasons"
+    )
 
 
 def test_an_alert_keeps_its_date_while_it_holds_and_is_a_new_one_when_it_comes_again() -> None:

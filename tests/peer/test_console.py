@@ -594,7 +594,7 @@ def test_a_text_named_by_nothing_is_not_the_built_in_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [("9" * 23, f"seed = {'9' * 23} is too large"), ("1.5", "seed = '1.5' is not a whole number")]
+    ("value", "words"), [("9" * 23, f"seed = {'9' * 23} is out of range"), ("1.5", "seed = '1.5' is not a whole number")]
 )
 def test_a_field_that_no_message_can_carry_is_refused_by_name(value: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

@@ -64,7 +64,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     await assert_it_says_what_it_is_asked(daemon)
     with pytest.raises(UserError, match="fits no finished jobs"):
         await daemon.client.start_job(TrainRequest("more", "", 1, 0, {}, "huge"))
-    with pytest.raises(UserError, match="the model is that of job 'tiny'"):
+    with pytest.raises(UserError, match="starts from the model of job 'tiny'"):
         await daemon.client.start_job(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
     await daemon.client.start_job(TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
     with patience():
@@ -102,7 +102,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     greedy = SamplingOptions(max_tokens=9, temperature=0.0)
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
-        (asked(long, "tiny@7"), "the model of job 'tiny' at round 7 is not here: this peer keeps 0, 1"),
+        (asked(long, "tiny@7"), "this peer does not have the model of job 'tiny' at round 7: only at 0, 1"),
         (asked(long, "huge"), "'huge' fits no jobs"),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "the prompt has 70000 characters, at most 65536 are allowed"),

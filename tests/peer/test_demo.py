@@ -102,7 +102,7 @@ def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_pat
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (("--set", "foo=1"), "'foo' is not a field of a job; known: "),
+        (("--set", "foo=1"), "unknown job field 'foo'; known: "),
         (("--set", "decay_rounds=9", "--rounds", "4"), "do not fit into 4 rounds"),
         (("--set", "rounds=5", "--rounds", "4"), "--rounds 4 and --set rounds=5 contradict each other: leave one out"),
         (

@@ -108,7 +108,7 @@ def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_m
     monkeypatch.setattr(job_builder, "count_trainers", lambda peer: 4)
     careful = TrainRequest("small", "", 0, 0, {})
     daring = replace(careful, accept_risk=True)
-    with pytest.raises(UserError, match=r"was not measured to hold; take audit 'full', or say --accept-risk"):
+    with pytest.raises(UserError, match=r"was not measured to hold; use audit 'full', or accept the risk with --accept-risk"):
         require_safe_settings(peer_of(), SAMPLED, careful)
     require_safe_settings(peer_of(), SAMPLED, daring)
     with pytest.raises(UserError, match="audit 'off' with byzantine_max 1"):
@@ -191,7 +191,7 @@ def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:
     )
     assert plain == packed and len(packed) == 1
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(line.encode())[:-9])
-    with pytest.raises(UserError, match=r"cut\.jsonl\.gz is no whole gzip file"):
+    with pytest.raises(UserError, match=r"cut\.jsonl\.gz is a damaged gzip file"):
         tuning_plan_builder._read(str(tmp_path / "cut.jsonl.gz"), InvalidLines())
 
 
@@ -200,14 +200,14 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
     start = SimpleNamespace(tokenizer=None, name="base")
     monkeypatch.setattr(supervised_jobs, "resolve_initial_model", lambda peer, request: start)
     monkeypatch.setattr(supervised_jobs, "build_supervised_spec", lambda *arguments: (SAMPLED, {}))
-    with pytest.raises(UserError, match="say --accept-risk"):
+    with pytest.raises(UserError, match="with --accept-risk"):
         supervised_jobs.build_instruct_spec(
             peer_of(), TrainRequest("small", "", 0, 0, {}, initial_model="base", examples="nowhere.jsonl")
         )
 
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:
-    with pytest.raises(UserError, match=r"'kl' is not a field of a job.* kl_target"):
+    with pytest.raises(UserError, match=r"unknown job field 'kl'.* kl_target"):
         supervised_jobs.parse_objective_overrides({"kl": "3"}, PpoSettings, frozenset())
 
 
@@ -293,7 +293,7 @@ async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tm
             for seat in made.seats:
                 with patience():
                     await seat.ended.wait()
-                assert "has a number that is not finite" in str(seat.failure)
+                assert "has a non-finite number" in str(seat.failure)
 
 
 async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tm
 def test_a_text_that_does_not_fit_the_disk_is_not_fetched(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     require_disk_space(tmp_path, 1)
-    with pytest.raises(UserError, match=r"needs twice that and 256 MiB to spare, but .* MiB free"):
+    with pytest.raises(UserError, match=r"needs twice its size and 256 MiB more, but .* MiB free"):
         require_disk_space(tmp_path, free // 2)
 
 

@@ -110,7 +110,7 @@ async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Dae
     told = [
         "files left out: 2",
         "  .hidden.txt: hidden",
-        "  b.html: HTML, whose markup is no text",
+        "  b.html: HTML, which has markup; extract its text",
         "records without text left out: 1",
     ]
     assert [line for line in out.splitlines() if line in told] == told, out
@@ -227,20 +227,20 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
     (tmp_path / "folder").mkdir()
     for arguments, words in (
-        (("--data", str(tmp_path / "empty.txt")), "empty.txt holds no text"),
+        (("--data", str(tmp_path / "empty.txt")), "empty.txt contains no text"),
         (("--data", str(tmp_path / "binary.txt")), "binary.txt is not a text file"),
         (("--data", str(tmp_path / "missing.txt")), "no such file or folder"),
         (("--data", str(tmp_path / "folder")), "folder"),
-        (("--set", "local_stops=3"), "'local_stops' is not a field of a job; did you mean local_steps?"),
+        (("--set", "local_stops=3"), "unknown job field 'local_stops'; did you mean local_steps?"),
         (("--set", "batch=many"), "batch = 'many' is not a whole number"),
         (("--set", "batch=0"), "batch"),
-        (("--set", f"local_steps={'9' * 23}"), f"local_steps = {'9' * 23} is too large"),
+        (("--set", f"local_steps={'9' * 23}"), f"local_steps = {'9' * 23} is out of range"),
         (("--data", "x" * 300), "File name too long; name another file or folder"),
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
         (("--data", "local", "--set", "model.context=2000000000"), "own.txt is too small: "),
-        (("--data", "local", "--set", "byzantine_max=1"), "take byzantine_max 0, which says that nobody lies"),
-        (("--set", "audit=off", "byzantine_max=1"), "one bit with error feedback falls at 4 liars of 13"),
+        (("--data", "local", "--set", "byzantine_max=1"), "use byzantine_max 0 if no trainer is faulty"),
+        (("--set", "audit=off", "byzantine_max=1"), "1 bit with error feedback fails with 4 dishonest trainers of 13"),
         (("--data", "local", "--vocabulary", "512"), "--vocabulary 512: with local data the tokens are bytes; leave it out"),
     ):
         status, out, error = train(trainer, *arguments)
@@ -329,8 +329,8 @@ async def finished_of(daemon: Daemon, name: str) -> JobView:
 
 WRONG = {
     "missing": "tensor 'model.norm.weight' is missing",
-    "shape": "has shape [17, 16], config.json asks for [16, 16]",
-    "nan": "has a number that is not finite",
+    "shape": "has shape [17, 16], but config.json requires [16, 16]",
+    "nan": "has a non-finite number",
     "flipped": "is damaged: its SHA-256 is not",
 }
 

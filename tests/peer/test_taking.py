@@ -157,7 +157,7 @@ def test_what_was_taken_comes_in_again_with_the_same_bytes(chain: Chain, tmp_pat
 
 def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_are(chain: Chain) -> None:
     assert of_chain(chain, "bytes@1").root != of_chain(chain, "bytes@2").root
-    with pytest.raises(UserError, match=r"'bytes' at round 7 is not here: this peer keeps 0, 1, 2$"):
+    with pytest.raises(UserError, match=r"does not have the model of job 'bytes' at round 7: only at 0, 1, 2$"):
         of_chain(chain, "bytes@7")
 
 
@@ -166,7 +166,7 @@ def test_a_model_that_is_not_the_decided_one_is_not_taken(chain: Chain, tmp_path
     last.rename(tmp_path / "last")
     last.symlink_to(last.with_name("00000001"))
     try:
-        with pytest.raises(UserError, match="another model than the network decided"):
+        with pytest.raises(UserError, match="a model that differs from the decided one"):
             of_chain(chain, "bytes")
     finally:
         last.unlink()

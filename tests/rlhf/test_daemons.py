@@ -64,7 +64,7 @@ REFUSED = {  # base, reward, other fields
     ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let everybody invent responses",
     ("base", "rule:vowels", ("beta", "much")): "beta = 'much' is not a number",
     ("base", "rule:vowels", ("clip_ramp", "nan")): "clip_ramp must lie in 0..1000, is nan",
-    ("base", "rule:vowels", ("betas", "1")): "'betas' is not a field of a job",
+    ("base", "rule:vowels", ("betas", "1")): "unknown job field 'betas'",
 }
 
 
@@ -123,7 +123,7 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         assert (await first.client.rlhf_status()).state == "none"
         async with nobody_trains(network[1:]):
             base = await first.client.start_job(TrainRequest("base", "", 1, 0, TINY))
-            with pytest.raises(UserError, match="--base 'base': that job is not finished yet"):
+            with pytest.raises(UserError, match="--base 'base': the job is not finished"):
                 await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
         await finished(first, base)
         for wrong, told in REFUSED.items():
@@ -182,7 +182,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     tuned = await first.client.start_job(TrainRequest("", "", 1, 0, OF_SETS, "base", file, **prepared))  # type: ignore[arg-type]
     view = await finished(first, tuned)
     assert view.objective == "instruct"
-    assert view.notes == ("2 lines left out: not usable, or labelled as bad", "1 line shortened to the context of 24 tokens")
+    assert view.notes == ("2 lines left out: unusable, or labelled as bad", "1 line shortened to the context of 24 tokens")
     assert_only_lies_are_refused(view, lies)
     while (status := await first.client.rlhf_status()).stages[0].held_out_nats is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
@@ -203,7 +203,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     compared = await first.client.compare_policy("q1: ", 10, 1.0, 0)
     (stage,) = status.stages
     (cut,) = stage.notes
-    assert cut == "1 line left out: not usable, or labelled as bad"
+    assert cut == "1 line left out: unusable, or labelled as bad"
     assert (stage.objective, stage.job, stage.state) == ("dpo", preferring, "finished")
     assert stage.preferences is not None and not stage.preferences.decided_by_annotators
     assert compared.job == preferring

@@ -301,7 +301,7 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
     for named, why in (
         (replace(model, root=bytes(32)), "that of round 2 with another root"),
         (replace(model, job=bytes(32)), "not among the finished ones"),
-        (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, wanted is reward"),
+        (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, expected reward"),
     ):
         spec = world.on(POLICY, objective_settings=codec.encode(replace(OWN, reward_model=named)))
         assert why in (world.problem(world.tx(AUTHOR, "job/start", StartJob(spec))) or "")
@@ -365,7 +365,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
     assert tuning_plans.failure_text(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
     assert not list(find_failed_jobs(world.state, world.state.height)), "`no-progress` is its alert"
     (told,) = find_stalled_jobs(world.state, world.state.height)
-    assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
+    assert told.endswith("learning rate below 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
 
 def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned, key: bytes) -> None:

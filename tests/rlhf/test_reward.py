@@ -209,7 +209,9 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     )
     files = f"{out['buffer_out']}.payload", None, None, None
     audit = worker_protocol.AuditRequest(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
-    with pytest.raises(StorageError, match="holds another model"):  # a worker that continued would call honest trainers liars
+    with pytest.raises(
+        StorageError, match="holds a model that differs"
+    ):  # a worker that continued would call honest trainers liars
         worker("other", by="reward")
     verdicts = [found.verdict for found in (worker(of).handle_request(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
     assert verdicts[0] is Verdict.ACCEPT and verdict_label(verdicts[1], spec.resolved_objective.reason_labels) == "figures"
@@ -299,5 +301,5 @@ def test_no_other_model_becomes_the_reference(
     tmp_path: Path, base: ReplicatedModel, planted: Callable[[Path], Path | None]
 ) -> None:
     """A peer with another reference would call every honest trainer a liar."""
-    with pytest.raises(FolkmootError, match=r"holds another model|does not hash|was not named"):
+    with pytest.raises(FolkmootError, match=r"holds a model that differs|does not match|names no base"):
         first(tmp_path, base.root, planted(tmp_path))

@@ -186,7 +186,7 @@ def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: P
     reference = engine.context.find_engine(JOB).first_parameters
     assert reference is not None and np.array_equal(reference, values)
     (tmp_path / "start").write_bytes(float32_bytes(values[::-1]))
-    with pytest.raises(StorageError, match="does not hold the parameters"):
+    with pytest.raises(StorageError, match="does not contain the parameters"):
         WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30)).handle_request(opening)
 
 

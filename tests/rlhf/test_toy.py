@@ -54,7 +54,7 @@ def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
 
 def test_its_tokens_are_no_text(spec: JobSpec) -> None:
     engine = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), None)
-    with pytest.raises(UserError, match="the model of 'toy' has 6 tokens that are no text"):
+    with pytest.raises(UserError, match="the model of 'toy' cannot generate text: its 6 tokens"):
         engine.generate_text(initial_parameters(spec), b"The ", SamplingOptions())
 
 
@@ -236,7 +236,7 @@ def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
     [
         ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl needs --rlhf text"),
         ("demo --rlhf text --preferences nothing.jsonl", "nothing.jsonl: No such file or directory"),
-        ("demo --rlhf text --set reward.batches=2", "'batches' is not a field of a job"),
+        ("demo --rlhf text --set reward.batches=2", "unknown job field 'batches'"),
         ("demo --rlhf text --set reward.score=first", "a score is read at one of last, mean"),
         ("demo --rlhf text --baseline", "--baseline cannot be combined with --rlhf text: leave one out"),
     ],

@@ -71,7 +71,7 @@ def test_where_namespaces_cannot_be_made_it_says_so_and_has_its_own_status(
     monkeypatch.setattr(lan.shutil, "which", lambda command: None)
     assert lan.main() == lan.NOT_PERMITTED
     (line,) = capsys.readouterr().err.splitlines()
-    assert "nothing was tried" in line and "iproute2" in line
+    assert "no trial ran" in line and "iproute2" in line
 
 
 LAN = PROFILES["lan"]

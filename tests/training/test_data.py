@@ -83,20 +83,20 @@ def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: str) -> N
 
 
 def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
-    refused(r"a\.jsonl holds no text", write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
+    refused(r"a\.jsonl contains no text", write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
     assert text_of(write(tmp_path / "a.jsonl", '{"text": ""}\n{"text": "a"}\n')) == b"a\n"
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b'{"text": "a\\u0000b"}', r"a\.jsonl line 2: its text holds NUL"),
+        (b'{"text": "a\\u0000b"}', r"a\.jsonl line 2: the text contains a NUL character"),
         (
             '{"text": "Gr\xfc\xdfe"}'.encode("latin-1"),
             r"a\.jsonl .*\(not UTF-8 in line 2, it looks like Windows-1252\)",
         ),
-        ('{"text": "a"}'.encode("utf-16"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\): save it as UTF-8"),
-        ('{"text": "a"}'.encode("utf-16-be"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\)"),
+        ('{"text": "a"}'.encode("utf-16"), r"a\.jsonl is not a text file \(NUL in line 2, as in UTF-16\): save it as UTF-8"),
+        ('{"text": "a"}'.encode("utf-16-be"), r"a\.jsonl is not a text file \(NUL in line 2, as in UTF-16\)"),
     ],
     ids=["nul", "latin-1", "utf-16", "utf-16-be"],
 )
@@ -202,7 +202,7 @@ def test_a_manifest_whose_shards_do_not_fit_its_size_is_refused() -> None:
 def test_no_shard_may_be_named_twice() -> None:
     """A shard named many times is fetched once, and would fill the disk of every trainer."""
     twice = DataManifest(2 * DATA_SHARD_BYTES, bytes(32), (bytes(32),) * 2)
-    with pytest.raises(RemoteProtocolError, match="named twice"):
+    with pytest.raises(RemoteProtocolError, match="lists a shard twice"):
         DataManifest.decode(twice.encode())
     with pytest.raises(UserError, match="the same 1 MiB twice"):
         split_into_shards([bytes(DATA_SHARD_BYTES)] * 2, lambda shard: None)
@@ -263,7 +263,7 @@ def test_a_package_that_cuts_the_text_otherwise_is_told_and_another_one_tries_ag
     path, as_released = write(tmp_path / "a", text), bpe.encode
     monkeypatch.setattr(bpe, "encode", lambda block: as_released(block)[::-1])
     for _ in range(2):
-        with pytest.raises(UserError, match=r"tokenizers \d+\.\d.* makes other tokens .* than the job was made with: install"):
+        with pytest.raises(UserError, match=r"tokenizers \d+\.\d.* does not make the job's tokens from .*: install"):
             open_tokens(spec, path, bpe, named=named)
     monkeypatch.setattr(bpe, "encode", as_released)
     assert tokens_digest(open_tokens(spec, path, bpe, named=named)) == named
@@ -278,7 +278,7 @@ def test_the_digest_of_tokens_is_over_all_of_them_and_no_other_bytes(tmp_path: P
 def test_too_few_tokens_for_one_sequence_are_refused(tmp_path: Path) -> None:
     spec = replace(SPEC, model=ModelSpec(vocabulary=400))
     path = write(tmp_path / "a", b"the same words again and again. " * 60)
-    with pytest.raises(UserError, match=r"held-out part is .* tokens"):
+    with pytest.raises(UserError, match=r"held-out part has .* tokens"):
         open_tokens(spec, path, bpe_of(b"the same words again and again. " * 60 + default_text()[:20_000]))
 
 

@@ -37,8 +37,8 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, by
 @pytest.mark.parametrize(
     ("fields", "trainers", "why"),
     [
-        ({}, 4, "one bit with error feedback falls at 4 liars of 13"),
-        (PRESETS["local"], 4, "one bit with error feedback falls"),
+        ({}, 4, "1 bit with error feedback fails with 4 dishonest trainers of 13"),
+        (PRESETS["local"], 4, "1 bit with error feedback fails"),
         (
             {**PRESETS["per-step"], "audit": AuditMode.OFF},
             13,
@@ -49,13 +49,13 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, by
         ({**ESTIMATES, "inner_rate": 0.1}, 4, "inner_rate 0.1 was not measured to hold"),
         ({**ESTIMATES, "compression_warmup_rounds": 3}, 4, "compression_warmup_rounds 3 was not measured to hold"),
         ({**ESTIMATES, "bits": 2}, 4, "bits 2 was not measured to hold"),
-        ({"data": None}, 4, "where each has its own text no rule was measured to hold"),
+        ({"data": None}, 4, "no aggregation rule was measured to hold where each trainer has its own text"),
     ],
 )
 def test_what_was_not_shown_to_hold_is_refused_with_the_way_out(fields: dict[str, Any], trainers: int, why: str) -> None:
     problem = unsafe_reason(replace(OFF, **fields), trainers)
     assert problem is not None
-    assert why in problem and problem.endswith("byzantine_max 0, which says that nobody lies")
+    assert why in problem and problem.endswith("byzantine_max 0 if no trainer is faulty")
     assert ("audit 'full'" in problem) is (replace(OFF, **fields).data is not None)
 
 
@@ -81,8 +81,8 @@ def sampled(preset: str, **fields: Any) -> JobSpec:
         ("local", {"inner": InnerOptimizerKind.ADAMW, "bits": 2}, "inner adamw, bits 2 was not measured to hold"),
         ("local", {"rule": AggregationRule.MEAN}, "rule mean was not measured to hold"),
         ("local", {"final_full_audit_rounds": 9}, "final_full_audit_rounds 9 was not measured to hold"),
-        ("local", {"audit_rate": 0.1, "auditors": 1}, "0.1 replays of each update on average are fewer than the 0.25 that hold"),
-        ("per-step", {"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
+        ("local", {"audit_rate": 0.1, "auditors": 1}, "re-executed 0.1 times on average, but at least 0.25 are needed"),
+        ("per-step", {"audit_rate": 0.099}, "re-executed 0.198 times on average, but at least 0.25 are needed"),
         ("per-step", {"rule": AggregationRule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
         (
             "per-step",
@@ -97,7 +97,7 @@ def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(
     late = sampled(preset, **fields)
     problem = str(unsafe_reason(late, 4))
     assert problem.startswith("audit 'sampled' with byzantine_max 1: ") and why in problem
-    assert problem.endswith("; take audit 'full', or say --accept-risk")
+    assert problem.endswith("; use audit 'full', or accept the risk with --accept-risk")
     assert unsafe_reason(replace(late, byzantine_max=0), 4) is None
     assert unsafe_reason(replace(late, objective="scratch"), 4) is None, "of other models nothing was measured"
 
@@ -129,7 +129,7 @@ def test_sampled_audits_as_a_preset_has_them_or_more_of_them_may_be_named_agains
     assert unsafe_reason(sampled(preset, rounds=12, final_full_audit_rounds=4), 4) is None
     held = ", ".join(f"{row.liars} of {row.trainers}" for row in SAFE_WITH_SAMPLED_AUDITS if row.preset == preset)
     for liars, trainers in ((1, 3), (2, 6), (3, 10)):
-        more = f"of {trainers} trainers that is more than was measured to hold ({held})"
+        more = f"for {trainers} trainers this is more than was measured to hold ({held})"
         assert more in str(unsafe_reason(sampled(preset, byzantine_max=liars), trainers))
     for row in SAFE_WITH_SAMPLED_AUDITS:
         assert row.preset != preset or unsafe_reason(sampled(preset, byzantine_max=row.liars), row.trainers) is None
@@ -150,7 +150,7 @@ def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypat
     two = replace(one, byzantine_max=2)
     assert unsafe_reason(one, 7) is unsafe_reason(two, 7) is unsafe_reason(two, 8) is None
     for spec, trainers in ((two, 6), (replace(one, byzantine_max=3), 10)):
-        assert "trainers that is more than was measured to hold (2 of 7)" in str(unsafe_reason(spec, trainers))
+        assert "trainers this is more than was measured to hold (2 of 7)" in str(unsafe_reason(spec, trainers))
 
 
 def test_no_row_lost_more_than_counts_as_defended() -> None:

@@ -153,7 +153,7 @@ def test_a_file_that_was_taken_before_it_was_locked_is_not_read(host: JobModelSt
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", locked_late)
-    with pytest.raises(StorageError, match="written over"):
+    with pytest.raises(StorageError, match="replaced before"):
         host.open_verified_model(JOB, 0)
 
 
@@ -283,7 +283,7 @@ def test_what_a_durable_write_left_half_done_is_no_model_to_begin_with(tmp_path:
 def test_without_a_durable_model_or_from_a_wrong_one_there_is_one_clear_error(tmp_path: Path) -> None:
     rounds = Rounds(host := JobModelStore(tmp_path)).play(2)
     host.round_directory(JOB, 2).joinpath("parameters.f32").unlink()
-    with pytest.raises(StorageError, match="does not lead to"):
+    with pytest.raises(StorageError, match="does not reproduce"):
         host.recover_model(JOB, 2, bytes(32), rounds._judged.__getitem__, rounds._payloads.__getitem__)
     for number in (0, 2):
         shutil.rmtree(host.round_directory(JOB, number))
@@ -318,7 +318,7 @@ def test_an_older_model_that_a_power_cut_left_damaged_judges_nobody(tmp_path: Pa
     file = host.round_directory(JOB, 2) / "parameters.f32"
     file.write_bytes(bytes(file.stat().st_size))
     assert rounds.recovered(tmp_path) == 0
-    with pytest.raises(StorageError, match="does not hash"):
+    with pytest.raises(StorageError, match="does not match the model root"):
         JobModelStore(tmp_path).open_verified_model(JOB, 2)
 
 

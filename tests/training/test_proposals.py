@@ -112,9 +112,9 @@ def test_a_payload_that_says_something_else_is_far_off_however_near_its_buffer_i
 
 
 def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistakes(two_rounds: Path) -> None:
-    with pytest.raises(LocalProtocolError, match="round 1 was asked for"):
+    with pytest.raises(LocalProtocolError, match="round 1 was requested"):
         proposal_replay.audit_proposal(replace(audit_of(two_rounds, 0), round=1), UPDATE)
-    with pytest.raises(LocalProtocolError, match="nothing accepted"):
+    with pytest.raises(LocalProtocolError, match="without an accepted proposal"):
         proposal_replay.audit_proposal(replace(audit_of(two_rounds, 0, previous=0)), UPDATE)
 
 

@@ -91,12 +91,12 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("tokenizer", "vocabulary", "words"),
     [
-        (b"{}", 300, r"tokenizer.json is no byte-level BPE \(.*\): put the JSON of the tokenizers package there"),
-        (b"[" * 100_000, 300, "tokenizer.json is no byte-level BPE"),
+        (b"{}", 300, r"tokenizer.json is not a byte-level BPE \(.*\): put the JSON of the tokenizers package there"),
+        (b"[" * 100_000, 300, "tokenizer.json is not a byte-level BPE"),
         (
             train_bpe([b"some text, some more text " * 20], 260),
             300,
-            "has 260 tokens, but manifest.json says vocabulary 300: make it",
+            "has 260 tokens, but manifest.json says vocabulary 300: make a new manifest",
         ),
     ],
     ids=["no model", "nested", "another vocabulary"],
@@ -115,13 +115,13 @@ def read(folder: Path) -> int:
 
 def test_a_shard_with_another_hash_is_named_with_what_to_do(folder: Path) -> None:
     write(folder, "001.bin", TOKENS[1_000:2_000])
-    with pytest.raises(UserError, match=r"001.bin holds 1000 tokens with SHA-256 .* get the shard again, or make a manifest"):
+    with pytest.raises(UserError, match=r"001.bin has 1000 tokens with SHA-256 .* get the shard again, or make a new manifest"):
         read(folder)
 
 
 def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
     (folder / "001.bin").unlink()
-    with pytest.raises(UserError, match=r"001.bin is missing: manifest.json beside it lists it"):
+    with pytest.raises(UserError, match=r"001.bin is missing, but manifest.json lists it"):
         read(folder)
 
 
@@ -134,7 +134,7 @@ def test_half_a_token_is_named(folder: Path) -> None:
 
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder: Path, tmp_path: Path) -> None:
     write(folder, "001.bin", [5, 257, 7])
-    has_no_manifest(r"token 257 at position 1 of .*001.bin is beyond the vocabulary of 257", folder)
+    has_no_manifest(r"token 257 at position 1 of .*001.bin is outside vocabulary 257", folder)
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
         read(folder)
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
@@ -152,15 +152,21 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
     ("fields", "words"),
     [
         ({"format": "other"}, 'has no "format": "folkmoot-tokens/1"'),
-        ({"vocabulary": 0}, r"vocabulary must be a number in 1..65536, is 0"),
-        ({"vocabulary": 300}, "without a tokenizer the vocabulary is 256 or 257, not 300"),
+        ({"vocabulary": 0}, r"vocabulary must be a whole number in 1..65536, is 0"),
+        ({"vocabulary": 300}, "without a tokenizer the vocabulary must be 256 or 257, not 300"),
         ({"shards": []}, "lists no shards"),
         ({"shards": ["000.bin"]}, "every shard must be like"),
-        ({"shards": [{"file": "../000.bin", "tokens": 1, "sha256": "0" * 64}]}, "'../000.bin' is no name of a file beside it"),
-        ({"shards": [{"file": "a\0.bin", "tokens": 1, "sha256": "0" * 64}]}, r"'a\\x00.bin' is no name of a file beside it"),
-        ({"shards": [{"file": "\ud800.bin", "tokens": 1, "sha256": "0" * 64}]}, "is no name of a file beside it"),
+        (
+            {"shards": [{"file": "../000.bin", "tokens": 1, "sha256": "0" * 64}]},
+            "'../000.bin' is not the name of a file in this folder",
+        ),
+        (
+            {"shards": [{"file": "a\0.bin", "tokens": 1, "sha256": "0" * 64}]},
+            r"'a\\x00.bin' is not the name of a file in this folder",
+        ),
+        ({"shards": [{"file": "\ud800.bin", "tokens": 1, "sha256": "0" * 64}]}, "is not the name of a file in this folder"),
         ({"shards": [{"file": "000.bin", "tokens": 1, "sha256": "xyz"}]}, "not 64 hexadecimal digits"),
-        ({"shards": [{"file": "000.bin", "tokens": True, "sha256": "0" * 64}]}, "tokens must be a number"),
+        ({"shards": [{"file": "000.bin", "tokens": True, "sha256": "0" * 64}]}, "tokens must be a whole number"),
     ],
     ids=str,
 )
@@ -179,7 +185,7 @@ def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: Path) -> None:
     has_no_manifest(r"^no such folder: .*none \(name one with .bin files", tmp_path / "none")
     (folder / "tokenizer.json").write_bytes(b"{}")
-    has_no_manifest(r"tokenizer.json is no byte-level BPE", folder)
+    has_no_manifest(r"tokenizer.json is not a byte-level BPE", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
     has_no_manifest(r"tokenizer.json is a folder: name a file", folder)
@@ -190,7 +196,7 @@ def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: 
 
 def test_too_few_tokens_and_half_a_token_from_strangers_are_refused(folder: Path) -> None:
     write(folder, "few.bin", [1] * 30)
-    with pytest.raises(UserError, match="the training part is 27 tokens, context 32 needs one more"):
+    with pytest.raises(UserError, match="the training part has 27 tokens, but context 32 needs at least 33"):
         data.open_tokens(SPEC, folder / "few.bin", ByteTokenizer(), tokenized=True)
-    with pytest.raises(RemoteProtocolError, match="3 bytes of 16-bit tokens"):
+    with pytest.raises(RemoteProtocolError, match="odd number of bytes for 16-bit tokens: 3"):
         data.DataManifest.decode(replace(data.DataManifest(2, bytes(32), (bytes(32),), True), size=3).encode())

@@ -58,12 +58,12 @@ def test_bf16_is_for_jobs_that_nobody_audits() -> None:
     half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
     assert JobSpec.decode(half.encode()) == half
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
-        refused(r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'", replace(half, audit=audit))
+        refused(r"honest re-executions in bf16 differ by 0\.13 .* 0\.011; use audit 'off'", replace(half, audit=audit))
 
 
 def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
     refused(
-        "final_full_audit_rounds 3 says nothing with audit 'full'", replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3)
+        "final_full_audit_rounds 3 has no effect with audit 'full'", replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3)
     )
     sampled = replace(JOB, audit=AuditMode.SAMPLED, final_full_audit_rounds=JOB.rounds)
     assert sampled.validated() == sampled
@@ -73,8 +73,11 @@ def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> Non
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset', or audit 'full'"),
-        ({"memory": FeedbackMemory.ESTIMATES}, "was not measured: take memory 'residual', or audit 'full' or 'off'"),
+        (
+            {"inner_state": InnerStatePolicy.KEEP},
+            "would send all moments to auditors: use inner_state 'reset', or audit 'full'",
+        ),
+        ({"memory": FeedbackMemory.ESTIMATES}, "was not measured: use memory 'residual', or audit 'full' or 'off'"),
     ],
 )
 def test_what_sampled_audits_cannot_show_is_refused_with_the_way_out(said: dict[str, Any], why: str) -> None:
@@ -175,10 +178,10 @@ def test_a_person_is_told_which_value_is_wrong() -> None:
 @pytest.mark.parametrize(
     "name, least, less, words",
     [
-        ("replay_tolerance", 1e-3, 9e-4, "replay_tolerance 0.0009 would call honest work .* false: take 0.001 at least"),
-        ("inner_rate", 1e-6, 9e-7, "inner_rate 9e-07 would call honest work .* false: take 1e-06 at least"),
-        ("gradient_clip", 1e-6, 9e-7, "gradient_clip 9e-07 would call honest work .* false: take 1e-06 at least"),
-        ("audit_rate", 1e-9, 9e-10, "audit_rate 9e-10 would audit nothing: take 1e-09 at least, or audit 'off'"),
+        ("replay_tolerance", 1e-3, 9e-4, "replay_tolerance 0.0009 would reject honest updates .*: use at least 0.001"),
+        ("inner_rate", 1e-6, 9e-7, "inner_rate 9e-07 would reject honest updates .*: use at least 1e-06"),
+        ("gradient_clip", 1e-6, 9e-7, "gradient_clip 9e-07 would reject honest updates .*: use at least 1e-06"),
+        ("audit_rate", 1e-9, 9e-10, "audit_rate 9e-10 would audit nothing: use at least 1e-09, or audit 'off'"),
     ],
 )
 def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_with_the_least(
@@ -191,16 +194,16 @@ def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_wi
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
     refused(
-        r"memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8",
+        r"memory 'estimates' with feedback_decay 1 would never learn from an update: use 0.8",
         replace(JOB, memory=FeedbackMemory.ESTIMATES, feedback_decay=1.0),
     )
     refused(
         r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at",
         replace(JOB, model=ModelSpec(vocabulary=300)),
     )
-    refused("outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'", replace(JOB, outer=OuterOptimizerKind.ADAMW))
+    refused("outer 'adamw' needs local_steps 1, not 10: use outer 'nesterov'", replace(JOB, outer=OuterOptimizerKind.ADAMW))
     refused(
-        "audit 'sampled' needs shared data: name a text, or take audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
+        "audit 'sampled' needs shared data: name a text, or use audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
     )
 
 
@@ -212,7 +215,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() 
             assert inner_bytes(spec.validated()) <= BLOB_BYTES_MAX
         else:
             assert inner_bytes(spec) > BLOB_BYTES_MAX
-            refused(r"has \d+ bytes.* 34359738368 at most: take a smaller model, or inner_state", spec)
+            refused(r"has \d+ bytes.* at most 34359738368: use a smaller model, or inner_state", spec)
             assert replace(spec, inner_state=InnerStatePolicy.RESET).validated()
 
 
@@ -229,7 +232,7 @@ def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_par
 @pytest.mark.parametrize("name, window", [("local", 1000), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
     spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED, "audit_window": window})
-    refused(r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window", spec)
+    refused(r"audit 'sampled' would keep \d+ GiB .* more than 64: use a shorter audit_window", spec)
     assert replace(spec, audit_window=window // 4).validated() and replace(spec, audit=AuditMode.FULL).validated()
 
 
@@ -251,7 +254,7 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
 def test_payloads_of_eight_bits_carry_nothing_over(memory: FeedbackMemory, audit: AuditMode) -> None:
     """A payload and a buffer with equal bytes would be one file, which is deleted with the buffer."""
     said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
-    refused(r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits", replace(JOB, **said))
+    refused(r"bits 8 with feedback_decay 0.95 .*: use feedback_decay 0, or fewer bits", replace(JOB, **said))
     for fields in ({"feedback_decay": 0.0}, {"bits": 4}):
         assert replace(JOB, **said | fields).validated().commits_to_buffer is ("feedback_decay" not in fields)
 
@@ -260,7 +263,7 @@ def test_a_person_who_asks_for_eight_bits_need_not_say_that_nothing_is_carried_o
     for said in ({}, {"feedback_decay": 0.0}):
         assert replace(JOB, **complete_fields({"bits": 8, **said})).validated().feedback_decay == 0
     for said in ({"feedback_decay": 0.95}, {"memory": FeedbackMemory.ESTIMATES}):
-        refused("take feedback_decay 0, or fewer bits", replace(JOB, **complete_fields({"bits": 8, **said})))
+        refused("use feedback_decay 0, or fewer bits", replace(JOB, **complete_fields({"bits": 8, **said})))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -331,7 +334,7 @@ def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_an
     assert replace(JOB, **complete_fields({"outer": OuterOptimizerKind.SIGN})).validated().outer_rate == SIGN_RATE
     assert replace(JOB, **complete_fields({"outer": OuterOptimizerKind.SIGN, "outer_rate": 0.01})).validated().outer_rate == 0.01
     refused(
-        r"would move every parameter by outer_rate 1.4 in each round: take 0.1 at most",
+        r"would move every parameter by outer_rate 1.4 in each round: use at most 0.1",
         replace(JOB, outer=OuterOptimizerKind.SIGN),
     )
 

@@ -60,14 +60,14 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(blobs: DiskBlobStor
     values = own()
     values[at] = bad
     spec = on(blobs, values)
-    assert "has a number that is not finite" in (problem(blobs, spec) or "")
-    with pytest.raises(StorageError, match="not finite"):
+    assert "has a non-finite number" in (problem(blobs, spec) or "")
+    with pytest.raises(StorageError, match="non-finite"):
         JobModelStore(tmp_path).create_model(JOB, spec.encode(), blobs.read_range)
 
 
 @pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
 def test_another_length_is_found(blobs: DiskBlobStore, size: int) -> None:
-    assert f"{SIZE} parameters have {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
+    assert f"{SIZE} parameters need {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
 
 
 def test_the_ledger_is_told_the_digest_of_the_parameters(blobs: DiskBlobStore, tmp_path: Path) -> None:
@@ -77,6 +77,6 @@ def test_the_ledger_is_told_the_digest_of_the_parameters(blobs: DiskBlobStore, t
 
 def test_a_job_starts_from_one_model_and_only_where_all_its_tensors_are_a_models() -> None:
     both = replace(SPEC, initial_model=bytes(32), base=ModelReference(bytes(32), 1, bytes(32)))
-    assert "say one" in (both.problem() or "")
+    assert "give only one" in (both.problem() or "")
     scratch = JobSpec(name="test", objective="scratch", initial_model=bytes(32))
-    assert "starts from no parameters" in (scratch.problem() or "")
+    assert "cannot start from a folder with parameters" in (scratch.problem() or "")

@@ -84,7 +84,7 @@ def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
     content = parquet_of({"id": [1, 2, 3], "Text": TEXTS})
     assert read(write(tmp_path / "a.parquet", content)) == (WHOLE, ())
     assert read(write(tmp_path / "a.parquet", content), "TEXT") == (WHOLE, ())
-    refused(r"column 'id' .* of type int64, no text", tmp_path / "a.parquet", "id")
+    refused(r"column 'id' has type int64, not text", tmp_path / "a.parquet", "id")
     refused(r"no column 'body': it has 2 columns: 'id', 'Text'.*--column", tmp_path / "a.parquet", "body")
     refused(r"b\.parquet .*Parquet", write(tmp_path / "b.parquet", content[:100]))
 
@@ -166,7 +166,7 @@ def test_markup_is_refused_by_name(tmp_path: Path, name: str) -> None:
 def test_markup_in_a_text_file_is_said(tmp_path: Path, content: str, kind: str) -> None:
     text, notes = read(write(tmp_path / "a.txt", content))
     assert text.rstrip("\n") == content.rstrip("\n")
-    assert len(notes) == 1 and re.search(rf"a\.txt .*{kind}.*learned", notes[0])
+    assert len(notes) == 1 and re.search(rf"a\.txt .*{kind}.*learns", notes[0])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_every_file_that_is_left_out_of_a_folder_is_named_with_the_reason(tmp_pa
     assert named.keys() == files.keys() - {"a.txt", "c.csv", "sub/g.jsonl", ".git/config"} | {".git/"}
     assert notes[0] == f"files left out: {len(named)}"
     reasons = {"b.jsonl.gz": "not JSON", "d.html": "HTML", "e.rst": r"\.rst", "f.txt": "NUL", ".git/": "hidden"}
-    reasons |= {"._a.txt": "hidden", "README.md": "about the folder", "empty.txt": "empty"}
+    reasons |= {"._a.txt": "hidden", "README.md": "describes the folder", "empty.txt": "empty"}
     for name, reason in reasons.items():
         assert re.search(reason, named[name]), named[name]
 

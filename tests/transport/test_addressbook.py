@@ -127,7 +127,7 @@ def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: p
     monkeypatch.setattr(address_book, "BOOK_MAX", 1)
     desk = Desk((parse_bootstrap("h:1"),))
     desk.book.add_signed("h:2", MEMBER)
-    with pytest.raises(UserError, match="h:3: this peer knows 1 addresses already"):
+    with pytest.raises(UserError, match=r"cannot add h:3: the address book is full \(1 addresses\)"):
         desk.book.add_configured("h:3")
     assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book._entries) == 1
 
@@ -296,18 +296,21 @@ def test_a_person_hears_of_a_failure_at_1_2_4_8_tries_of_another_reason_and_of_t
     desk.book.add_signed("h:2", OTHER)
     desk.fail("h:1", 8)
     desk.fail("h:2", 8)
-    desk.fail("h:1", reason="no such name")
+    desk.fail("h:1", reason="unknown host name")
     desk.book.record_success("h:1")
     desk.book.record_success("h:1")
     refused = [
-        f"cannot reach h:1: connection refused ({tries}), next in 0 s" for tries in ("1 try", "2 tries", "4 tries", "8 tries")
+        f"cannot reach h:1: connection refused ({tries}), next try in 0 s" for tries in ("1 try", "2 tries", "4 tries", "8 tries")
     ]
-    assert desk.told == [*refused, "cannot reach h:1: no such name (9 tries), next in 0 s", "reached h:1"]
+    assert desk.told == [*refused, "cannot reach h:1: unknown host name (9 tries), next try in 0 s", "reached h:1"]
 
 
 def test_whoever_is_expected_at_an_address_is_named_where_it_cannot_be_reached() -> None:
     entry = AddressEntry("h:1", ALICE.public, reason="connection refused", failures=2, next_at=1.5)
-    assert entry.describe_failure(0.0) == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next in 2 s"
+    assert (
+        entry.describe_failure(0.0)
+        == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next try in 2 s"
+    )
 
 
 def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> None:

@@ -214,7 +214,7 @@ async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_op
     alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
     name = f"home.example:{parse_address(bob.address)[1]}"
     alice._book.add_signed(name, bob.me)
-    await until(lambda: alice._book.get(name).reason == "the name leads into this peer's own network")
+    await until(lambda: alice._book.get(name).reason == "the name resolves to an address of a local network")
     await until(lambda: not bob._open)
     assert not alice.connected_peers()
     assert await alice.connect(name) == bob.me

@@ -50,8 +50,8 @@ async def test_peers_of_one_chain_find_one_another_and_show_its_tag_alone() -> N
                 nursery.start_soon(peer.mdns.run)
             await until(lambda: one.found.keys() == {"127.0.0.1:7002"} and other.found.keys() == {"127.0.0.1:7001"})
             await until(lambda: hidden.found.keys() == {"127.0.0.1:7001", "127.0.0.1:7002"})
-            assert one.told == ["mdns: shows 127.0.0.1:7001 on the local network"]
-            assert hidden.told == ["mdns: looks for others at 127.0.0.1"]
+            assert one.told == ["mdns: announces 127.0.0.1:7001 on the local network"]
+            assert hidden.told == ["mdns: looks for peers from 127.0.0.1"]
             nursery.cancel_scope.cancel()
     shown = {label for packet in packets for label in _texts(packet)}
     tags = {b"chain=" + chain_tag(chain).hex().encode(), *(text for text in shown if text.startswith(b"chain="))}
@@ -217,7 +217,7 @@ async def test_what_goes_wrong_is_one_line_and_tried_again(
     with trio.move_on_after(10 * LOOK_SECONDS - 1):
         await peer.mdns.run()
     assert len(tries) == 10
-    assert peer.told == ["mdns: multicast DNS cannot be used: No such device; another try in 60 s"] and not peer.mdns.works
+    assert peer.told == ["mdns: multicast DNS failed: No such device; next try in 60 s"] and not peer.mdns.works
 
 
 @pytest.mark.real("sockets")
@@ -225,4 +225,4 @@ async def test_without_the_library_one_line_says_so(monkeypatch: pytest.MonkeyPa
     peer = Heard(CHAIN)
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     await peer.mdns.run()
-    assert peer.told == ["mdns: the package zeroconf is not installed; the extra `mdns` has it"]
+    assert peer.told == ["mdns: the package zeroconf is not installed: install the extra `mdns`"]

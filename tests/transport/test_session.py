@@ -154,7 +154,9 @@ def test_peers_of_two_versions_part_and_each_says_which_one_the_other_speaks(
 ) -> None:
     def receive(session: NoiseSession, data: bytes, ours: int, theirs: int) -> None:
         monkeypatch.setattr(noise_session, "WIRE_VERSION", ours)
-        with pytest.raises(RemoteProtocolError, match=f"the peer speaks wire version {theirs}, this one {ours}") as caught:
+        with pytest.raises(
+            RemoteProtocolError, match=f"the peer speaks wire version {theirs}, this peer {ours}: update"
+        ) as caught:
             session.receive(data)
         assert caught.value.reason == "wrong-version" and session.peer is None
 

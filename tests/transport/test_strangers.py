@@ -263,8 +263,8 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld, monk
     alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
     bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
     await until(lambda: bob.unreached_addresses())
-    refused = "this peer's key is refused there for some minutes, after what it sent"
-    assert bob.unreached_addresses()[0].reason == f"it closed the link: {refused}"
+    refused = "it refuses this peer's key for some time, because this peer violated the protocol"
+    assert bob.unreached_addresses()[0].reason == f"the peer closed the link: {refused}"
     assert not bob.connected_peers() and not bob.refusal_counts() and not bob.events._members, "there was no link"
     await until(lambda: told)
     assert refused in told[0]
@@ -277,8 +277,8 @@ async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest
     bob.send(alice.me, bytes(1000 * KIB), Priority.BULK)
     alice.ban_peer(bob.me, RemoteProtocolError("flood"))
     why = {
-        "it closed the link: flood",
-        "it closed the link: this peer's key is refused there for some minutes, after what it sent",
+        "the peer closed the link: flood",
+        "the peer closed the link: it refuses this peer's key for some time, because this peer violated the protocol",
     }
     await until(lambda: why & {dial.reason for dial in bob.unreached_addresses()})
     assert not bob.refusal_counts()
@@ -300,8 +300,8 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
 
 
 def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
-    assert LinkClosedByPeer("some-new-reason").detail == "it closed the link: some-new-reason"
-    assert LinkClosedByPeer("\x1b[2J").detail == "it closed the link: for a reason that is no word"
+    assert LinkClosedByPeer("some-new-reason").detail == "the peer closed the link: some-new-reason"
+    assert LinkClosedByPeer("\x1b[2J").detail == "the peer closed the link: it gave no valid reason"
 
 
 def test_the_last_message_is_whole_where_another_was_begun() -> None:

@@ -89,7 +89,8 @@ async def test_a_peer_of_another_wire_version_reads_which_one_is_spoken_here_and
         alice = await tcp.start(ALICE, bootstrap=[address])
         await until(lambda: bool(alice.unreached_addresses()))
         nursery.cancel_scope.cancel()
-    assert alice.unreached_addresses()[0].reason == f"the peer speaks wire version {WIRE_VERSION + 1}, this one {WIRE_VERSION}"
+    versions = f"the peer speaks wire version {WIRE_VERSION + 1}, this peer {WIRE_VERSION}: update the older one"
+    assert alice.unreached_addresses()[0].reason == versions
     before = alice.refusal_counts()["wrong-version"]
     stream = await tcp.connect(alice)
     await stream.send_all(preamble)
@@ -116,8 +117,8 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
     alice = await tcp.start(ALICE, bootstrap=[address, "nobody.invalid:7700"], tell=told.append)
     await until(lambda: len(alice.unreached_addresses()) == 2 and all(dial.failures >= 2 for dial in alice.unreached_addresses()))
     reasons = {dial.address: dial.reason for dial in alice.unreached_addresses()}
-    assert reasons == {address: "connection refused", "nobody.invalid:7700": "no such name"}
-    assert any(line.startswith(f"cannot reach {address}: connection refused (1 try), next in ") for line in told)
+    assert reasons == {address: "connection refused", "nobody.invalid:7700": "unknown host name"}
+    assert any(line.startswith(f"cannot reach {address}: connection refused (1 try), next try in ") for line in told)
     await tcp.start(BOB, listen=address, bootstrap=[])
     await until(lambda: f"reached {address}" in told)
     assert [dial.address for dial in alice.unreached_addresses()] == ["nobody.invalid:7700"]
@@ -144,7 +145,8 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
         await until(lambda: any(dial.failures >= 6 for dial in alice.unreached_addresses()))
         nursery.cancel_scope.cancel()
     assert [line.partition(",")[0] for line in told] == [
-        f"cannot reach {address}: something else than a peer answers there ({tries})" for tries in ("1 try", "2 tries", "4 tries")
+        f"cannot reach {address}: the program that answers there is no Folkmoot peer ({tries})"
+        for tries in ("1 try", "2 tries", "4 tries")
     ]
     assert [record.getMessage() for record in caplog.records] == []
     assert alice.refusal_counts()["not-folkmoot"] >= 6
@@ -159,7 +161,7 @@ async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp
     assert alice.peer_addresses() == {bob.me: bob.address}
     for address, why in (
         (dead, f"cannot reach {dead}: connection refused; this peer keeps trying"),
-        (alice.address, f"{alice.address}: this is this peer itself"),
+        (alice.address, f"cannot reach {alice.address}: this peer itself answers there"),
         ("nobody", "'nobody' is not an address"),
     ):
         with pytest.raises(UserError, match=why):
@@ -486,7 +488,7 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
     monkeypatch.setattr(trio, "open_tcp_stream", fails)
     alice = await tcp.start(ALICE, bootstrap=["strange.example:1"])
     await until(lambda: alice.unreached_addresses())
-    assert alice.unreached_addresses()[0].reason == "no such name"
+    assert alice.unreached_addresses()[0].reason == "unknown host name"
     await linked(alice, await tcp.start(BOB, bootstrap=[alice.address]))
 
 

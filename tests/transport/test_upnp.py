@@ -34,7 +34,7 @@ def test_a_router_forwards_the_port_with_a_lease_until_that_is_taken_back() -> N
         assert router.table == {7700: ("127.0.0.1", 7700, LEASE_SECONDS)} and router.asked.count("AddPortMapping") == 2
         made.close()
         assert router.table == {}
-        with pytest.raises(RouterError, match="ends"):
+        with pytest.raises(RouterError, match="stopping"):
             made.renew(HERE)
         assert router.table == {}, "a renewal that comes late leaves nothing behind"
 
@@ -70,10 +70,10 @@ def test_a_router_without_leases_forwards_until_the_end() -> None:
     ("router", "listening", "why"),
     [
         (Router(forbids=True), HERE, "refuses to forward port 7700: Action not authorized"),
-        (Router(taken=frozenset(range(65_536))), HERE, "ports 7700, .* are taken"),
-        (Router(outside="100.64.0.9"), HERE, "'100.64.0.9', is not public"),
-        (Router(outside="example.org"), HERE, "'example.org', is not public"),
-        (Router(), ("192.168.7.7:7700",), "at 127.0.0.1, and this peer listens at 192.168.7.7:7700 alone"),
+        (Router(taken=frozenset(range(65_536))), HERE, "ports 7700, .* are in use"),
+        (Router(outside="100.64.0.9"), HERE, "'100.64.0.9' is not public"),
+        (Router(outside="example.org"), HERE, "'example.org' is not public"),
+        (Router(), ("192.168.7.7:7700",), "only to 127.0.0.1, but this peer listens at 192.168.7.7:7700"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing_behind(router: Router, listening: tuple[str, ...], why: str) -> None:
@@ -139,7 +139,7 @@ async def test_the_lease_is_renewed_a_router_may_be_away_for_its_length_and_the_
         await trio.sleep(LEASE_SECONDS - RENEW_SECONDS)
         assert None not in said and not upnp.works, "it forwards as long as it has said"
         await trio.sleep(RENEW_SECONDS)
-        assert said[-1] is None and told[1:] == ["upnp: no router answers; asked again every 10 minutes"]
+        assert said[-1] is None and told[1:] == ["upnp: no router answers; this peer tries again every 10 minutes"]
         near.is_there = True
         await trio.sleep(RENEW_SECONDS)
         assert said[-1] == "1.1.1.1:7700" and near.router.table and upnp.works
@@ -154,7 +154,7 @@ async def test_a_router_that_hangs_is_one_line_too(autojump_clock: trio.testing.
     told = list[str]()
     with trio.move_on_after(RENEW_SECONDS):
         await Upnp(lambda: HERE, lambda address: None, told.append, Near, hang).run()
-    assert told == ["upnp: the router has not answered for 30 s; asked again every 10 minutes"]
+    assert told == ["upnp: no answer from the router within 30 s; this peer tries again every 10 minutes"]
 
 
 @pytest.mark.real("sockets")
@@ -164,7 +164,7 @@ async def test_without_the_library_or_a_port_nothing_is_asked(monkeypatch: pytes
     await Upnp(lambda: HERE, lambda address: None, told.append).run()
     await Upnp(list, lambda address: None, told.append).run()
     assert told == [
-        "upnp: the package miniupnpc is not installed; the extra `upnp` has it",
+        "upnp: the package miniupnpc is not installed: install the extra `upnp`",
         "upnp: this peer accepts no connections, so the router has nothing to forward",
     ]
 

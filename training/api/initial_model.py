@@ -27,11 +27,11 @@ from training.transformer import BYTE_VOCABULARIES, ModelSpec
 class InitialModel:
     """A model to start from."""
 
-    name: str  # for people
+    name: str  # name for people
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has or can fetch
     base: ModelReference | None = None  # model of a finished job, which every peer keeps
-    stop: int | None = None  # the token that ends a text of this model; None: it has learned none
+    stop: int | None = None  # the token that ends a text of this model; None: the model has no such token.
     # Writes the parameters for the specification to a file and returns their hash, for a job that starts from a blob.
     write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
 
@@ -59,12 +59,14 @@ def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialM
     live: dict[bytes, Job | QueuedJob] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.queue}}
     is_job = any(_fits(request.initial_model, key, job) for key, job in live.items())
     if request.model_folder and is_job and "/" not in request.initial_model:
-        both = f"--from {request.initial_model!r}: a job is called so, or its id begins so, and there is such a folder"
-        raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more of the job's id")
+        both = f"--from {request.initial_model!r} names a job and a folder"
+        raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more digits of the job's id")
     if request.model_folder and not is_job:
         folder = Path(request.model_folder)
         if not huggingface_model.is_model_folder(folder):
-            raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
+            raise UserError(
+                f"--from: {folder} is neither a job nor a folder with a {huggingface_model.CONFIG}: `peer jobs` lists the jobs"
+            )
         own = huggingface_model.open_huggingface_model(folder, as_bytes=request.vocabulary in BYTE_VOCABULARIES)
         tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)
         return InitialModel(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
@@ -89,12 +91,12 @@ def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[Mode
     jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.unfinished(), **{waiting.job: waiting for waiting in jobs.queue}}
     if any(_fits(text, key, job) for key, job in live.items()):
-        raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
+        raise UserError(f"{argument} {text!r}: the job is not finished: run `peer jobs` to see its progress")
     finished = {key: job for key, job in jobs.jobs.items() if job.phase is JobPhase.FINISHED and job.round}
     key = resolve_job(text, finished, "finished jobs")
     job, spec = finished[key], JobSpec.decode(finished[key].spec)
     if not spec.resolved_objective.makes_text:
-        raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
+        raise UserError(f"{argument} {text!r}: job {job.name!r} has no model that generates text")
     return ModelReference(key, job.round, job.model_root), job, spec
 
 
@@ -107,7 +109,7 @@ def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     key = resolve_job(name, jobs, "jobs")
     job, spec = jobs[key], JobSpec.decode(jobs[key].spec)
     if not spec.resolved_objective.makes_text:
-        raise UserError(f"--from: job {job.name!r} has trained no model")
+        raise UserError(f"--from: job {job.name!r} has no model that generates text")
     stop = spec.resolved_objective.stop_token(spec)
     if job.phase is JobPhase.FINISHED and number == job.round:
         return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, ModelReference(key, number, job.model_root), stop)
@@ -117,7 +119,7 @@ def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
         raise UserError(f"--from: job {job.name!r} has no model at round {number}: it has trained {job.round} rounds")
     if number > final or undone:
         undo = f"audits {'have undone' if undone else 'may still undo'} the model of job {job.name!r} at round {number}"
-        raise UserError(f"--from: {undo}: take round {final}, which is final")
+        raise UserError(f"--from: {undo}: use round {final}, which is final")
     model = peer.models.open_decided_model(peer.store, key, job, number)
     return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 

@@ -31,8 +31,8 @@ from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
 BUILT_IN_DATA = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
-BLOB_FETCH_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
-# These follow from other parts of the request.
+BLOB_FETCH_SECONDS_MAX = 30.0  # timeout for a tokenizer of some megabytes
+# These fields follow from other parts of the request.
 FIELDS_NOT_SET_BY_NAME = frozenset(
     {
         "data",
@@ -62,14 +62,14 @@ def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """Build a job of the first objective that learns from a file with prompts and responses. Raises `UserError`."""
     builders = [kind.example_job_builder for kind in map(find_objective, objective_names()) if kind and kind.example_job_builder]
     if not builders:
-        raise UserError(f"{request.examples}: this program knows no objective that learns from prompts and responses")
+        raise UserError(f"{request.examples}: this peer has no objective that learns from prompts and responses")
     return import_object(builders[0])(peer, request)
 
 
 def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL_DATA:
-        said["audit"] = AuditMode.OFF  # nobody else has the text
+        said["audit"] = AuditMode.OFF  # No other peer has the text.
     spec = replace(
         JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)), **complete_fields(said)
     )
@@ -82,7 +82,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
         if request.vocabulary > BYTES_WITH_END:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker_client is not None and not peer.local_data:
-            raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
+            raise UserError("this peer has no local data: start it with `peer run --local-data PATH`")
         spec = replace(spec, data=None).validated()
         require_safe_settings(peer, spec, request)
         if peer.worker_client is not None:
@@ -103,7 +103,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:  # its tokens are hashed here once, so that other peers can check theirs
+    if bpe is not None:  # The tokens are hashed once, so that other peers can check theirs.
         with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
             text = Path(folder) / "text"
             data.assemble_text(manifest, peer.blobs.read_range, text)
@@ -157,12 +157,12 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
 def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
     """Add the model and the tokenizer of the initial model. Raises `UserError` if the request sets others."""
     others = [name for name in request.overrides if name.startswith("model.")]
-    if start.base is None and others == ["model.context"]:  # the length of training sequences belongs to the job
+    if start.base is None and others == ["model.context"]:  # The length of training sequences belongs to the job.
         return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
         said = f"--set {others[0]}={request.overrides[others[0]]}" if others else f"--vocabulary {request.vocabulary}"
-        raise UserError(f"{said}: the model is that of {start.name}; leave it out")
+        raise UserError(f"{said}: the job starts from the model of {start.name}, which fixes this value; leave it out")
     return start.apply_to_spec(spec, start.model)
 
 
@@ -178,7 +178,7 @@ def fetch_job_blob(
         return False
 
     if not trio.from_thread.run(fetch):
-        raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
+        raise UserError(f"no connected peer has {what} {digest.hex()[:16]} of that job: connect to a peer that trained it")
     return peer.blobs.read_blob(digest, size_max)
 
 
@@ -192,7 +192,7 @@ def count_trainers(peer: TrainingPeer, role: str = TRAINER) -> int:
 
 
 def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainRequest) -> None:
-    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts any: old jobs continue."""
+    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts all jobs."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
     problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
     if problem:
@@ -215,7 +215,7 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
                 *sorted(set(get_type_hints(JobSpec)) - FIELDS_NOT_SET_BY_NAME),
                 *(f"model.{name}" for name in get_type_hints(ModelSpec)),
             ]
-            raise UserError(f"{name!r} is not a field of a job{suggest_nearest(name, free)}")
+            raise UserError(f"unknown job field {name!r}{suggest_nearest(name, free)}")
         target[field] = parse_field(kinds[field], name, text)
     if model:
         overrides["model"] = replace(ModelSpec(), **model)
@@ -236,10 +236,10 @@ def parse_field(kind: Any, name: str, text: str) -> Any:
         value = kind(text)
     except ValueError:
         if issubclass(kind, enum.Enum):
-            raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
+            raise UserError(f"{name} = {text!r} is invalid: choose one of {', '.join(kind)}") from None
         raise UserError(f"{name} = {text!r} is not a {'whole ' if kind is int else ''}number") from None
     if kind is int and abs(value) > codec.INTEGER_MAX:
-        raise UserError(f"{name} = {printable_path(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
+        raise UserError(f"{name} = {printable_path(text)} is out of range: at most {codec.INTEGER_MAX} is allowed")
     return value
 
 
@@ -255,20 +255,24 @@ def _job_on_tokens(
     if request.column:
         raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:
-        raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
+        raise UserError(
+            f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, with its own vocabulary; leave it out"
+        )
     folder = token_shards.open_token_folder(Path(request.data).expanduser())
     asked = request.overrides.get("model.vocabulary")
     if asked is not None and spec.model.vocabulary != folder.vocabulary:
-        raise UserError(f"--set model.vocabulary={asked}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
+        raise UserError(
+            f"--set model.vocabulary={asked}: the tokens of {request.data} have vocabulary {folder.vocabulary}; leave it out"
+        )
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
     if start is not None and (made != spec.tokenizer or folder.vocabulary > spec.model.vocabulary):
-        raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
+        raise UserError(f"{request.data} has tokens of another tokenizer than {start.name}: give the text itself")
     known = folder.vocabulary if start is None else start.model.vocabulary
     spec = add_audits(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)), request, said)
     spec = spec.validated()
     if folder.tokens < data.text_bytes_min(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
-        raise UserError(f"{few} needs at least {data.text_bytes_min(spec)}; give more")
+        raise UserError(f"{few} needs at least {data.text_bytes_min(spec)}; give more data")
     manifest = data.split_into_shards(folder.iter_shard_bytes(), keep, tokenized=True)
     return replace(spec, data=keep(manifest.encode())).validated()
 

@@ -13,7 +13,7 @@ from protocol.verdicts import DIVERGING, verdict_label_by_name
 from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec, PreparationCounts
 from training.objectives.objective import Objective
 
-FAILURE_ALERT_HEIGHTS = 1_000  # age up to which a failure is an alert; the state keeps it longer
+FAILURE_ALERT_HEIGHTS = 1_000  # heights during which a failure is an alert; the state keeps it longer
 
 
 def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
@@ -31,29 +31,29 @@ def find_stalled_jobs(view: StateReader, height: int) -> Iterator[str]:
             spec = JobSpec.decode(job.spec)
             ended = f"job {job.name} ended after round {display_round_number(job.last_closed)}"
             nothing = f"no update was accepted in its last {pluralize(NO_PROGRESS_ROUNDS, 'round')}"
-            of_all = f"of all its updates: {rejections_text(job.rejections, spec.resolved_objective.reason_labels)}"
+            of_all = f"verdicts on all its updates: {rejections_text(job.rejections, spec.resolved_objective.reason_labels)}"
             yield f"{ended}: {nothing} ({of_all}); {_way_out(key, job, spec)}"
 
 
 def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     if DIVERGING not in job.rejections:
-        return "`peer rounds` says who was refused, and why"
+        return "run `peer rounds` to see the rejected trainers and the reasons"
     command = spec.resolved_objective.start_command
     is_planned = command != Objective.start_command
     words = command if is_planned else f"{command} --from {key.hex()[:SHORT_ID_LENGTH]}"
-    how = "" if is_planned else ", from its newest model"
+    how = "" if is_planned else " from its newest model"
     usual = MUON_RATE if spec.inner is InnerOptimizerKind.MUON else INNER_RATE
     rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
-    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # the optimizer of a plan is fixed
-    way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set {fields}`"
+    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # The optimizer of a plan is fixed.
+    way = f"start it again{how} with a learning rate below {spec.inner_rate:g}: `peer {words} --set {fields}`"
     # Accepted steps may have damaged the model.
-    is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
+    is_spoilt = "; leave out --from if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)
 
 
 def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
     """Return a text for people. `labels` are those of the job's objective."""
-    return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
+    return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'no trainer sent one'}"
 
 
 def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
@@ -66,7 +66,7 @@ def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
     counts = spec.preparation or PreparationCounts()
     told = []
     if counts.left_out:
-        told.append(f"{pluralize(counts.left_out, 'line')} left out: not usable, or labelled as bad")
+        told.append(f"{pluralize(counts.left_out, 'line')} left out: unusable, or labelled as bad")
     if counts.shortened:
         told.append(f"{pluralize(counts.shortened, 'line')} shortened to the context of {spec.model.context} tokens")
     if counts.holding_stop:
@@ -76,6 +76,6 @@ def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
             else "teach the model to end its answers first (`train --from JOB FILE`)"
         )
         many = pluralize(counts.holding_stop, "response")
-        ends = "with the stop text before the end: answers of the model end there"
-        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop_token=none")
+        ends = "with the stop text before the end: the model's answers will end there"
+        told.append(f"{many} {ends}; to avoid this, {way_out}, or use --set stop_token=none")
     return tuple(told)

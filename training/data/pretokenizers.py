@@ -10,8 +10,8 @@ import json
 from typing import Any, Final
 
 NORMALIZERS: Final = ("NFC", "NFD", "NFKC", "NFKD")
-PATTERN_CHARACTERS_MAX: Final = 400  # the known ones have 120
-STEPS_MAX: Final = 8  # of a sequence; known tokenizers have at most four
+PATTERN_CHARACTERS_MAX: Final = 400  # characters of a pattern; the known ones have 120
+STEPS_MAX: Final = 8  # steps of a sequence; known tokenizers have at most four
 BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 LLAMA_3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,11 +33,11 @@ def parse_normalizer(said: Any) -> dict[str, Any] | None:
     """Return the normalizer in the JSON of the package. Raises `ValueError`, which names an unsupported one."""
     steps = said.get("normalizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or len(steps) > STEPS_MAX:
-        raise ValueError(f"normalizer {_shown(said)}")
+        raise ValueError(f"normalizer {_shown(said)} is not supported")
     forms = [step["type"] for step in steps if step is not None]
     unknown = [form for form in forms if form not in NORMALIZERS]
     if unknown:
-        raise ValueError(f"normalizer {_shown(unknown[0])}; {', '.join(NORMALIZERS)} are read")
+        raise ValueError(f"normalizer {_shown(unknown[0])} is not supported, only {', '.join(NORMALIZERS)}")
     made = [{"type": form} for form in forms]
     return {"type": "Sequence", "normalizers": made} if len(made) > 1 else made[0] if made else None
 
@@ -46,7 +46,7 @@ def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
     """Return the pre-tokenizer in the JSON of the package. Raises `ValueError`, which names an unsupported step."""
     steps = said.get("pretokenizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or not 1 <= len(steps) <= STEPS_MAX:
-        raise ValueError(f"pre_tokenizer {_shown(said)}")
+        raise ValueError(f"pre_tokenizer {_shown(said)} is not supported")
     made = [_step(step) for step in steps]
     if [step["type"] for step in made].count("ByteLevel") != 1 or made[-1]["type"] != "ByteLevel":
         raise ValueError(f"pre_tokenizer {_shown(said)} does not end in ByteLevel")
@@ -54,7 +54,7 @@ def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
 
 
 def splits_words(pre_tokenizer: dict[str, Any]) -> bool:
-    """Return false if a whole text is one word. A BPE needs time quadratic in the length of a word."""
+    """Return whether the pre-tokenizer splits a text into words. A BPE needs time quadratic in the length of a word."""
     return any(step["type"] == "Split" or step.get("use_regex") for step in pre_tokenizer_steps(pre_tokenizer))
 
 
@@ -86,7 +86,7 @@ def _step(step: Any) -> dict[str, Any]:
         pattern = step["pattern"].get("Regex")
         if isinstance(pattern, str) and _is_known(pattern):
             return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    raise ValueError(f"pre_tokenizer {_shown(step)}")
+    raise ValueError(f"pre_tokenizer {_shown(step)} is not supported")
 
 
 def _is_known(pattern: str) -> bool:

@@ -26,21 +26,21 @@ TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
 JSON: Final = ".json"
 PARQUET: Final = ".parquet"
-READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # of files that are read in a folder, optionally with .gz
-KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each perhaps with .gz"
+READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # endings of text in a folder, optionally with .gz
+KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each optionally with .gz"
 MARKUP: Final = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), "HTML"),
     **dict.fromkeys((".xml", ".svg", ".rss"), "XML"),
     **dict.fromkeys((".yaml", ".yml"), "YAML"),
     ".rtf": "RTF",
-    ".ipynb": "a notebook",
+    ".ipynb": "a Jupyter notebook",
 }
 BINARY: Final = (  # first bytes of files of other kinds
     (b"%PDF", "PDF"),
-    (b"PK\3\4", "a ZIP archive, as .docx and .xlsx are"),
-    (b"\x28\xb5\x2f\xfd", "packed by Zstandard"),
-    (b"BZh", "packed by bzip2"),
-    (b"\xfd7zXZ", "packed by xz"),
+    (b"PK\3\4", "a ZIP archive, such as .docx or .xlsx"),
+    (b"\x28\xb5\x2f\xfd", "compressed with Zstandard"),
+    (b"BZh", "compressed with bzip2"),
+    (b"\xfd7zXZ", "compressed with xz"),
 )
 GZIP_MARK: Final = b"\x1f\x8b"
 PARQUET_MARK: Final = b"PAR1"
@@ -51,7 +51,7 @@ READ_BYTES: Final = 256 << 10  # one read of a text file; at this size, reading 
 HEAD_BYTES: Final = 4 << 10  # first bytes of a file, which show its kind
 LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole line must be in memory to be parsed
 WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python objects it takes ten times as much
-ROWS_AT_ONCE: Final = 256  # of Parquet, in memory as Python objects
+ROWS_AT_ONCE: Final = 256  # rows of Parquet in memory as Python objects
 FILES_NAMED_MAX: Final = 200  # skipped files; each list of the jobs contains them
 _NAMES_SHOWN: Final = 200  # characters of field names
 
@@ -60,7 +60,7 @@ class TextFileReport:
     """Skipped files and records, and remarks on the others, for people."""
 
     def __init__(self) -> None:
-        self.records = 0  # without text
+        self.records = 0  # number of records without text
         self.remarks: list[str] = []
         self._named: list[str] = []
         self._files = 0
@@ -98,11 +98,14 @@ def read_text(path: Path, column: str = "", findings: TextFileReport | None = No
             yield piece
             something, newline = True, piece[-1:]
         if newline not in (b"", b"\n"):
-            yield b"\n"  # keep the last line of a file apart from the first line of the next one
+            yield b"\n"  # A line break separates the last line of a file from the first line of the next one.
     if not something:
         raise UserError(
             "\n".join(
-                [f"{printable_path(path)} holds no text: give a file or folder with some kB of {KINDS}", *findings.report_lines()]
+                [
+                    f"{printable_path(path)} contains no text: give a file or folder with at least a few kB of {KINDS}",
+                    *findings.report_lines(),
+                ]
             )
         )
 
@@ -128,9 +131,7 @@ def _files_below(path: Path, findings: TextFileReport) -> list[Path]:
     texts = [file for file in kept if not ABOUT_FOLDER.fullmatch(file.name)] or kept
     for file in kept:
         if file not in texts:
-            findings.add_skipped_file(
-                file.relative_to(path).as_posix(), "it is about the folder; give it another name to learn it"
-            )
+            findings.add_skipped_file(file.relative_to(path).as_posix(), "it describes the folder; rename it to train on it")
     return texts
 
 
@@ -140,12 +141,13 @@ def _reason_by_name(file: Path) -> str:
     if file.name.startswith("."):
         return "hidden"
     if not file.exists():
-        return "a link to nothing"
+        return "a broken link"
     if not file.is_file():
-        return "no regular file"
+        return "not a regular file"
     if ending in MARKUP:
-        return f"{MARKUP[ending]}, whose markup is no text"
-    return "" if ending in READ_ENDINGS else f"the ending {ending or 'of its name'} is not read; name it .txt if it is text"
+        return f"{MARKUP[ending]}, which has markup; extract its text"
+    kind = f"with the ending {ending}" if ending else "without an ending"
+    return "" if ending in READ_ENDINGS else f"files {kind} are not read; rename it to .txt if it is text"
 
 
 def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) -> bool:
@@ -180,7 +182,7 @@ def open_unpacked(file: Path) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=raw) as stream:
                 yield cast(BinaryIO, stream)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{printable_path(file)} is no whole gzip file: {error}") from None
+        raise UserError(f"{printable_path(file)} is a damaged gzip file: {error}") from None
 
 
 def _pieces_of(file: Path, column: str, findings: TextFileReport) -> Iterator[bytes]:
@@ -190,7 +192,7 @@ def _pieces_of(file: Path, column: str, findings: TextFileReport) -> Iterator[by
             stream.seek(0)
             for mark, kind in BINARY:
                 if head.startswith(mark):
-                    raise UserError(f"{printable_path(file)} is not a text file: it is {kind}; take the text out of it")
+                    raise UserError(f"{printable_path(file)} is not a text file: it is {kind}; extract its text")
             yield from _of_kind(stream, head, file, column, findings)
     except OSError as error:
         raise UserError(f"cannot read {printable_path(file)}: {error.strerror or error}") from None
@@ -205,18 +207,16 @@ def _of_kind(stream: BinaryIO, head: bytes, file: Path, column: str, findings: T
     if ending in TABLES:
         return _encoded(_table(stream, file, column or COLUMN, findings), file, findings)
     if column:
-        raise UserError(
-            f"{printable_path(file)} is plain text, which has no column {column!r}: leave out --column, or name it .jsonl or .csv"
-        )
+        none = f"{printable_path(file)} is plain text, which has no column {column!r}"
+        raise UserError(f"{none}: leave out --column, or rename it to .jsonl or .csv")
     kind = MARKUP.get(ending) or _markup(head)
     if kind and ending in TEXT:
         findings.remarks.append(
-            f"{printable_path(file)} looks like {kind}, and its marks are learned as text: give the text alone"
+            f"{printable_path(file)} looks like {kind}, and the model learns its markup as text: give only the text"
         )
     elif kind:
         raise UserError(
-            f"{printable_path(file)} is {kind}, whose marks are no text: give its text alone, or name it "
-            ".txt to learn it as it is"
+            f"{printable_path(file)} is {kind}, not plain text: extract its text, or rename it to .txt to train on it as it is"
         )
     return _checked(iter(lambda: stream.read(READ_BYTES), b""), file)
 
@@ -287,12 +287,12 @@ def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[byt
             findings.records += 1
             continue
         if "\0" in text:
-            raise UserError(f"{printable_path(file)}{where}: its text holds NUL, which no text has: take it out")
+            raise UserError(f"{printable_path(file)}{where}: the text contains a NUL character: remove it")
         try:
             yield text.encode() + b"\n"
         except UnicodeEncodeError:
             raise UserError(
-                f"{printable_path(file)}{where}: its text holds half a surrogate pair, which is no character"
+                f"{printable_path(file)}{where}: the text contains half a surrogate pair, which is no character: remove it"
             ) from None
 
 
@@ -304,7 +304,9 @@ def _column_of(names: Iterable[str], column: str) -> str | None:
 
 
 def _no_column(where: str, names: list[str], column: str) -> UserError:
-    return UserError(f"{where} has no column {column!r}: {describe_columns(names)}; name the one with the text by --column NAME")
+    return UserError(
+        f"{where} has no column {column!r}: {describe_columns(names)}; name the column with the text with --column NAME"
+    )
 
 
 def _texts_of_json(stream: BinaryIO, head: bytes, file: Path, column: str, findings: TextFileReport) -> Texts:
@@ -320,16 +322,16 @@ def _texts_of_json(stream: BinaryIO, head: bytes, file: Path, column: str, findi
 def _text_of(record: Any, where: str, column: str) -> str | None:
     example = f'must be like {{"{column}": "..."}}'
     if not isinstance(record, dict):
-        raise UserError(f"{where} is no JSON object: every record {example}")
+        raise UserError(f"{where} is not a JSON object: every record {example}")
     name = _column_of(record, column)
     if name is None:
         there = ", ".join(map(repr, record))[:_NAMES_SHOWN] or "nothing"
         raise UserError(
-            f'{where} has no "{column}" field, only {there}: every record {example}, or name another by --column NAME'
+            f'{where} has no "{column}" field, only {there}: every record {example}, or name another field with --column NAME'
         )
     text = record[name]
     if text is not None and not isinstance(text, str):
-        raise UserError(f'{where} has no "{column}" field with a string: every record {example}')
+        raise UserError(f'{where}: the "{column}" field is not a string: every record {example}')
     return text
 
 
@@ -339,7 +341,7 @@ def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: TextFile
     if data is None:
         if is_array:
             raise UserError(
-                f"{printable_path(file)}: this array is larger than {WHOLE_BYTES_MAX >> 20} MB: write one object a line"
+                f"{printable_path(file)}: the array is larger than {WHOLE_BYTES_MAX >> 20} MB: write one object per line"
             )
         return None
     text = _decoded(file, data, findings)
@@ -367,7 +369,7 @@ def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         if b"\0" in line:
-            raise _binary(file, f"NUL in line {number}, as UTF-16 has it")
+            raise _binary(file, f"NUL in line {number}, as in UTF-16")
         try:
             yield f" line {number}", json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError:
@@ -408,8 +410,8 @@ def _table(stream: BinaryIO, file: Path, column: str, findings: TextFileReport) 
     for number, row in rows:
         # A separator inside an unquoted text would cut the text.
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
-            cells = f"{pluralize(len(row), 'cell')} and the header {len(names)}"
-            raise UserError(f"{printable_path(file)}:{number}: the row has {cells}: quote texts that hold the separator")
+            cells = f"{pluralize(len(row), 'cell')}, but the header {len(names)}"
+            raise UserError(f"{printable_path(file)}:{number}: the row has {cells}: quote texts that contain the separator")
         yield f":{number}", row[place]
 
 
@@ -431,7 +433,7 @@ def _parquet(stream: BinaryIO, file: Path, column: str) -> Texts:
         kind = schema.field(name).type
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise UserError(f"{printable_path(file)}: column {name!r} is of type {kind}, no text; name another by --column NAME")
+            raise UserError(f"{printable_path(file)}: column {name!r} has type {kind}, not text: name another with --column NAME")
         number = 0
         for batch in table.iter_batches(ROWS_AT_ONCE, columns=[name], use_threads=False):
             for text in batch.column(0).to_pylist():

@@ -16,7 +16,7 @@ class TokenizedText:
     """A job's text as token ids, memory-mapped: uint8 for the bytes of a text, uint16 otherwise."""
 
     train: TokenArray
-    held_out: TokenArray  # never used in training
+    held_out: TokenArray  # tokens that are never used in training
     token_bytes: npt.NDArray[np.int64]  # bytes of text that each token id stands for
 
     @classmethod

@@ -30,7 +30,7 @@ MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
 SUFFIX: Final = ".bin"  # ending of the files that `make_manifest` lists as shards
 MANIFEST_BYTES_MAX: Final = 16 << 20
-READ_BYTES: Final = 1 << 20  # even, so that no token is split
+READ_BYTES: Final = 1 << 20  # bytes of one read, even, so that no token is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TokenShard:
 class TokenFolder:
     folder: Path
     vocabulary: int
-    tokenizer: bytes | None  # JSON; None: the tokens are bytes
+    tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
     shards: tuple[TokenShard, ...]
 
     @property
@@ -61,8 +61,8 @@ class TokenFolder:
                 yield piece
             if (tokens, hashed.hexdigest()) != (shard.tokens, shard.sha256):
                 found = f"{tokens} tokens with SHA-256 {hashed.hexdigest()[:16]}…"
-                said = f"{MANIFEST} says {shard.tokens} with {shard.sha256[:16]}…"
-                raise UserError(f"{path} holds {found}, {said}: get the shard again, or make a manifest with `peer shards`")
+                said = f"but {MANIFEST} lists {shard.tokens} with {shard.sha256[:16]}…"
+                raise UserError(f"{path} has {found}, {said}: get the shard again, or make a new manifest with `peer shards`")
 
 
 def is_token_folder(path: Path) -> bool:
@@ -138,12 +138,12 @@ def _read_known(path: Path, vocabulary: int) -> Iterator[bytes]:
                 if tokens.max() >= vocabulary:
                     first = int(np.argmax(tokens >= vocabulary))
                     where = f"token {int(tokens[first])} at position {position + first} of {path}"
-                    raise UserError(f"{where} is beyond the vocabulary of {vocabulary}: these shards are of another tokenizer")
+                    raise UserError(f"{where} is outside vocabulary {vocabulary}: these shards have another tokenizer")
                 position += len(tokens)
                 yield piece
     except FileNotFoundError:
         raise UserError(
-            f"{path} is missing: {MANIFEST} beside it lists it; get it, or make a manifest with `peer shards`"
+            f"{path} is missing, but {MANIFEST} lists it: get the file, or make a new manifest with `peer shards`"
         ) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
@@ -152,8 +152,8 @@ def _read_known(path: Path, vocabulary: int) -> Iterator[bytes]:
 def _shard(entry: Any, path: Path) -> TokenShard:
     if not isinstance(entry, dict) or not isinstance(file := entry.get("file"), str):
         raise UserError(f'{path}: every shard must be like {{"file": "0.bin", "tokens": 1000, "sha256": "…"}}')
-    if not file.isprintable() or not file or Path(file).name != file:  # NUL or half a surrogate pair cannot be in a file name
-        raise UserError(f"{path}: {file!r} is no name of a file beside it")
+    if not file.isprintable() or not file or Path(file).name != file:  # A file name cannot contain NUL or half a surrogate pair.
+        raise UserError(f"{path}: {file!r} is not the name of a file in this folder")
     digest = entry.get("sha256")
     if not isinstance(digest, str) or len(digest) != 64 or digest.strip("0123456789abcdef"):
         raise UserError(f"{path}: the sha256 of {file} is not 64 hexadecimal digits")
@@ -163,7 +163,7 @@ def _shard(entry: Any, path: Path) -> TokenShard:
 def _number(plain: dict[str, Any], name: str, path: Path, high: int) -> int:
     value = plain.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise UserError(f"{path}: {name} must be a number in 1..{high}, is {value!r}")
+        raise UserError(f"{path}: {name} must be a whole number in 1..{high}, is {value!r}")
     return value
 
 
@@ -172,17 +172,17 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
     if digest is None:
         if vocabulary not in BYTE_VOCABULARIES:
             allowed = " or ".join(map(str, BYTE_VOCABULARIES))
-            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {allowed}, not {vocabulary}")
+            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary must be {allowed}, not {vocabulary}")
         return None
     try:
         text = read_regular(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}), but {MANIFEST} names it: put it there") from None
     if hashlib.sha256(text).hexdigest() != digest:
-        raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: the tokens would mean other text")
+        raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: put the tokenizer of the shards there")
     if (found := _vocabulary_of(text, path)) != vocabulary:
         raise UserError(
-            f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make it anew with `peer shards`"
+            f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make a new manifest with `peer shards`"
         )
     return text
 
@@ -193,4 +193,6 @@ def _vocabulary_of(tokenizer: bytes, path: Path) -> int:
     try:
         return BpeTokenizer(tokenizer).vocabulary
     except RemoteProtocolError as error:
-        raise UserError(f"{path} is no byte-level BPE ({error.detail}): put the JSON of the tokenizers package there") from None
+        raise UserError(
+            f"{path} is not a byte-level BPE ({error.detail}): put the JSON of the tokenizers package there"
+        ) from None

@@ -53,7 +53,7 @@ class BpeTokenizer:
             whole = {
                 "model": {
                     "type": "BPE",
-                    # Without special tokens: the model would turn a word with that name into one.
+                    # Special tokens are left out. Otherwise the package would turn a word with such a name into one.
                     "vocab": {token: number for token, number in found.ids.items() if token not in found.special},
                     "merges": found.merges,
                     "ignore_merges": found.ignores_merges,
@@ -63,7 +63,7 @@ class BpeTokenizer:
                 "added_tokens": found.added,
             }
             self._tokenizer = package.Tokenizer.from_str(json.dumps(whole))
-        except Exception as error:  # the package raises a bare `Exception` for merges outside the vocabulary
+        except Exception as error:  # The package raises a bare `Exception` for merges outside the vocabulary.
             raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
         self._bytes_of_id = _bytes_of_id(found)
         self.vocabulary = len(found.ids)
@@ -110,7 +110,7 @@ def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
     tokenizer.train_from_iterator(_lines(pieces), trainer)
     known = tokenizer.get_vocab_size() + 1
     if known != vocabulary:
-        raise UserError(f"the text is too small for {vocabulary} tokens: it gives {known}; ask for at most that many")
+        raise UserError(f"the text is too small for {vocabulary} tokens: it gives {known}; use at most that many")
     made = json.loads(tokenizer.to_str())
     made["model"]["vocab"][END_OF_TEXT] = vocabulary - 1
     made["added_tokens"] = [added_token_json(END_OF_TEXT, vocabulary - 1)]
@@ -147,14 +147,14 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 class BpeVocabulary:
     """The vocabulary of a byte-level BPE, in which a printable character stands for each byte."""
 
-    ids: Mapping[str, int]  # includes all added tokens
+    ids: Mapping[str, int]  # token -> id, with all added tokens
     merges: tuple[tuple[str, str], ...] = ()
     end_of_text: int | None = None
     special: frozenset[str] = frozenset()  # tokens that no text becomes
     added: tuple[dict[str, Any], ...] = ()  # the other added tokens, in the JSON of the package
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
-    ignores_merges: bool = False  # a word in the vocabulary becomes that token, without merges
+    ignores_merges: bool = False  # A word in the vocabulary becomes that token, without merges.
 
     @property
     def tokens(self) -> list[str]:
@@ -169,7 +169,7 @@ def parse_bpe(blob: bytes) -> BpeVocabulary:
     """
     try:
         if len(blob) > TOKENIZER_BYTES_MAX:
-            raise ValueError(f"{len(blob)} bytes, at most {TOKENIZER_BYTES_MAX} are allowed")
+            raise ValueError(f"it has {len(blob)} bytes, at most {TOKENIZER_BYTES_MAX} are allowed")
         plain = json.loads(blob)
         model = plain["model"]
         listed = {str(token["content"]): token for token in plain.get("added_tokens") or []}
@@ -182,21 +182,24 @@ def parse_bpe(blob: bytes) -> BpeVocabulary:
         normalizer = parse_normalizer(plain.get("normalizer"))
         pre_tokenizer = parse_pre_tokenizer(plain.get("pre_tokenizer") or BYTE_LEVEL)
         if merges and not splits_words(pre_tokenizer):
-            raise ValueError("its pre_tokenizer cuts no words (use_regex false)")
+            raise ValueError("its pre_tokenizer does not split words (use_regex false)")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
+        problem = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RemoteProtocolError("bad-tokenizer", problem[:200]) from None
     if len(set(ids)) < len(ids):
-        raise RemoteProtocolError("bad-tokenizer", "two tokens have one id")
+        raise RemoteProtocolError("bad-tokenizer", "two tokens have the same id")
     if not BYTES <= len(vocabulary) <= VOCABULARY_MAX or ids != list(range(len(vocabulary))):
-        raise RemoteProtocolError("bad-tokenizer", f"{len(vocabulary)} tokens without ids 0..n-1, or too few, or too many")
+        raise RemoteProtocolError(
+            "bad-tokenizer", f"{len(vocabulary)} tokens, expected {BYTES}..{VOCABULARY_MAX} with ids from 0 without gaps"
+        )
     if not set(byte_alphabet()) <= set(vocabulary):
-        raise RemoteProtocolError("bad-tokenizer", "a byte has no token of its own")
+        raise RemoteProtocolError("bad-tokenizer", "a byte has no token")
     made = byte_alphabet().keys() | {left + right for left, right in merges}
     for token in special:
         if token in made or not token:
-            raise RemoteProtocolError("bad-tokenizer", f"the special token {token[:20]!r} is text too")
+            raise RemoteProtocolError("bad-tokenizer", f"the special token {token[:20]!r} is also an ordinary token")
     if end is not None and end not in special:
-        raise RemoteProtocolError("bad-tokenizer", f"the end of text {str(end)[:20]!r} is no special token")
+        raise RemoteProtocolError("bad-tokenizer", f"the end of text {str(end)[:20]!r} is not a special token")
     return BpeVocabulary(
         ids=vocabulary,
         merges=merges,
@@ -212,11 +215,11 @@ def parse_bpe(blob: bytes) -> BpeVocabulary:
 def _added_text(token: dict[str, Any]) -> dict[str, Any]:
     """Return an added token that stands for its content. Raises `ValueError` for one that matches more than its content."""
     if not isinstance(token["content"], str) or not token["content"]:
-        raise ValueError("an added token without content")
-    token["content"].encode()  # half a surrogate pair is not text
+        raise ValueError("an added token has no content")
+    token["content"].encode()  # Half a surrogate pair raises `UnicodeEncodeError`, a `ValueError`.
     for name in ("single_word", "lstrip", "rstrip"):
         if token.get(name):
-            raise ValueError(f"added token {token['content'][:20]!r} with {name}")
+            raise ValueError(f"added token {token['content'][:20]!r} sets {name}, which is not supported")
     return added_token_json(token["content"], token["id"]) | {"normalized": bool(token.get("normalized")), "special": False}
 
 
@@ -229,7 +232,7 @@ def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
             for token, number in model.ids.items()
         }
     except KeyError as error:
-        raise RemoteProtocolError("bad-tokenizer", f"{str(error)[:20]} stands for no byte") from None
+        raise RemoteProtocolError("bad-tokenizer", f"the character {str(error)[:20]} stands for no byte") from None
     return [tokens[number] for number in range(len(tokens))]
 
 
@@ -240,7 +243,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}
 
 
-# Files of other programs: every text has the same ids there --------------------------------------------------------
+# Files of other programs, in which every text has the same ids --------------------------------------------------------
 
 
 def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:

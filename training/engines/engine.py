@@ -25,7 +25,7 @@ class RequiredModel:
 
     spec: JobSpec
     parameters: Float32Array
-    data: TokenizedText  # made by its objective's data reader
+    data: TokenizedText  # data that the job's `Objective.data_reader` made
 
 
 class Engine(Protocol):
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
     spec: JobSpec
     tokenizer: Tokenizer
-    micro_batch: int  # at most, in one forward pass; the worker may lower it
+    micro_batch: int  # most sequences of one forward pass; the worker may lower it
     first_parameters: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
     required_model: RequiredModel | None  # set before the first use, where the job reads another job's model
     required_files: Mapping[bytes, Path]  # set before the first use: the files of `Objective.required_files`
@@ -97,7 +97,7 @@ class EngineBackend(Protocol):
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         """Serve as a helper process, which another process started with the same resources. It never returns.
 
-        The processes meet at the file `store`, and `orders` carries the first one's commands.
+        The processes find each other by the file `store`. The first process sends its commands over `orders`.
         """
 
     def describe_worker(self) -> WorkerInfo:

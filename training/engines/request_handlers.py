@@ -24,7 +24,7 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.text_generation import StopSequenceDecoder, TextGeneration, TextGenerations
 
-JOBS_MAX = 8  # open at a time; the least recently used is closed
+JOBS_MAX = 8  # open jobs; the least recently used one is closed
 
 
 class WorkerContext:
@@ -36,7 +36,7 @@ class WorkerContext:
         self.texts = TextGenerations()
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
-        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, while somebody uses them
+        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, while an engine uses them
 
     def add_engine(self, job: bytes, engine: Engine) -> None:
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
@@ -77,7 +77,7 @@ class WorkerContext:
 
 def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:
     spec, backend = JobSpec.decode(request.spec), context.backend
-    objective_functions(backend.name, spec.objective)  # raises an error that names both
+    objective_functions(backend.name, spec.objective)  # The call raises an error that names engine and objective.
     tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None, spec.model.vocabulary)
     if request.text is None:
         tokens: TokenizedText = TokenizedText.without_text(tokenizer.token_bytes)
@@ -86,9 +86,9 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
         tokens = read(spec, Path(request.text), tokenizer, context.heartbeat, request.tokenized, request.tokens)
     engine = backend.open_engine(spec, tokens, tokenizer, _first_parameters(request, spec))
     if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
-        raise UserError(f"the engine {backend.name!r} makes no declarations, which the objective {spec.objective!r} asks for")
+        raise UserError(f"the engine {backend.name!r} cannot make the declarations that objective {spec.objective!r} requires")
     read_job = spec.resolved_objective.required_model(spec)
-    if request.required_model is not None:  # of another job with the same tokenizer
+    if request.required_model is not None:  # The other job has the same tokenizer.
         assert read_job is not None, f"job {spec.name!r} reads no other job"
         model = ReplicatedModel.open_decided(Path(request.required_model), read_job.root)
         read = import_object(model.spec.resolved_objective.data_reader)
@@ -107,8 +107,8 @@ def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) ->
         return parameter_blob.read_all_values(spec, Path(request.files[spec.initial_model]))
     if spec.base is None:
         return ReplicatedModel.initial(request.job, spec).parameters
-    if request.base is None:  # measured against another model, every honest trainer would look like a liar
-        raise FolkmootError(f"the base of job {request.job.hex()[:8]} was not named")
+    if request.base is None:  # With another model, updates of honest trainers would seem false.
+        raise FolkmootError(f"the request for job {request.job.hex()[:8]} names no base")
     base = ReplicatedModel.open_decided(Path(request.base), spec.base.root)
     return ReplicatedModel.initial(request.job, spec, base).parameters
 
@@ -142,7 +142,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
         engine.first_parameters if request.model_directory is None else context.shared_parameters(request.model_directory)
     )
     if parameters is None:
-        raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
+        raise FolkmootError(f"job {request.job.hex()[:8]} has no first model in its engine")
     objective, spec, files = engine.spec.resolved_objective, engine.spec, engine.required_files
     whole = _prompt_with_turns(engine, request)
     pieces = engine.generate_text(parameters, whole, request.sampling, context.heartbeat, request.stop)
@@ -153,7 +153,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
 
 
 def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
-    """Return the prompt behind the last turns that fit, whole, into the context beside the text, which has at most half of it.
+    """Return the prompt after the last whole turns that fit into the context. The generated text gets at most half of it.
 
     A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_files`.
     """

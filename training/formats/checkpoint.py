@@ -30,22 +30,22 @@ from training.job_spec import JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, Shape, float32_bytes, layout_of
 
 FORMAT = 1
-METADATA = "folkmoot"  # the only entry of the file's metadata: JSON
+METADATA = "folkmoot"  # the only entry of the file's metadata, which is JSON
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-HEADER_BYTES_MAX: Final = 100_000_000  # limit of the format
-INDEX_BYTES_MAX: Final = 16 << 20  # names of a hundred thousand tensors
-PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # formats that execute code when they are opened
+HEADER_BYTES_MAX: Final = 100_000_000  # bytes that the format allows
+INDEX_BYTES_MAX: Final = 16 << 20  # bytes of the names of a hundred thousand tensors
+PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # endings of formats that execute code when they are opened
 LFS_POINTER: Final = b"version https://git-lfs"
 METADATA_KEY: Final = "__metadata__"
-WRITTEN_METADATA: Final = {"format": "pt"}  # written and required by `transformers`
+WRITTEN_METADATA: Final = {"format": "pt"}  # metadata that `transformers` writes and requires
 ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
     job: bytes
-    round: int  # rounds applied
+    round: int  # number of applied rounds
     model_root: bytes
 
 
@@ -62,18 +62,18 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
         "spec": spec.encode().hex(),
     }
     with durable_files.atomic_write(path) as stream:
-        # One metadata entry: the library writes several in random order, and one model must have one file.
+        # The file has one metadata entry, since the library writes several in random order, and one model must have one file.
         stream.write(safetensors.save(tensors, {METADATA: json.dumps(about)}))
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
     """Read a checkpoint. Raises `UserError`, which names the file, if it is not a checkpoint of ours."""
     try:
-        open_regular(path).close()  # safetensors would wait for the writer of a pipe
+        open_regular(path).close()  # The library safetensors would wait for the writer of a pipe.
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[METADATA])
             if about["format"] != FORMAT:
-                raise ValueError(f"format {about['format']!r}")
+                raise ValueError(f"its format is {about['format']!r}, expected {FORMAT!r}")
             spec = JobSpec.decode(bytes.fromhex(about["spec"]))
             layout = layout_of(spec)
             parameters = np.empty(layout.size, dtype=np.float32)
@@ -86,10 +86,10 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
                 parameters[tensor.elements] = values.reshape(-1)
             origin = CheckpointOrigin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
-        why = error.strerror or str(error).removesuffix(f": {path}")  # an error of safetensors repeats the path
+        why = error.strerror or str(error).removesuffix(f": {path}")  # An error of safetensors repeats the path.
         raise UserError(f"cannot read {path}: {why}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
-        raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
+        raise UserError(f"{path} is not a checkpoint written by `peer export`: {_problem_of(error)}") from None
     return spec, parameters, origin
 
 
@@ -111,7 +111,7 @@ class StoredTensor:
     path: Path
     type: str
     shape: Shape
-    start: int  # offset in the file, in bytes
+    start: int  # offset in the file in bytes
 
     def iter_blocks(self) -> Iterator[Float32Array]:
         """Yield all elements in order, in pieces of at most `BLOCK`."""
@@ -128,15 +128,15 @@ def tensor_file_paths(folder: Path) -> list[Path]:
         shards = [folder / name for name in sorted(set(_index(folder).values()))]
         missing = [path for path in shards if not path.exists()]
         if missing:
-            listed = f"{len(missing)} of {len(shards)} files that {INDEX} lists are not there"
+            listed = f"{len(missing)} of {len(shards)} files that {INDEX} lists are missing"
             raise UserError(f"{missing[0]} is missing ({listed}): download the model again")
         return [folder / INDEX, *shards]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickled:
-        runs = f"{folder / pickled[0]} may run a program when it is opened, so it is not"
-        raise UserError(f"{runs}: write the model as safetensors (`save_pretrained` of transformers does)")
+        runs = f"{folder / pickled[0]} is a pickle, which can run code when it is opened"
+        raise UserError(f"{runs}: save the model as safetensors (`save_pretrained` of transformers does)")
     raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}")
 
 
@@ -148,7 +148,7 @@ def read_tensor_index(folder: Path) -> dict[str, StoredTensor]:
             continue
         for name, stored in _header(path).items():
             if name in found:
-                raise UserError(f"{path}: tensor {name!r} is in {found[name].path.name}, too")
+                raise UserError(f"{path}: tensor {name!r} is also in {found[name].path.name}")
             found[name] = stored
     if (folder / INDEX).is_file():
         for name, file in _index(folder).items():
@@ -161,14 +161,14 @@ def _index(folder: Path) -> dict[str, str]:
     path = folder / INDEX
     try:
         if path.stat().st_size > INDEX_BYTES_MAX:
-            raise ValueError(f"more than {INDEX_BYTES_MAX} bytes")
+            raise ValueError(f"it has more than {INDEX_BYTES_MAX} bytes")
         files = json.loads(read_regular(path))["weight_map"]
         named = {str(name): str(file) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is no index of safetensors files: {error}") from None
+        raise UserError(f"{path} is not an index of safetensors files: {_problem_of(error)}") from None
     for file in named.values():
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise UserError(f"{path} names {file!r}, which is no safetensors file in this folder")
+            raise UserError(f"{path} names {file!r}, which is not a safetensors file in this folder")
     return named
 
 
@@ -179,29 +179,29 @@ def _header(path: Path) -> dict[str, StoredTensor]:
         stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
-            raise UserError(f"{path} is damaged: its header would have {length} bytes")
+            raise UserError(f"{path} is damaged: its header cannot have {length} bytes")
         text = stream.read(length)
     try:
         listed = json.loads(text, object_pairs_hook=_without_repeats)
         entries = {str(name): _entry(of) for name, of in listed.items() if name != METADATA_KEY}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: its header cannot be read ({str(error)[:100]})") from None
+        raise UserError(f"{path} is damaged: its header cannot be read ({_problem_of(error)[:100]})") from None
     at = 0
     for name, (kind, shape, start, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if kind not in TYPES:
-            raise UserError(f"{path}: tensor {name!r} is of type {kind}; {', '.join(TYPES)} are read")
+            raise UserError(f"{path}: tensor {name!r} has type {kind}: only {', '.join(TYPES)} are supported")
         if start != at or end - start != np.dtype(TYPES[kind][0]).itemsize * math.prod(shape):
-            raise UserError(f"{path} is damaged: tensor {name!r} does not lie where the one before it ends, or is cut short")
+            raise UserError(f"{path} is damaged: tensor {name!r} does not begin at the end of the previous one, or is cut short")
         at = end
     if 8 + length + at != size:
-        raise UserError(f"{path} is damaged: it has {size} bytes, its header speaks of {8 + length + at}")
+        raise UserError(f"{path} is damaged: it has {size} bytes, but its header describes {8 + length + at}")
     return {name: StoredTensor(path, kind, shape, 8 + length + start) for name, (kind, shape, start, _) in entries.items()}
 
 
 def require_downloaded(path: Path, beginning: bytes) -> None:
     """Raise `UserError` for the pointer that Git LFS stores instead of a large file."""
     if beginning.startswith(LFS_POINTER):
-        raise UserError(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` there, or download the file")
+        raise UserError(f"{path} is a Git LFS pointer, not the file: run `git lfs pull` there, or download the file")
 
 
 def _entry(of: Any) -> tuple[str, Shape, int, int]:
@@ -209,18 +209,22 @@ def _entry(of: Any) -> tuple[str, Shape, int, int]:
     return str(of["dtype"]), tuple(_counts(of["shape"])), start, end
 
 
+def _problem_of(error: Exception) -> str:
+    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
 def _counts(values: Any, length: int | None = None) -> list[int]:
     if not isinstance(values, list) or (length is not None and len(values) != length):
-        raise ValueError(f"{str(values)[:40]} is no list of counts")
+        raise ValueError(f"{str(values)[:40]} is not a list of counts")
     if not all(type(value) is int and 0 <= value < 2**48 for value in values):
-        raise ValueError(f"{str(values)[:40]} are no counts")
+        raise ValueError(f"{str(values)[:40]} has a value that is not a count")
     return values
 
 

@@ -32,7 +32,7 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
     """Return GGUF's name of one of our tensors. Raises `UserError` for a layer that its Llama does not have."""
     theirs = tensor.parameter.gguf
     if not theirs:
-        raise UserError(f"GGUF has no place for the tensor {name!r}")
+        raise UserError(f"GGUF does not support the tensor {name!r}")
     return theirs if tensor.layer is None else f"blk.{tensor.layer}.{theirs}"
 
 
@@ -47,7 +47,7 @@ def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: 
     types = [CONTROL if one in vocabulary.special else USER_DEFINED if one in added else NORMAL for one in vocabulary.tokens]
     words = llama_cpp_name(vocabulary.pre_tokenizer, vocabulary.ignores_merges)
     if words is None:
-        raise UserError("GGUF has no name for the pre-tokenizer of this model: take --format transformers")
+        raise UserError("GGUF has no name for the pre-tokenizer of this model: use --format transformers")
     return {
         "general.architecture": (STRING, "llama"),
         "general.name": (STRING, name),
@@ -87,20 +87,20 @@ def write_gguf(
     offset = 0
     for name, values in tensors:
         theirs, dtype = gguf_name(name, known[name]), _dtype(values, is_half)
-        sizes = values.shape[::-1]  # the fastest dimension first
+        sizes = values.shape[::-1]  # The fastest dimension is first.
         header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
         offset += _padded(values.size * dtype.itemsize)
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = known[name].parameter.rotary_heads
-        if heads:  # rows of each head in the order 0, D/2, 1, D/2 + 1, …
+        if heads:  # The rows of each head get the order 0, D/2, 1, D/2 + 1, …
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         flat, dtype = values.reshape(-1), _dtype(values, is_half)
         for start in range(0, len(flat), ROWS_AT_ONCE):
             with np.errstate(over="ignore"):
                 part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
             if not np.isfinite(part).all():
-                raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
+                raise UserError(f"{name} has a number outside the range of float16: use --format gguf-f32")
             stream.write(part.data)
         size = len(flat) * dtype.itemsize
         stream.write(bytes(_padded(size) - size))

@@ -43,10 +43,10 @@ from training.transformer import (
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
-SUMS: Final = "SHA256SUMS"  # in the format of `sha256sum`
-JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
+SUMS: Final = "SHA256SUMS"  # file of digests in the format of `sha256sum`
+JSON_BYTES_MAX: Final = 16 << 20  # bytes; a tokenizer of 65,536 tokens has four MB
 SHAPE: Final = "LlamaForCausalLM"
-DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files contain it, though it is derived
+DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # derived tensor, which older files contain
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
 
 # Features that our models lack. A configuration that sets one is refused with the name of the field.
@@ -69,8 +69,8 @@ _EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 class HuggingFaceModel:
     folder: Path
     model: ModelSpec
-    tokenizer: bytes | None  # JSON; None: the tokens are bytes
-    tensors: dict[str, StoredTensor]  # by our names
+    tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
+    tensors: dict[str, StoredTensor]  # tensors by our names
     stop: int | None  # the token that ends a text; None: no token is named
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
@@ -80,7 +80,7 @@ class HuggingFaceModel:
             for values in self.tensors[tensor.name].iter_blocks():
                 if not np.isfinite(values).all():
                     where = f"{self.tensors[tensor.name].path}: tensor {theirs[tensor.name]!r}"
-                    raise UserError(f"{where} has a number that is not finite")
+                    raise UserError(f"{where} has a non-finite number")
                 file.write(float32_bytes(values))
                 hashed.update(float32_bytes(values))
         return hashed
@@ -97,14 +97,14 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     """
     config = _json(folder / CONFIG)
     if (kinds := config.get("architectures") or [SHAPE]) != [SHAPE]:
-        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not read, {SHAPE} is")
+        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not supported, only {SHAPE}")
     try:
         model = model_spec_from_config(config)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from None
     if model.vocabulary > VOCABULARY_MAX:
-        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
-        raise UserError(f"{folder / CONFIG}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
+        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, the limit of 16-bit token ids"
+        raise UserError(f"{folder / CONFIG}: {larger}; use a model with a smaller vocabulary, such as SmolLM with 49152")
     _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *checkpoint.tensor_file_paths(folder)])
     stop = _stop(folder, config, model.vocabulary)
     return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
@@ -133,17 +133,19 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
             raise UserError(f"{folder}: tensor {theirs!r} is missing")
         if stored.shape != tensor.shape:
             raise UserError(
-                f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, {CONFIG} asks for {list(tensor.shape)}"
+                f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, but {CONFIG} requires {list(tensor.shape)}"
             )
         named[tensor.name] = stored
-    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # some programs write it twice
+    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # Some programs write the tensor twice.
     if twin is not None and (
         twin.shape != embedding.shape or not all(map(np.array_equal, twin.iter_blocks(), embedding.iter_blocks()))
     ):
-        raise UserError(f"{twin.path}: tensor {OUTPUT_MATRIX!r} is not the embedding, though {CONFIG} says tie_word_embeddings")
+        raise UserError(
+            f"{twin.path}: tensor {OUTPUT_MATRIX!r} differs from the embedding, but {CONFIG} sets tie_word_embeddings"
+        )
     others = [name for name in found if not DERIVED.search(name)]
     if others:
-        raise UserError(f"{found[others[0]].path}: tensor {others[0]!r} has no place in the model that {CONFIG} describes")
+        raise UserError(f"{found[others[0]].path}: tensor {others[0]!r} is not part of the model that {CONFIG} describes")
     return named
 
 
@@ -158,7 +160,7 @@ def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
 def _llama_name(name: str, tensor: ModelTensor) -> str:
     theirs = tensor.parameter.transformers
     if not theirs:
-        raise UserError(f"a Llama of transformers has no place for the tensor {name!r}")
+        raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
 
@@ -190,12 +192,12 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
 def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Return the sizes of a `config.json`. Raises `UserError`, which names the first field that our models do not support."""
     if config.get("model_type") != "llama":
-        raise UserError(f"model_type {config.get('model_type')!r} is not 'llama'")
+        raise UserError(f"model_type {config.get('model_type')!r} is not supported, only 'llama'")
     for name in _ABSENT:
         if config.get(name):
-            raise UserError(f"{name} {config[name]!r} is something that our models do not have")
+            raise UserError(f"{name} {config[name]!r} is not supported")
     if config.get("hidden_act", ACTIVATION) != ACTIVATION:
-        raise UserError(f"hidden_act {config['hidden_act']!r} is not {ACTIVATION!r}")
+        raise UserError(f"hidden_act {config['hidden_act']!r} is not supported, only {ACTIVATION!r}")
     sizes: dict[str, Any] = {ours: _positive(config, theirs) for ours, theirs in _SIZES.items()}
     heads = sizes["heads"]
     kv_heads = heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
@@ -208,7 +210,7 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         or rope.get("rope_type", "default") != "default"
         or rope.keys() - {"rope_type", "rope_theta"}
     ):
-        raise UserError(f"rope_parameters {rope!r} say more than a rope_theta: our models have no rope_scaling")
+        raise UserError(f"rope_parameters {rope!r} are not supported: only rope_theta is")
     rope_base = _number(rope or {}, "rope_theta", _number(config, "rope_theta", _ROPE_BASE))
     model = ModelSpec(
         **sizes,
@@ -221,7 +223,7 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if problem:
         raise UserError(problem)
     if config.get("head_dim") not in (None, model.width // heads):
-        raise UserError(f"head_dim {config['head_dim']!r} is not hidden_size / num_attention_heads = {model.width // heads}")
+        raise UserError(f"head_dim must be hidden_size / num_attention_heads = {model.width // heads}, is {config['head_dim']!r}")
     return model
 
 
@@ -250,16 +252,18 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) 
     path = folder / TOKENIZER
     if as_bytes or not path.is_file():
         if (vocabulary, stop) != (BYTES_WITH_END, BYTES) and vocabulary != BYTES:
-            raise UserError(f"{folder} has no {TOKENIZER}, and a vocabulary of {vocabulary} is not that of bytes")
+            raise UserError(
+                f"{folder}: a vocabulary of {vocabulary} is not that of bytes: add {TOKENIZER}, and leave out --vocabulary"
+            )
         return None
     found = _json(path)
     try:
         problem = _other_tokenizer(found)
         blob = None if problem else _blob(found, vocabulary, stop)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path} is no tokenizer: {error!r}") from None
+        raise UserError(f"{path} is not a tokenizer: {error!r}") from None
     if problem:
-        raise UserError(f"{path}: {problem}; --vocabulary {BYTES} starts with bytes as tokens where the model has {BYTES}")
+        raise UserError(f"{path}: {problem}; if the tokens of the model are bytes, use --vocabulary {BYTES}")
     if blob is None:
         return None
     try:
@@ -267,7 +271,7 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) 
     except RemoteProtocolError as error:
         raise UserError(f"{path}: {error.detail}") from None
     if made.vocabulary != vocabulary:
-        raise UserError(f"{path} has {made.vocabulary} tokens, {CONFIG} says vocab_size {vocabulary}")
+        raise UserError(f"{path} has {made.vocabulary} tokens, but {CONFIG} sets vocab_size {vocabulary}")
     return blob
 
 
@@ -282,7 +286,7 @@ def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | N
         named == byte_alphabet() or (stop == BYTES and end is not None and named == byte_alphabet() | {end: BYTES})
     ):
         return None
-    if end is not None:  # even if the file lists it as an ordinary token
+    if end is not None:  # The token is special even if the file lists it as an ordinary token.
         added = [token for token in added if token["id"] != stop] + [added_token_json(end, named[end])]
     free = sorted(set(range(min(vocabulary, VOCABULARY_MAX))) - set(named.values()))
     padding = [added_token_json(_unused(number, named), number) for number in free]
@@ -315,13 +319,13 @@ def _other_tokenizer(found: Any) -> str | None:
     except ValueError as error:
         return str(error)
     if model["merges"] and not splits_words(before):
-        return f"pre_tokenizer {_shown(found['pre_tokenizer'])} cuts no words"
+        return f"pre_tokenizer {_shown(found['pre_tokenizer'])} does not split words"
     added = _added_by(after)
     if added:
-        return f"post_processor {added}, which the model does not see here; without that field the file is read"
+        return f"post_processor {added}, which is not supported: remove this field from the file"
     for name in ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            return f"{name} {_shown(model[name])}"
+            return f"{name} {_shown(model[name])} is not supported"
     return None
 
 
@@ -330,7 +334,7 @@ def _added_by(processor: Any) -> str | None:
     if processor is None or processor.get("type") == "ByteLevel":
         return None
     if processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [["Sequence"]]:
-        return None  # only the text: transformers 5 writes this for a tokenizer without special tokens
+        return None  # The template has only the text: transformers 5 writes it for a tokenizer without special tokens.
     if processor.get("type") == "Sequence":
         return next(filter(None, map(_added_by, processor["processors"])), None)
     names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]
@@ -356,7 +360,7 @@ def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
     for path in paths:
         wanted = listed.get(path.name) or _downloaded(path)
         if wanted is not None and path.is_file() and _sum_of(path) != wanted:
-            raise UserError(f"{path} is damaged: its SHA-256 is not {wanted[:16]}…, which it had")
+            raise UserError(f"{path} is damaged: its SHA-256 is not {wanted[:16]}…: download it again")
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str]]:
@@ -365,7 +369,7 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
     for line in lines:
         found = _SUM.fullmatch(line.strip())
         if found is None:
-            raise UserError(f"{path}: {line[:80]!r} is no line of `sha256sum`")
+            raise UserError(f"{path}: {line[:80]!r} is not a line of `sha256sum`")
         yield found[2].removeprefix("./"), found[1]
 
 
@@ -386,12 +390,12 @@ def _json(path: Path) -> Any:
             text = stream.read(JSON_BYTES_MAX + 1)
         checkpoint.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:
-            raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
+            raise ValueError(f"it has more than {JSON_BYTES_MAX} bytes")
         found = json.loads(text)
         if not isinstance(found, dict):
-            raise ValueError("it holds no object")
+            raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON that describes a model: {error}") from None
+        raise UserError(f"{path} is not a JSON file of a model: {error}") from None
     return found
 
 

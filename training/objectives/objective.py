@@ -13,13 +13,13 @@ from ledger.jobs import ModelReference
 from protocol.codec import Digest
 from training.transformer import ModelSpec
 
-if TYPE_CHECKING:  # voters read the rules of an objective, and need no numpy for them
+if TYPE_CHECKING:  # Voters read the rules of an objective, and need no numpy for them.
     import numpy as np
     import numpy.typing as npt
 
     from training.data.token_sequences import TokenizedText
 
-STEERING_BYTES_MAX: Final = 64  # one or two numbers
+STEERING_BYTES_MAX: Final = 64  # bytes of one or two numbers
 NATS = "nats/token"
 Shape = tuple[int, ...]
 
@@ -63,16 +63,16 @@ class RejectionReason:
     """A reason to reject a proposal, beside the reasons that all jobs have (`protocol.verdicts`)."""
 
     label: str
-    meaning: str  # for people, shown after the label
+    meaning: str  # explanation for people, shown after the label
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """The objective's own record in a proposal. The inner steps of its round depend on it."""
 
-    record: Any  # of the type `Objective.declaration_type`
-    files: Mapping[bytes, Path]  # by digest: the blobs of `Objective.declared_blobs`
-    steering: bytes = b""  # from the round's model: `Objective.next_controller_state`
+    record: Any  # record of the type `Objective.declaration_type`
+    files: Mapping[bytes, Path]  # blobs of `Objective.declared_blobs` by digest
+    steering: bytes = b""  # controller state in the round's model, see `Objective.next_controller_state`
     # Data that the engine derives from the record and the round's model before the first step:
     # `DeclaringEngine.derive_step_data`.
     step_data: Any = None
@@ -101,15 +101,15 @@ class Objective:
     """
 
     name: ClassVar[str]
-    description: ClassVar[str]  # for people, in one line
+    description: ClassVar[str]  # one line for people
     # A network trains for this objective if it runs this module in this version or a later one, so that all its voters know it.
     module: ClassVar[str] = "jobs"
     version: ClassVar[int] = 1
     settings_type: ClassVar[type | None] = None  # record type of the settings that only such jobs have
-    needs_worker: ClassVar[bool] = True  # only members with a worker train and re-execute, and the model can be exported
+    needs_worker: ClassVar[bool] = True  # Only members with a worker train and re-execute, and the model can be exported.
     role: ClassVar[str] = TRAINER  # role of those members in the ledger
-    reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own text
-    makes_text: ClassVar[bool] = True  # people can ask its model for text
+    reads_text: ClassVar[bool] = True  # The job names a text, or each trainer has its own text.
+    makes_text: ClassVar[bool] = True  # The model can generate text for people.
     score_head: ClassVar[str] = ""  # the tensor that computes a score of a text; empty: the model has no scores
     start_command: ClassVar[str] = "train"  # command that starts such a job
     # `module:function` that reads a job's data from its file, with the signature of this default. Only the worker imports it.
@@ -124,12 +124,12 @@ class Objective:
     main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the metric that is shown first
     # Type of the objective's own record in a proposal. The engine makes it before the steps, and auditors check it.
     declaration_type: ClassVar[type | None] = None
-    loss_unit: ClassVar[str] = NATS  # of the loss, for people
-    refers_to_first: ClassVar[bool] = False  # the engine gets the parameters of the job's first round
-    starts_from_parameters: ClassVar[bool] = False  # a job may start from a foreign model: all its tensors are those of the model
-    # objectives of finished jobs that `required_model` may name
+    loss_unit: ClassVar[str] = NATS  # unit of the loss, for people
+    refers_to_first: ClassVar[bool] = False  # The engine gets the parameters of the job's first round.
+    starts_from_parameters: ClassVar[bool] = False  # A job may start from a foreign model, which has all its tensors.
+    # Objectives of finished jobs that `required_model` may name.
     required_objectives: ClassVar[Sequence[str]] = ()
-    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
+    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # at most `protocol.verdicts.OBJECTIVE_CODES_MAX` reasons
 
     def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
         """Yield names and texts of the metrics for a model card. `missing` replaces metrics that were not measured."""

@@ -32,7 +32,7 @@ class LanguageObjective(Objective):
             needs = f"model.vocabulary {job.model.vocabulary} needs a tokenizer"
             return f"{needs}: use `train --vocabulary {least}`, or leave it at the {BYTES} bytes"
         if job.data is None and job.is_reexecuted:
-            return f"audit {job.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
+            return f"audit {job.audit.value!r} needs shared data: name a text, or use audit 'off' for local data"
         return None
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
@@ -43,7 +43,7 @@ class ScratchObjective(Objective):
     """An update that every peer can compute from a hash, to test a live network without a model."""
 
     name = "scratch"
-    description = "a known update on one small tensor: tests a live network"
+    description = "a known update of one small tensor, to test a live network"
     needs_worker = False
     reads_text = False
     makes_text = False
@@ -61,7 +61,7 @@ class ScratchObjective(Objective):
         return integers.astype(np.float32) * np.float32(1 / 256)
 
 
-OBJECTIVES: tuple[Objective, ...] = (LanguageObjective(), ScratchObjective())  # of this package
+OBJECTIVES: tuple[Objective, ...] = (LanguageObjective(), ScratchObjective())  # objectives of this package
 
 _known = {objective.name: objective for objective in OBJECTIVES}
 

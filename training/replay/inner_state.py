@@ -21,18 +21,18 @@ from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorInfo, TensorLayout, float32_bytes, layout_of
 from training.transformer import EMBEDDING, OUTPUT_MATRIX
 
-# Added to the root of AdamW's second moments. With 1e-8, rounding would turn the step of a parameter with such a small gradient,
+# Summand of the root of AdamW's second moment. With 1e-8, rounding would turn the step of a parameter with such a small gradient,
 # and honest replays on other processors would differ by more than a job tolerates (decision 42).
 ADAMW_EPSILON = 1e-6
 # Coefficients of Muon's polynomial, from its blog post: after five steps, singular values above 0.002 are in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-# Added to the norm of a matrix's direction. With 1e-7, a gradient of mere rounding errors, as on text without variety, would
+# Summand of the norm of a matrix's direction. With 1e-7, a gradient of mere rounding errors, as on text without variety, would
 # become as long as any other (decision 42).
 MUON_EPSILON = 1e-3
-# For a matrix with a norm of at most about 1. Products of two smaller elements could be subnormal, and take twenty times as long.
+# Bound for a matrix with a norm of about 1. Products of smaller elements could be subnormal, and take twenty times as long.
 MUON_LEAST = 2.0**-60
-RELATIVE_ERROR_MAX = 1e9  # reported for all larger errors, and for NaN
+RELATIVE_ERROR_MAX = 1e9  # error that is reported for all larger ones, and for NaN
 _STEPS = struct.Struct("<Q")
 _NOTHING = np.float32(0)
 
@@ -40,7 +40,7 @@ _NOTHING = np.float32(0)
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerState:
     steps: int
-    moments: Float32Array  # the slots one after another, see `moment_slots`
+    moments: Float32Array  # the slots one after another (`moment_slots`)
 
     @classmethod
     def fresh(cls, spec: JobSpec) -> InnerState:
@@ -51,12 +51,14 @@ class InnerState:
         """Read a state that `write` wrote to `path`. Raises `RemoteProtocolError` for an impossible length or number of steps."""
         size = path.stat().st_size
         if size != inner_bytes(spec):
-            raise RemoteProtocolError("malformed", f"an inner state of {size} bytes, this job's has {inner_bytes(spec)}")
+            raise RemoteProtocolError("malformed", f"an inner state has {size} bytes, expected {inner_bytes(spec)}")
         with path.open("rb") as stream:
             (steps,) = _STEPS.unpack(stream.read(_STEPS.size))
             moments = np.fromfile(stream, dtype="<f4").astype(np.float32, copy=False)
         if steps > spec.rounds * spec.local_steps:
-            raise RemoteProtocolError("malformed", f"an inner state after {steps} steps, this job has fewer")
+            raise RemoteProtocolError(
+                "malformed", f"an inner state has {steps} steps, but the job has only {spec.rounds * spec.local_steps}"
+            )
         return cls(steps, moments)
 
     def iter_bytes(self) -> Iterator[bytes | memoryview]:
@@ -85,7 +87,7 @@ def inner_size(spec: JobSpec) -> int:
     return max(part.stop for part in moment_slots(spec).values())
 
 
-OnState = Callable[[Float32Array, InnerState], None]  # receives parameters and state; the next step may change both
+OnState = Callable[[Float32Array, InnerState], None]  # a function of parameters and state, which the next step may change
 
 
 @functools.lru_cache(maxsize=8)
@@ -175,7 +177,7 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
 
 def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
     """Return the moments, with roots of second ones: a norm of squares would only reflect the largest."""
-    with np.errstate(all="ignore"):  # a liar's may be negative; their roots are NaN, which counts as far away
+    with np.errstate(all="ignore"):  # Moments of a liar may be negative. Their roots are NaN, which counts as far away.
         return [
             np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in moment_slots(spec).items()
         ]
@@ -184,11 +186,11 @@ def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
 def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:
     """Return ‖a − b‖, in float64 and block by block."""
     total = 0.0
-    with np.errstate(all="ignore"):  # a liar's values may overflow, which counts as far away
+    with np.errstate(all="ignore"):  # Values of a liar may overflow, which counts as far away.
         for start in range(0, len(a), BLOCK):
             part = slice(start, start + BLOCK)
             difference = a[part].astype(np.float64) - (b[part] if isinstance(b, np.ndarray) else b)
-            total += float(np.einsum("i,i", difference, difference))  # not `dot`: OpenBLAS would wake threads for it
+            total += float(np.einsum("i,i", difference, difference))  # With `dot`, OpenBLAS would wake threads.
     return math.sqrt(total) if total >= 0 else math.inf
 
 

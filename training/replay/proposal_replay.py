@@ -29,7 +29,7 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 log = logging.getLogger("peer")
-OnProgress = Callable[[], None]  # called after every piece of work; it raises to stop the work
+OnProgress = Callable[[], None]  # a function that is called after every piece of work, and raises to stop the work
 
 
 class ComputeUpdate(Protocol):
@@ -100,7 +100,7 @@ def make_proposal(
     m = error_feedback.accumulate_feedback(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     try:
         buffer, payload = _encoded(m, request.trainer, model)
-    except LocalProtocolError:  # the model diverged; without proposals the round would never close
+    except LocalProtocolError:  # The model diverged. Without proposals the round would never close.
         buffer, payload = _encoded(error_feedback.clip_to_encodable(m), request.trainer, model)
         if not model.is_too_large(request.trainer, payload):
             raise
@@ -150,9 +150,9 @@ def _judge(
         refutation = None
         if declaration is not None:
             if declarer is None:
-                raise LocalProtocolError("the objective has declarations, but nobody checks them")
+                raise LocalProtocolError("the objective has declarations, but the engine does not check them")
             refutation = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
-    except RemoteProtocolError:  # its buffer, its previous state or its declaration is malformed
+    except RemoteProtocolError:  # Its buffer, its previous state or its declaration is malformed.
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if refutation is not None:
         number = spec.resolved_objective.rejection_reasons.index(refutation)
@@ -200,7 +200,9 @@ def _own_declaration(
     if model.spec.resolved_objective.declaration_type is None:
         return None
     if declarer is None or request.declared_out is None:
-        raise LocalProtocolError("the objective has declarations, but nobody makes them, or no folder was named for them")
+        raise LocalProtocolError(
+            "the objective has declarations, but the engine does not make them, or the request names no folder"
+        )
     if request.declared is not None:
         return _derived(request, model, _read_declaration(request.declared, model.spec), declarer, on_step)
     folder = Path(request.declared_out)
@@ -238,7 +240,7 @@ def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Floa
     try:
         e = _feedback(request, model)
     except (LocalProtocolError, RemoteProtocolError, OSError) as error:
-        log.warning("%s is not whole (%s): what it left unsaid is lost", request.previous_buffer, error)
+        log.warning("cannot read the error feedback %s (%s): it restarts at zero", request.previous_buffer, error)
         return error_feedback.next_feedback(None, None, None, model.layout), None
     return e, model.records[request.trainer].buffer if request.previous_buffer else None
 
@@ -252,17 +254,17 @@ def _own_inner(request: ProposeRequest, model: ReplicatedModel) -> tuple[InnerSt
         inner = InnerState.load(Path(request.previous_inner), model.spec)
         if inner.digest() == digest:
             return inner, digest
-        problem = "other bytes than the record says"
+        problem = "its digest differs from the record"
     except (RemoteProtocolError, OSError) as error:
         problem = str(error)
-    log.warning("%s is not whole (%s): the inner optimizer begins anew", request.previous_inner, problem)
+    log.warning("cannot read the inner state %s (%s): the inner optimizer restarts", request.previous_inner, problem)
     return None, None
 
 
 def _open(request: ProposeRequest | AuditRequest) -> ReplicatedModel:
     model = ReplicatedModel.open(Path(request.model_directory))
     if (model.job, model.round) != (request.job, request.round):
-        raise LocalProtocolError(f"{request.model_directory} holds round {model.round}, round {request.round} was asked for")
+        raise LocalProtocolError(f"{request.model_directory} holds round {model.round}, but round {request.round} was requested")
     return model
 
 
@@ -275,7 +277,7 @@ def _feedback(request: ProposeRequest | AuditRequest, model: ReplicatedModel) ->
         return error_feedback.next_feedback(None, None, None, model.layout)
     record = model.records.get(request.trainer)
     if record is None:
-        raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
+        raise LocalProtocolError("a previous buffer was given for a trainer without an accepted proposal")
     previous = error_feedback.read_buffer(Path(request.previous_buffer), model.spec)
     payload = None if request.previous_payload is None else Path(request.previous_payload).read_bytes()
     return model.feedback_of(request.trainer, previous, payload)

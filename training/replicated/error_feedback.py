@@ -41,24 +41,24 @@ from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorL
 # A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a distance
 # of about x^1.5, and no deviation has more than x.
 EDGES: Final = 10
-ESTIMATE_BITS: Final = 8  # of each level in buffers and estimates
-CLIPPED_MAX: Final = float(1 << 30)  # of an element: payloads have scales below 2^32, and a difference needs one bit of them
+ESTIMATE_BITS: Final = 8  # bits of each level in buffers and estimates
+CLIPPED_MAX: Final = float(1 << 30)  # largest element: payloads have scales below 2^32, and a difference needs one bit of them
 WHOLE_MAX: Final = 1 << 22  # elements of a sum that is kept in memory (16 MiB); blocks of a longer one are computed three times
-HALVINGS_MAX: Final = 64  # then nothing is left of e; bounds the count in the replicated state
+HALVINGS_MAX: Final = 64  # halvings after which nothing is left of e; bound of the count in the replicated state
 
-Allocate = Callable[[int], quantization.Bytes]  # returns an array of this many bytes, with undefined content
+Allocate = Callable[[int], quantization.Bytes]  # a function that returns an array of this many bytes, with undefined content
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackRecord:
     """A trainer's last accepted proposal, which determines its next e."""
 
-    buffer: Digest | None  # of the levels of m; None in a job without buffers
+    buffer: Digest | None  # digest of the levels of m; None in a job without buffers
     payload: Digest
     round: Count
-    took_step: bool  # true if that round took a step; otherwise nothing of m was applied
-    halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # number of norm rejections since
-    inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
+    took_step: bool  # True if that round took a step. Otherwise nothing of m was applied.
+    halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # number of norm rejections since that round
+    inner: Digest | None = None  # digest of the inner optimizer's state after the proposal, where the job keeps that
 
 
 def buffer_bytes(spec: JobSpec) -> int:
@@ -76,8 +76,8 @@ def make_buffer(m: Float32Array, header: codec.PayloadHeader, spec: JobSpec) -> 
 def read_buffer(path: Path, spec: JobSpec) -> codec.QuantizedUpdate:
     """Read a committed buffer. Raises `RemoteProtocolError` if the file is not a buffer of this job."""
     if path.stat().st_size != buffer_bytes(spec):
-        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes where {buffer_bytes(spec)} are right")
-    return codec.read_payload(path.read_bytes(), layout_of(spec))  # the size excludes levels of fewer bits
+        raise RemoteProtocolError("bad-buffer", f"the buffer has {path.stat().st_size} bytes, expected {buffer_bytes(spec)}")
+    return codec.read_payload(path.read_bytes(), layout_of(spec))  # The size excludes levels of fewer bits.
 
 
 def buffer_digest(buffer: codec.QuantizedUpdate) -> bytes:
@@ -98,9 +98,9 @@ def next_feedback(
     if record is None:
         return np.zeros(layout.size, dtype=np.float32)
     if buffer is None or payload is None:
-        raise LocalProtocolError("buffer and payload of the record are missing")
+        raise LocalProtocolError("the buffer or the payload of the record is missing")
     if (buffer_digest(buffer), blob_digest(payload)) != (record.buffer, record.payload):
-        raise LocalProtocolError("buffer and payload are not those of the record")
+        raise LocalProtocolError("the buffer or the payload does not match the record")
     e = buffer.dequantize()
     if record.took_step:
         e -= codec.read_payload(payload, layout).dequantize()
@@ -120,7 +120,7 @@ def residual_of(m: Float32Array, held: Float32Array | None) -> Float32Array:
 
 def accumulate_feedback(e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0) -> Float32Array:
     """Return m = decay·e + weight·Δ, rounded after each operation."""
-    with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ gives a non-finite m, which has no encoding
+    with np.errstate(over="ignore", invalid="ignore"):  # A diverged Δ gives a non-finite m, which has no encoding.
         m = e * np.float32(decay)
         m += delta if weight == 1 else delta * np.float32(weight)
     return m
@@ -147,9 +147,9 @@ def replay_deviation(
     No tolerance accepts an infinite distance. A job without buffers compares the payload itself with Δ.
     """
     if buffer is not None:
-        try:  # the buffer's residual has one encoding, or none
+        try:  # The buffer's residual has one encoding, or none.
             is_said = codec.encode_payload(header, residual_of(buffer.dequantize(), held), layout) == payload
-        except LocalProtocolError:  # a liar's levels may be too large for any payload
+        except LocalProtocolError:  # Levels of a liar may be too large for any payload.
             is_said = False
         return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
     try:
@@ -193,8 +193,8 @@ def _distances(
     if not (math.isfinite(delta.max()) and math.isfinite(delta.min())):
         return math.inf, 0.0
     parts = (delta[block.elements].astype(np.float64) for block in said.layout.blocks)
-    norm = math.sqrt(sum(float(np.einsum("i,i", part, part)) for part in parts))  # in this thread: too short for a BLAS
-    with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ is far away
+    norm = math.sqrt(sum(float(np.einsum("i,i", part, part)) for part in parts))  # short for a BLAS
+    with np.errstate(over="ignore", invalid="ignore"):  # A diverged Δ has an infinite distance.
         return quantization_cells.cell_distance(said, values), norm
 
 

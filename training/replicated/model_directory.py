@@ -54,16 +54,16 @@ from training.replicated.model_files import (
 )
 from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, TensorLayout, float32_bytes, layout_of
 
-PARAMETERS: Final = "parameters"  # the first vector; the others are the outer optimizer's slots
-ESTIMATES: Final = "estimates"  # of all trainers with a record, in ascending order of their keys
-PIECE_BYTES: Final = 4 * BLOCK  # of a leaf of an estimate, and the most of a vector's leaf
+PARAMETERS: Final = "parameters"  # name of the first vector; the others are the outer optimizer's slots
+ESTIMATES: Final = "estimates"  # name of the estimates of all trainers with a record, in ascending order of their keys
+PIECE_BYTES: Final = 4 * BLOCK  # bytes of an estimate's leaf, and the most of a vector's leaf
 LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
 NORM_ROUNDS: Final = 16  # rounds whose medians are kept; to move their median, liars need the majority in more than half of them
-MAPPED_BYTES_MIN: Final = 16 << 20  # smaller arrays are kept in memory
+MAPPED_BYTES_MIN: Final = 16 << 20  # bytes below which arrays are kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 # Estimates have levels and scales, hence the factor of two.
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
-RECORD_BYTES: Final = 256  # at most, for a trainer in the state
+RECORD_BYTES: Final = 256  # most bytes of a trainer in the state
 
 assert LEAVES_PER_PART >= 1
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
@@ -93,7 +93,7 @@ class LeafRange:
 
     file: str
     bytes: slice
-    name: str  # for people
+    name: str  # name for people
 
 
 def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[LeafRange]:
@@ -267,7 +267,7 @@ def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
             lock_file(file.fileno(), fcntl.LOCK_SH, path.parent)
             opened, named = os.fstat(file.fileno()), path.stat()
             if opened.st_ino != named.st_ino:
-                raise FileNotFoundError(errno.ENOENT, "written over before it was locked")
+                raise FileNotFoundError(errno.ENOENT, "replaced before it was locked")
             if opened.st_size != np.dtype(dtype).itemsize * size:
                 raise _damaged(path)
             return np.asarray(np.memmap(file, dtype, mode="r", shape=(size,))) if size else np.empty(0, dtype)
@@ -300,7 +300,7 @@ class IncomingModelDirectory:
         """`replaced` is called after `directory` has got another model."""
         saved = decode_manifest(manifest)
         if saved.root != root or model_root(saved.leaves, saved.state) != root:
-            raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
+            raise RemoteProtocolError("bad-part", "the manifest does not match the model root")
         self._saved, self._directory, self._replaced = saved, directory, replaced
         self._pieces = leaf_ranges(saved.state)
         assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(self._pieces)
@@ -317,11 +317,11 @@ class IncomingModelDirectory:
         chosen, expected = self._pieces[part], self._saved.leaves[part]
         ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in chosen)]
         if ends[-1] != len(data):
-            raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
+            raise RemoteProtocolError("bad-part", f"the part has {len(data)} bytes, expected {ends[-1]}")
         cut = [data[start:end] for start, end in itertools.pairwise(ends)]
         for piece, found, leaf in zip(chosen, cut, expected, strict=True):
             if model_leaf_hash(found) != leaf:
-                raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
+                raise RemoteProtocolError("bad-part", f"{piece.name} of the model does not match the model root")
         with model_write_errors(self._folder):
             for piece, found in zip(chosen, cut, strict=True):
                 self._files[piece.file].seek(piece.bytes.start)

@@ -26,9 +26,9 @@ from training.replicated.tensor_layout import Float32Array
 
 # Its last bit is worth 2^-123: sums and differences of such numbers are never subnormal.
 FLUSH_BELOW: Final = np.float32(math.ldexp(1.0, -100))
-POWER_LEAST: Final = math.ldexp(1.0, -60)  # smaller powers of beta are zero: 1 minus such a power is already 1
-STEP_MAX: Final = float(1 << 25)  # of a corrected AdamW rate: times this, a quotient below 2^-126 is still below `FLUSH_BELOW`
-EPSILON: Final = np.float32(1e-8)  # of AdamW
+POWER_LEAST: Final = math.ldexp(1.0, -60)  # Smaller powers of beta are zero, since 1 minus such a power is already 1.
+STEP_MAX: Final = float(1 << 25)  # largest corrected AdamW rate: its product with a quotient below 2^-126 is below `FLUSH_BELOW`
+EPSILON: Final = np.float32(1e-8)  # epsilon of AdamW
 
 
 # `step` updates one block of `parameters` and of every slot in place, and overwrites `gradient`. If `decayed`, weight decay
@@ -156,7 +156,7 @@ def inner_rate(spec: JobSpec, taken: int) -> float:
     if taken < spec.warmup_rounds:
         rate = spec.inner_rate * (taken + 1) / (spec.warmup_rounds + 1)
     else:
-        left = 1.0  # before the decay; it is 0 in the last round and after it
+        left = 1.0  # 1 before the decay, and 0 in the last round and later
         if spec.decay_rounds != 0:
             decay = spec.rounds - 1 - spec.warmup_rounds if spec.decay_rounds is None else spec.decay_rounds
             left = min(1.0, max(0.0, (spec.rounds - 1 - taken) / max(1, decay)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
-CHOSEN_MAX: Final = 4  # default limit: more threads would wait for the interpreter and for memory
+CHOSEN_MAX: Final = 4  # default limit of threads; more would wait for the interpreter and for memory
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")

@@ -55,10 +55,10 @@ from training.replicated.tensor_layout import (
     layout_of,
 )
 
-CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded between check and step; the step decodes all others again
-BLOCKS_PER_STEP: Final = 4  # arrays of 1 MiB: threads wait less for the interpreter than with smaller ones
+CHECKED_BYTES_MAX: Final = 8 << 20  # bytes of payloads that stay decoded from check to step; the step decodes all others again
+BLOCKS_PER_STEP: Final = 4  # blocks in arrays of 1 MiB: threads wait less for the interpreter than with smaller ones
 TakeVectorBlock = Callable[[str, ElementRun, Float32Array], object]
-NORM_RATIO: Final = 16  # times the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
+NORM_RATIO: Final = 16  # multiple of the median accepted norm: honest norms grow sixfold with the feedback, attacks use 10^6
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _CheckedPayload:
     digest: bytes
     payload: bytes
     update: codec.QuantizedUpdate  # the aggregated update: that of the payload, or the estimate after it
-    norm_squared: float  # of the update
+    norm_squared: float  # squared norm of the update
 
     @property
     def bytes(self) -> int:
@@ -88,11 +88,11 @@ class _CheckedPayload:
 class ReplicatedModel:
     state: ModelState
     vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, possibly memory-mapped
-    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # of every trainer with a record, if the job has estimates
+    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # estimates by trainer, if the job has them
     leaves: tuple[bytes, ...] = field(repr=False)  # hashes of `leaf_ranges`
     root: bytes
     _room: Allocate = field(default=allocate_in_memory, repr=False)  # memory for the estimates that this round's payloads change
-    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer; the step reuses them
+    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer, for reuse in the step
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
@@ -183,7 +183,7 @@ class ReplicatedModel:
         model = cls.open(directory)
         model.verify(each)
         if model.root != root:
-            raise StorageError(f"{directory} holds another model than the network decided")
+            raise StorageError(f"{directory} holds a model that differs from the decided one: restore a snapshot")
         return model
 
     def save(self, directory: Path, durable: bool = True) -> None:
@@ -207,12 +207,12 @@ class ReplicatedModel:
         def hash(part: slice) -> None:
             for piece, leaf in zip(pieces[part], self.leaves[part], strict=True):
                 if model_leaf_hash(self.leaf_bytes(piece)) != leaf:
-                    raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+                    raise StorageError(f"{piece.name} of the model does not match the model root: restore a snapshot")
 
         for _ in each(hash, [slice(start, start + THREAD_BLOCKS) for start in range(0, len(pieces), THREAD_BLOCKS)]):
             pass
         if model_root(self.leaves, self.state) != self.root:
-            raise StorageError("the state of the model does not hash to its model root: restore a snapshot")
+            raise StorageError("the state of the model does not match the model root: restore a snapshot")
 
     @property
     def leaf_ranges(self) -> tuple[LeafRange, ...]:
@@ -237,7 +237,7 @@ class ReplicatedModel:
         data = [bytes(self.leaf_bytes(piece)) for piece in chosen]
         for piece, found, leaf in zip(chosen, data, self.leaves[part], strict=True):
             if model_leaf_hash(found) != leaf:
-                raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+                raise StorageError(f"{piece.name} of the model does not match the model root: restore a snapshot")
         return b"".join(data)
 
     @property
@@ -288,7 +288,7 @@ class ReplicatedModel:
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             if error_feedback.buffer_digest(buffer) != record.buffer:
-                raise LocalProtocolError("the buffer is not that of the record")
+                raise LocalProtocolError("the buffer does not match the record")
             return error_feedback.apply_halvings(buffer.dequantize(), record)
         return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
@@ -314,7 +314,7 @@ class ReplicatedModel:
             self.spec.decode_declaration(proposal.declaration)
         except RemoteProtocolError:
             return Verdict.MALFORMED
-        except LocalProtocolError:  # no estimate can be so large
+        except LocalProtocolError:  # No estimate can be so large.
             return Verdict.NORM
         if checked.norm_squared > self.norm_squared_max:
             return Verdict.NORM
@@ -430,11 +430,11 @@ class ReplicatedModel:
         """Return the next state, the plan of the step (None: no step), and the next estimates."""
         checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
-            raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
+            raise LocalProtocolError(f"{len(accepted)} accepted proposals, but a trainer has more than one")
         stepped = len(checked) >= self.spec.accepted_min
         state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
-        if self.spec.has_estimates:  # also of trainers without a new payload
+        if self.spec.has_estimates:  # The updates include those of trainers without a new payload.
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
             held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
         plan = (
@@ -453,7 +453,7 @@ class ReplicatedModel:
             return checked
         digest = blob_digest(item.payload)
         if digest != item.proposal.payload:
-            raise LocalProtocolError("the payload is not the one that was accepted")
+            raise LocalProtocolError("the payload differs from the accepted one")
         return self._decode(item.trainer, digest, item.payload)
 
     def _step(
@@ -500,7 +500,7 @@ class ReplicatedModel:
         # Records expire, so that a trainer starts from a fresh state after a suspension. Its false update is older than that.
         number = self.round + 1
         records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
-        if self.spec.has_estimates:  # otherwise a peer with a new key in each round would have a place in the rule for each key
+        if self.spec.has_estimates:  # Otherwise a peer with a new key per round would have an update in the rule for each key.
             records = {key: record for key, record in records.items() if key not in gone}
         if self.spec.has_estimates and len(records) > self.spec.estimates_max:
             known = [key for key in records if key in self.records]
@@ -535,7 +535,7 @@ def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBloc
 
 
 def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
-    assert estimate.encoded is not None  # set by `error_feedback.update_estimate`
+    assert estimate.encoded is not None  # `error_feedback.update_estimate` has set it.
     return estimate.encoded.data
 
 

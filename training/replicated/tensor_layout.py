@@ -28,8 +28,8 @@ from training.transformer import PARAMETERS_MAX, TENSORS_MAX, LayerParameter, li
 Float32Array = npt.NDArray[np.float32]
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements that are streamed at once: a dozen arrays of 256 KiB fit into the cache
-THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work; the largest models have a few hundred stretches
-CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX  # the last chunk of a tensor may be shorter, and so may its last block
+THREAD_BLOCKS: Final = 64  # blocks of a stretch: a dozen milliseconds of work; the largest models have a few hundred stretches
+CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX  # The last chunk of a tensor may be shorter, like its last block.
 BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
 
 
@@ -42,7 +42,7 @@ def float32_bytes(vector: Float32Array) -> memoryview:
 class TensorInfo:
     name: str
     shape: Shape
-    offset: int  # elements before it in the flat vector
+    offset: int  # elements before the tensor in the flat vector
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class TensorBlock(ElementRun):
     """At most `BLOCK` elements of one tensor."""
 
     tensor: str
-    decayed: bool  # that of its tensor
+    decayed: bool  # `TensorInfo.decayed` of the tensor
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class TensorLayout:
 def layout_of(spec: JobSpec) -> TensorLayout:
     """Return the layout of a valid job, see `JobSpec.problem`."""
     layout = layout_from_shapes(spec.resolved_objective.tensor_shapes(spec, spec.decoded_settings))
-    # Counted without a list: a request for a job of the largest size must not cost every voter a list of its chunks.
+    # The count needs no list, since a request for the largest job must not cost every voter a list of its chunks.
     assert sum(math.ceil(tensor.size / CHUNK) for tensor in layout.tensors) <= CHUNKS_MAX
     return layout
 
@@ -159,7 +159,7 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     known = model_tensors(spec.model).get(tensor.name)
     if known is not None:
         parameter = known.parameter
-    else:  # a tensor of the objective; its vectors start at zero
+    else:  # The tensor is one of the objective, whose vectors start at zero.
         parameter = LayerParameter(
             tensor.name, tensor.shape, deviation=linear_deviation(tensor.shape[1]) if len(tensor.shape) > 1 else 0.0
         )
@@ -169,4 +169,4 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     integers = random_stream.irwin_hall_integers(
         block.size, "initial", spec.seed, tensor.name, block.elements.start - tensor.offset
     )
-    return integers.astype(np.float32) * factor  # exact: the integers are below 2^24
+    return integers.astype(np.float32) * factor  # The conversion is exact: the integers are below 2^24.

@@ -36,21 +36,21 @@ from transport.wire.framing import Priority
 
 log = logging.getLogger(__name__)
 
-WINDOW_CHUNKS = 32  # requested ahead: 2 MiB, or 20 MB/s over a link of 100 ms
+WINDOW_CHUNKS = 32  # chunks requested ahead: 2 MiB, which allow 20 MB/s over a link of 100 ms
 # Chunks of audit data requested ahead from one holder, in all transfers together. Over a link of 100 ms, 8 chunks allow 4 MB/s.
 # An uplink of 100 Mbit/s sends 64 chunks in 300 ms. With two chunks the link is never idle while a request is on its way.
 WINDOW_CHUNKS_START, WINDOW_CHUNKS_MIN, WINDOW_CHUNKS_MAX = 8, 2, 64
-ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if it leaves some unanswered
+ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if it leaves some unanswered.
 # The window shrinks if an answer comes this much later than the fastest one, since it has waited in a queue. Retransmissions and
 # slow start of TCP delay answers by up to four round trips of 300 ms without a queue. With 0.5 s windows stayed at their minimum.
 QUEUE_SECONDS = 1.5
-FASTEST_SECONDS_MAX = 1.0  # for a chunk on an idle link: 400 kbit/s, or three round trips of 300 ms
-STALL_SECONDS = 5.0  # without a chunk, before a transfer tries the next holder
-# A busy holder of audit data may delay a chunk this long while it sends others, and is not asked for it again. At 2 Mbit/s, 48
+FASTEST_SECONDS_MAX = 1.0  # time of a chunk on an idle link: 400 kbit/s, or three round trips of 300 ms
+STALL_SECONDS = 5.0  # time without a chunk after which a transfer tries the next holder
+# A busy holder of audit data may delay a chunk this long while it sends others. The chunk is not requested again. At 2 Mbit/s, 48
 # chunks for three auditors take 13 s.
 BUSY_SECONDS = 20.0
-FIRST_ANSWER_SECONDS = 1.0  # for a first answer if others could be asked: three round trips of 300 ms; doubled by each failure
-RETRY_SECONDS = 0.5  # until a peer without the blob is asked again; doubled each time
+FIRST_ANSWER_SECONDS = 1.0  # timeout of a first answer if other holders exist: 3 round trips of 300 ms; doubled by failures
+RETRY_SECONDS = 0.5  # pause before a peer without the blob is asked again; doubled each time
 RETRY_SECONDS_MAX = 15.0
 # Concurrent transfers, limited so that their windows do not fill a holder's queue. Audit data has a separate limit, so that a
 # trainer that sends its buffers slowly delays no payload.
@@ -58,13 +58,13 @@ TRANSFERS_MAX = 10
 # More than FETCHING_AUDITS_MAX of an auditor, so that a trainer that sends its buffers slowly does not delay those of others.
 AUDIT_TRANSFERS_MAX = 18
 PARTS_AT_ONCE = 4  # concurrent parts of an object, to use several holders and leave transfers for small blobs
-TURN_SECONDS = 15.0  # until a transfer pauses for waiting ones, since its holder may send slowly on purpose
+TURN_SECONDS = 15.0  # duration of a turn if other transfers wait, since a holder may send slowly on purpose.
 
 # A peer that was told to wait asks again after this time: for other names, and because its offer may have been lost.
 WAIT_SECONDS = 2.0
-WAIT_GETTING_SECONDS = 10.0  # the same for a peer that is downloading the blob, which announces its end
-REMAINING_SECONDS_MAX = 2.0  # if the rest of a blob takes longer, the transfer moves to a holder that offers a turn
-SEARCH_SECONDS = 0.1  # between requests to peers that nobody named: peers that let this one wait may be liars
+WAIT_GETTING_SECONDS = 10.0  # the same for a peer that is downloading the blob, since it announces the end
+REMAINING_SECONDS_MAX = 2.0  # A transfer whose rest takes longer moves to a holder that offers a turn.
+SEARCH_SECONDS = 0.1  # interval of requests to peers that nobody named, since the peers that let this one wait may be faulty
 
 assert WAIT_SECONDS > REPEAT_SECONDS
 # The requests of one peer fit into the queue of one holder.
@@ -84,12 +84,12 @@ class DownloadWindow:
     | comes later                                   | is halved, once in the answer's own time        |
 
     Answers come in the order of the requests. A chunk that was requested twice comes twice, and the first answer belongs to the
-    first request. If it were timed from the second, it would be the fastest, and all others would seem late.
+    first request. Timed from the second request, it would be the fastest answer, and all others would seem late.
     """
 
     window: int = WINDOW_CHUNKS_START  # chunks
     fastest: float = FASTEST_SECONDS_MAX  # seconds from a request to its chunk
-    mean: float = 0.0  # moving average of such seconds, and their deviation: `answer_timeout`
+    mean: float = 0.0  # moving average of such seconds, for `answer_timeout`
     deviation: float = 0.0
     shrunk: float = -math.inf  # time of the last halving
     # (digest, offset, time) of each request, in the order of the answers.
@@ -125,7 +125,7 @@ class DownloadWindow:
         self.fastest = min(self.fastest, took)
         if took <= self.fastest + QUEUE_SECONDS:
             self.window = min(WINDOW_CHUNKS_MAX, self.window + 1)
-        elif now >= self.shrunk + took:  # requests from before the last halving do not measure the new window
+        elif now >= self.shrunk + took:  # Requests from before the last halving do not measure the new window.
             self.window, self.shrunk = max(WINDOW_CHUNKS_MIN, self.window // 2), now
 
 
@@ -136,11 +136,11 @@ RetryTimes = dict[bytes, tuple[float, float]]  # peer -> (time of the next reque
 class _ObjectDownload:
     """The state that all transfers of one object share."""
 
-    waiters: int = 0  # local tasks
+    waiters: int = 0  # local tasks that wait for the object
     has_parts: bool = False
-    rests: RetryTimes = field(default_factory=dict)  # shared by its parts, since a peer that lacks one usually lacks all
-    holders: set[bytes] = field(default_factory=set)  # peers that sent a part of it, and named sources
-    slow: Counter[bytes] = field(default_factory=Counter)  # times that this peer was too slow with a part
+    rests: RetryTimes = field(default_factory=dict)  # times of all parts, since a peer that lacks one usually lacks all
+    holders: set[bytes] = field(default_factory=set)  # peers that sent a part of the object, and named sources
+    slow: Counter[bytes] = field(default_factory=Counter)  # number of parts for which this peer was too slow
 
 
 @dataclass(slots=True)
@@ -149,39 +149,39 @@ class _Transfer:
 
     digest: bytes
     size_max: int
-    download: _ObjectDownload | None = None  # for a part: that of its object
-    object_digest: bytes | None = None  # for a part: its object
+    download: _ObjectDownload | None = None  # download of the object; None: the piece is not a part
+    object_digest: bytes | None = None  # object of a part; None: the piece is not a part
     preferred: list[bytes] = field(default_factory=list)
     waiters: int = 0
     done: trio.Event = field(default_factory=trio.Event)
-    error: BaseException | None = None  # of the local store
+    error: BaseException | None = None  # error of the local store
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    changed: trio.Event = field(default_factory=trio.Event)  # set if another holder may be ready, or this one is done
-    pull: trio.CancelScope | None = None  # its deadline is the stall deadline
+    changed: trio.Event = field(default_factory=trio.Event)  # set if another holder may be ready, or the present holder is done
+    pull: trio.CancelScope | None = None  # scope whose deadline is the stall timeout
     holder: bytes | None = None
     asked: float = 0.0  # time of the first request to this holder
-    begun: int = 0  # `offset` at that time
-    moved: float = 0.0  # time of its last chunk, or else of that request
+    begun: int = 0  # `offset` at the time `asked`
+    moved: float = 0.0  # time of the holder's last chunk, or else `asked`
     is_audit_data: bool = False
-    download_window: DownloadWindow | None = None  # for audit data: that of its holder
+    download_window: DownloadWindow | None = None  # window of the holder, for audit data
     total: int | None = None
-    offset: int = 0  # written so far
+    offset: int = 0  # bytes written so far
     requested: int = 0
-    awaited: set[int] = field(default_factory=set)  # offsets of chunks requested from its holder
+    awaited: set[int] = field(default_factory=set)  # offsets of the chunks requested from the holder
     # For audit data: (holder, offset) -> time of a request without an answer, even to a holder that was given up.
     under_way: dict[tuple[bytes, int], float] = field(default_factory=dict)
     window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
-    lacked: bool = False  # its holder answered NoBlob
-    one_holder: bool = False  # after a wrong hash: bytes of two holders are never mixed again
+    lacked: bool = False  # The holder answered NoBlob.
+    one_holder: bool = False  # After a wrong hash, bytes of two holders are never mixed again.
     rests: RetryTimes = field(default_factory=dict)
     waits: dict[bytes, float] = field(default_factory=dict)  # peer that told us to wait -> time of the next request
-    is_left: bool = False  # without a fault of the holder: it told us to wait, or another holder has a turn for us
+    is_left: bool = False  # The holder was left without a fault: it told us to wait, or another holder has a turn for us.
     named: dict[bytes, bytes] = field(default_factory=dict)  # possible holder -> peer that named it; itself if it offers a turn
     unbelieved: set[bytes] = field(default_factory=set)  # peers with a false name or a false offer
-    is_found: bool = False  # a peer that told us to wait has the blob
-    search_at: float = 0.0  # with `is_found`: earliest request to a peer that nobody named
+    is_found: bool = False  # A peer that told us to wait has the blob.
+    search_at: float = 0.0  # earliest time of a request to a peer that nobody named, if `is_found`
     asked_peers: set[bytes] = field(default_factory=set)  # peers that may reserve a slot for us, or name us
 
     @property
@@ -256,7 +256,7 @@ class BlobExchange:
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(AUDIT_TRANSFERS_MAX)
         self._nursery: trio.Nursery | None = None
         self.bytes_received = 0
-        self.audit_bytes_received = 0  # of `bytes_received`, those of audit data
+        self.audit_bytes_received = 0  # bytes of audit data in `bytes_received`
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -267,8 +267,8 @@ class BlobExchange:
                 self._left = trio.Event()
                 try:
                     await self._run_blocking(partial(self._blobs.sweep_partial, frozenset(self._goals)))
-                except StorageError as error:  # no task waits for the sweep
-                    log.warning("what came in part stays: %s", error)
+                except StorageError as error:  # No task waits for the deletion.
+                    log.warning("cannot delete incomplete downloads: %s", error)
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         await trio.lowlevel.checkpoint()
@@ -281,9 +281,9 @@ class BlobExchange:
             while self._blobs.size(digest) is None:
                 wanted = self._blobs.missing_parts(digest)
                 goal.has_parts = wanted is not None
-                if wanted is None:  # a small blob, or the list of an object with parts
+                if wanted is None:  # a small blob, or the list of an object's parts
                     await self._fetch_piece(digest, size_max, named)
-                elif wanted.total > size_max:  # no such object exists, since the expected one is smaller
+                elif wanted.total > size_max:  # The list is false, since the expected object is smaller.
                     await trio.sleep(RETRY_SECONDS_MAX)
                 elif wanted.lacking:
                     await self._fetch_parts(digest, wanted.lacking, named, goal)
@@ -381,7 +381,7 @@ class BlobExchange:
         if peer not in transfer.unbelieved:
             for other in self._connected().intersection(answer.holders):
                 transfer.named[other] = peer
-                transfer.rests.pop(other, None)  # it may have received the blob meanwhile
+                transfer.rests.pop(other, None)  # It may have received the blob meanwhile.
         transfer.changed.set()
 
     def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
@@ -389,7 +389,7 @@ class BlobExchange:
         self.server.on_peer_has(digest, peer)
         transfer = self._transfers.get(digest)
         if transfer is not None and transfer.holder == peer:
-            self._mark_responsive(peer)  # it has a slot for us, and the first chunk is on its way
+            self._mark_responsive(peer)  # It has a slot for us, and the first chunk is on its way.
             return
         if transfer is None or peer not in transfer.waits or peer in transfer.unbelieved:
             return
@@ -406,7 +406,7 @@ class BlobExchange:
         for transfer in self._transfers.values():
             if transfer.holder == peer and transfer.pull is not None:
                 until = transfer.asked + STALL_SECONDS
-                if transfer.is_audit_data:  # usually no other peer has audit data
+                if transfer.is_audit_data:  # Usually no other peer has audit data.
                     until = min(now + STALL_SECONDS, transfer.moved + BUSY_SECONDS)
                 transfer.pull.deadline = max(transfer.pull.deadline, until)
 
@@ -442,21 +442,21 @@ class BlobExchange:
             self._paces[peer].record_chunk(chunk.digest, chunk.offset, len(chunk.chunk), trio.current_time())
         transfer = self._transfers.get(chunk.digest)
         if transfer is None or not transfer.accepts_chunk(peer, chunk.offset) or transfer.error is not None:
-            return  # the transfer has ended, or has another holder
+            return  # The transfer has ended, or has another holder.
         try:
             self._accept_chunk(transfer, peer, chunk)
-        except Exception as error:  # an error of the local store concerns the waiting tasks, not this link
+        except Exception as error:  # An error of the local store concerns the waiting tasks, not this link.
             transfer.error = error
             transfer.changed.set()
 
     def _accept_chunk(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
-            # Either this holder or an earlier one lies about the size. Without proof there is no penalty.
+            # Either this holder or an earlier one sent a false size. Without proof there is no penalty.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
             transfer.changed.set()
             return
         if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
-            return  # a gap after a lost message, or too few bytes: the stall timeout ends this pull
+            return  # After a lost message or with too few bytes, the stall timeout ends this pull.
         if transfer.writer is None:
             transfer.total, transfer.writer = (
                 chunk.total,
@@ -496,7 +496,7 @@ class BlobExchange:
         with transfer.scope:
             try:
                 await self._pull_until_held(transfer)
-            except Exception as error:  # raised in the waiting tasks, while the network continues
+            except Exception as error:  # The waiting tasks raise it, and the network continues.
                 transfer.error = error
             finally:
                 if transfer.writer is not None:
@@ -508,7 +508,7 @@ class BlobExchange:
     def _announce_result(self, transfer: _Transfer) -> None:
         """Announce the result to the asked peers, which may hold a slot for this peer or name it, and serve waiting peers."""
         size = self._blobs.piece_size(transfer.digest)
-        is_short = size is not None and size < QUEUED_BYTES_MIN  # too small for slots
+        is_short = size is not None and size < QUEUED_BYTES_MIN  # The blob is too small for slots.
         for peer in transfer.waits.keys() if is_short else transfer.asked_peers:
             self._send(peer, NoBlob(transfer.digest) if size is None else HasBlob(transfer.digest), Priority.CONTROL)
         if size is not None:
@@ -518,7 +518,7 @@ class BlobExchange:
         while transfer.error is None and not self._is_here(transfer):
             transfer.is_audit_data = self._blobs.is_audit_data(transfer.digest)
             turns = self._reveals if transfer.is_audit_data else self._turns
-            async with turns:  # held only while a holder sends, so that a blob without a holder blocks no other
+            async with turns:  # A turn is held only while a holder sends, so that a blob without a holder blocks no other blob.
                 transfer.changed = trio.Event()
                 # A holder that was given up may have completed it meanwhile.
                 holder, pause = (None, 0.0) if transfer.complete else self._choose_holder(transfer)
@@ -605,17 +605,17 @@ class BlobExchange:
         if transfer.lacked:
             transfer.asked_peers.discard(holder)
         elif not transfer.complete and holder in transfer.asked_peers and transfer.waits.get(holder, 0.0) <= now:
-            self._decline(holder, transfer)  # this frees our slot there
+            self._decline(holder, transfer)  # This frees our slot at the holder.
         if transfer.is_left:
             return
         transfer.waits.pop(holder, None)
         if transfer.offset == transfer.begun and holder in transfer.named:
             transfer.disbelieve(transfer.named[holder])
         if transfer.download is not None and transfer.complete:
-            transfer.rests.pop(holder, None)  # it has at least one part
+            transfer.rests.pop(holder, None)  # The holder has at least one part.
         elif transfer.download is not None and not transfer.lacked:
             transfer.download.slow[holder] += 1
-        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:  # another part may have set the pause
+        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:  # Another part may have set the pause.
             pause = min(RETRY_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, RETRY_SECONDS / 2))[1])
             transfer.rests[holder] = (now + pause, pause)
 
@@ -629,7 +629,7 @@ class BlobExchange:
                 return True
             if transfer.download is not None and transfer.holder is not None and not transfer.one_holder:
                 others = self._ready_holders(transfer) - {transfer.holder} - self._silent - transfer.download.slow.keys()
-                if others:  # for a part longer than a turn: this holder has a slow link, or is slow on purpose
+                if others:  # The part took longer than a turn: this holder has a slow link, or is slow on purpose.
                     transfer.download.slow[transfer.holder] += 1
                     return True
 
@@ -668,11 +668,11 @@ class BlobExchange:
         writer, transfer.writer = transfer.writer, None
         try:
             await self._run_blocking(writer.finish)
-        except trio.Cancelled:  # perhaps before `finish` began
+        except trio.Cancelled:  # The cancellation may come before `finish` began.
             writer.abort()
             raise
         except RemoteProtocolError as error:
             if len(transfer.contributors) == 1:
                 self._drop(next(iter(transfer.contributors)), error)
             transfer.one_holder = True
-        transfer.restart()  # if the blob was wrong or is deleted already, all of it is needed again
+        transfer.restart()  # If the blob was wrong or is deleted already, all of it is needed again.

@@ -46,22 +46,22 @@ from transport.wire.framing import Priority
 log = logging.getLogger(__name__)
 
 UPLOAD_SLOTS = 3  # receivers of a blob at a time: three copies share an uplink, and after k turns 4^k peers have it
-STRANGERS_UPLOAD_SLOTS = 1  # in addition
-IMMEDIATE_COPY_SECONDS = 1.0  # a faster copy is sent at once, since waiting for a turn costs round trips
-ANSWER_SECONDS = 1.0  # from an offer to the first request: three round trips of 300 ms
-REPEAT_SECONDS = 0.25  # for all requests of a window; a waiting peer repeats them after WAIT_SECONDS at the earliest
+STRANGERS_UPLOAD_SLOTS = 1  # slots of strangers, in addition to UPLOAD_SLOTS
+IMMEDIATE_COPY_SECONDS = 1.0  # A faster copy is sent at once, since waiting for a turn costs round trips.
+ANSWER_SECONDS = 1.0  # timeout from an offer to the first request: three round trips of 300 ms
+REPEAT_SECONDS = 0.25  # duration of all requests of a window; a waiting peer repeats them after WAIT_SECONDS at the earliest
 SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0  # three round trips of 300 ms, and an uplink with other traffic
 SLOW_PEER_SECONDS = 600.0
 RATES_MAX = 32  # peers with a remembered rate; their median is this peer's rate, so liars need a majority
-BLOBS_MAX = 256  # requested by members or guests
-BLOBS_OF_STRANGERS_MAX = 32  # requested by strangers only: two for each of their links
+BLOBS_MAX = 256  # blobs that members or guests requested
+BLOBS_OF_STRANGERS_MAX = 32  # blobs that only strangers requested: two for each of their links
 WAITING_MAX = 256  # peers per blob: the largest number of voters; further peers get the same answer, and ask again
 KNOWN_MAX = 64  # peers that have announced a blob
 SLOW_MAX = 1_024  # peers that kept slots too long; the oldest is forgotten
 
-LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second, until receivers have shown another rate
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second of a receiver without a measurement
 
-QUEUED_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # smaller blobs are sent at once, since a turn costs as much
+QUEUED_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # Smaller blobs are sent at once, since waiting for a turn costs as much.
 SendBlobMessage = Callable[[bytes, GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, Priority], bool]
 
 
@@ -77,18 +77,18 @@ class _UploadSlot:
     begun: float
     size: int  # bytes of the blob
     shared: int  # largest number of slots taken at once, of all blobs; strangers' slots count for strangers only
-    asked: int = 0  # requested bytes of the blob
-    is_offered: bool = False  # the peer has not requested a chunk since the offer
+    asked: int = 0  # bytes of the blob requested so far
+    is_offered: bool = False  # The peer has not requested a chunk since the offer.
 
 
 @dataclass(slots=True)
 class _Blob:
-    by: bytes | None = None  # first peer that requested it, except strangers
+    by: bytes | None = None  # first peer that requested the blob, except strangers
     places: dict[bytes, _UploadSlot] = field(default_factory=dict)
     waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # peer -> last refusal
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # peers that announced it
+    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # peers that announced the blob
     size: int = 0
-    named: int = 0  # answers with names, counted to name other holders in each
+    named: int = 0  # number of answers with names: each answer names other holders
 
 
 class UploadQueue:
@@ -119,7 +119,7 @@ class UploadQueue:
         return UploadDecision.ELSEWHERE
 
     def other_holders(self, digest: bytes, peer: bytes) -> tuple[bytes, ...]:
-        """Return a few peers that have the blob or are getting it from here. Each answer names different ones."""
+        """Return a few peers that have the blob or download it from this peer. Each answer names different ones."""
         blob = self._blob(digest, peer)
         getting = [taker for taker in blob.places if taker not in blob.known]
         found = [other for other in (*blob.known, *getting) if other != peer]
@@ -129,7 +129,7 @@ class UploadQueue:
 
     def on_blob_stored(self, digest: bytes, size: int, now: float) -> list[bytes]:
         """Record that this peer has a blob. Return the peers that get a slot."""
-        if digest not in self._blobs:  # nobody has asked for it
+        if digest not in self._blobs:  # No peer has requested it.
             return []
         self._blobs[digest].size = size
         return self._offer_slots(digest, now)
@@ -137,7 +137,7 @@ class UploadQueue:
     def on_peer_has(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
         """Record that another peer has a blob. Return the peers that get a slot."""
         blob = self._blobs.get(digest)
-        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # a peer that never asked is not named
+        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # A peer without a request is not named.
             return []
         place = blob.places.pop(peer, None)
         if place is not None and not place.is_offered and not self._is_stranger(peer):
@@ -184,7 +184,7 @@ class UploadQueue:
     # Internals -------------------------------------------------------------------------------------------------------
 
     def _blob(self, digest: bytes, peer: bytes) -> _Blob:
-        """Return the state of a blob that this peer requests, and mark it as the latest."""
+        """Return the state of a blob that `peer` requests, and mark it as the most recent."""
         by = None if self._is_stranger(peer) else peer
         blob = self._blobs.get(digest)
         if blob is None or (blob.by is None and by is not None):
@@ -260,7 +260,7 @@ class BlobServer:
         self._serving = UploadQueue(is_stranger)
         self._served = trio.Event()  # set if slots or waiting peers have changed
         self.bytes_sent = 0
-        self.audit_bytes_sent = 0  # of `bytes_sent`, those of audit data
+        self.audit_bytes_sent = 0  # bytes of audit data in `bytes_sent`
         self.audit_bytes_by_peer = Counter[bytes]()  # bytes of `audit_bytes_sent`, by peer
 
     async def run(self) -> None:
@@ -272,7 +272,7 @@ class BlobServer:
             self._offer(self._serving.expire_slots(trio.current_time()))
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
-        """Answer a request for a chunk. A peer that does not know the size may request more, which gets no answer."""
+        """Answer a request for a chunk. Requests beyond the end get no answer, since a peer may not know the size."""
         size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
             return
@@ -283,15 +283,15 @@ class BlobServer:
             try:
                 data = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
                 chunk = BlobChunk(request.digest, request.offset, size, data)
-            except (OSError, StorageError) as error:  # the other peer goes on; a local use of the store stops this one
-                log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
+            except (OSError, StorageError) as error:  # The other peer continues. A local use of the store would stop this peer.
+                log.warning("cannot read blob %s, which a peer requested: %s", request.digest.hex()[:12], error)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
             self.bytes_sent += len(chunk.chunk)
             if self._blobs.is_audit_data(request.digest):
                 self.audit_bytes_sent += len(chunk.chunk)
-                if not self._is_stranger(peer):  # a stranger may have any number of keys
+                if not self._is_stranger(peer):  # A stranger may have any number of keys.
                     self.audit_bytes_by_peer[peer] += len(chunk.chunk)
-        else:  # also if the queue is full: an immediate refusal spares the other peer a timeout
+        else:  # Even with a full queue, an immediate refusal spares the other peer a timeout.
             self._send(peer, NoBlob(request.digest), Priority.CONTROL)
 
     def release_slot(self, digest: bytes, peer: bytes) -> None:
@@ -310,14 +310,14 @@ class BlobServer:
     # Internals -------------------------------------------------------------------------------------------------------
 
     def _must_wait(self, peer: bytes, digest: bytes, size: int | None) -> bool:
-        """Return whether a request has to wait, and then name other holders. Audit data never waits: auditors have deadlines."""
+        """Return whether a request must wait, and then name other holders. Audit data never waits, for auditors' deadlines."""
         is_coming = size is None and self._comes(digest)
         if not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):
             return False
         answer = self._serving.request_slot(digest, peer, size, trio.current_time())
         if answer is UploadDecision.ELSEWHERE:
             told = BlobElsewhere(digest, size is not None, self._serving.other_holders(digest, peer))
-            if not self._send(peer, told, Priority.CONTROL):  # its queue is full: without the answer it does not wait
+            if not self._send(peer, told, Priority.CONTROL):  # Its queue is full, and without the answer it does not wait.
                 self.release_slot(digest, peer)
         # The slot is announced at once, since over a slow uplink the first chunk takes longer than the other peer's timeout.
         elif answer is UploadDecision.SLOT:

@@ -39,15 +39,15 @@ from transport.wire.failure_detector import KeepaliveConfig, LinkFailureDetector
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Message, Priority
 from transport.wire.link_measurements import LinkHistory
 
-BAN_SECONDS = 2.0  # first ban; each further one is twice as long
+BAN_SECONDS = 2.0  # duration of the first ban; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
-BAN_MEMORY_SECONDS = 3600.0  # of good behaviour, after which the next ban is a first one again
-BANS_MAX = 1024  # the oldest is forgotten first
-HISTORIES_MAX = 1024  # peers, 10 kB each: those that are linked, and as many others
-LINKS_MAX = 512  # VOTERS_MAX, and as many others
+BAN_MEMORY_SECONDS = 3600.0  # time of good behaviour after which the next ban counts as the first
+BANS_MAX = 1024  # banned keys; the oldest is forgotten first
+HISTORIES_MAX = 1024  # histories of peers, 10 kB each: those of all linked peers, and as many others
+LINKS_MAX = 512  # links: VOTERS_MAX, and as many others
 
-ANSWER_SECONDS_MAX = 1.0  # charged for a request of a blob; a longer one means that this process was stopped
-CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk, which begins with its tag and digest
+ANSWER_SECONDS_MAX = 1.0  # largest time charged for a blob request; a longer one means that this process was stopped
+CHUNK_HEAD_BYTES = 64  # first bytes of an encoded BlobChunk, with its tag and digest
 
 
 class BanList:
@@ -70,7 +70,7 @@ class BanList:
 
 
 class ConnectionManager:
-    """A network as the rest of a peer sees it.
+    """The interface of a network for the rest of a peer.
 
     `Swarm` (TCP) and `MemoryNetwork` create links, `attach` them, and pass messages to `deliver_message`.
     """
@@ -97,7 +97,7 @@ class ConnectionManager:
         self._policy = policy
         self._links: dict[bytes, PeerLink] = {}
         self._uplink = UploadShaper(self._links)
-        self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()  # by peer, the latest linked last
+        self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()  # by peer, the most recently linked last
         self._refused: Counter[str] = Counter()
         self._bans = BanList()
         self._past_sent = [0, 0, 0]
@@ -187,7 +187,7 @@ class ConnectionManager:
     def check_peer(self, peer: bytes) -> None:
         """Raise `RemoteProtocolError` if this key is banned, or is our own."""
         if peer == self.me:
-            raise RemoteProtocolError("self", "this is my own address")
+            raise RemoteProtocolError("self", "this is this peer's own key")
         if self._bans.banned_until(peer) > trio.current_time():
             raise RemoteProtocolError("banned", short_id(peer))
 
@@ -226,7 +226,7 @@ class ConnectionManager:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             if link.peer_class is PeerClass.STRANGER:
-                self.events.discard_messages(link.peer)  # else messages of many short-lived keys would pile up
+                self.events.discard_messages(link.peer)  # Otherwise messages of many short-lived keys would pile up.
             self._add_past_traffic(link)
             self.events.put(PeerDisconnected(link.peer), link)
             link.switch_account(MemoryAccount())
@@ -267,7 +267,7 @@ class ConnectionManager:
             payer.spend(self._processor() - started)
 
     def worked(self, peer: bytes, seconds: float) -> None:
-        """Record that a `DataReceived` of this peer was handled in `seconds` of processor time, charged to its link.
+        """Charge its link `seconds` of processor time, in which a `DataReceived` of this peer was handled.
 
         A link in debt is read more slowly. Without this call, only `inbound_queue.STRANGER_MESSAGES_IN_PROGRESS_MAX` messages of
         strangers are delivered.
@@ -294,7 +294,7 @@ class ConnectionManager:
         link.read_wait_seconds *= is_full
         link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
         if link.read_wait_seconds > STRANGER_WAIT_SECONDS_MAX and link.peer_class is PeerClass.STRANGER:
-            raise RemoteProtocolError("too-busy", f"more than a stranger may send, for {STRANGER_WAIT_SECONDS_MAX:g} s")
+            raise RemoteProtocolError("too-busy", f"a stranger sent more than its share for {STRANGER_WAIT_SECONDS_MAX:g} s")
 
     def enforce_memory_quota(self, link: PeerLink) -> None:
         """Evict links until the received bytes of this link fit into its memory budget."""
@@ -308,7 +308,7 @@ class ConnectionManager:
         link.failure_detector.record_arrival(trio.current_time())
         if message.channel is Channel.APPLICATION:
             account, size, started = link.memory_account, len(message.data), trio.current_time()
-            account.add_bytes(size)  # even while it waits here
+            account.add_bytes(size)  # The message counts even while it waits here.
             try:
                 self.enforce_memory_quota(link)
                 await self.events.put_received(DataReceived(link.peer, message.data), link, message.priority)
@@ -346,7 +346,7 @@ class ConnectionManager:
         )
         if len(links) >= LINKS_MAX or (link.peer_class is PeerClass.STRANGER and len(strangers) >= STRANGERS_MAX):
             if not below:
-                raise RemoteProtocolError("too-many-links", f"{LINKS_MAX} links, and none of them gives way")
+                raise RemoteProtocolError("too-many-links", f"all {LINKS_MAX} links are in use, and none may be evicted")
             self.count_refusal("gave-way")
             self.detach(choose_link_to_evict(below), "gave-way")
         if link.peer_class is not PeerClass.STRANGER:
@@ -406,7 +406,7 @@ class ConnectionManager:
             self._evict_account(other)
         if other is None and link.queue_bytes(channel, data, priority):
             return True
-        if priority is Priority.VOTE:  # a lost vote is worse than a lost connection, which the peers repeat
+        if priority is Priority.VOTE:  # A lost vote is worse than a lost connection, which the peers open again.
             self.count_refusal("vote-queue-full")
             self.detach(link, "vote-queue-full")
         else:

@@ -68,7 +68,7 @@ class InboundQueue:
     def __init__(self, strangers_wait: Callable[[], float]) -> None:
         self._strangers_wait = strangers_wait
         self._at_work = Counter[bytes]()  # stranger -> its unfinished messages
-        # By peer, the next turn first. All events of a peer are in one of the two, so that they keep their order.
+        # Queues by peer, the next turn first. All events of a peer are in one of the two tables, so that they keep their order.
         self._members: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._strangers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._receivers = trio.lowlevel.ParkingLot()
@@ -79,7 +79,7 @@ class InboundQueue:
         if line is None:
             lane = self._strangers if source is not None and source.peer_class is PeerClass.STRANGER else self._members
             line = lane[account.owner] = _PeerQueue(account)
-        line.account = account  # the old account may have ended with its link
+        line.account = account  # The old account may have ended with its link.
         if isinstance(event, DataReceived):
             line.unread += _size(event)
             account.add_bytes(_size(event))

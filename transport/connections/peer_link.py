@@ -29,21 +29,21 @@ from transport.wire.failure_detector import PROBE_SECONDS, KeepaliveConfig, Link
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 from transport.wire.link_measurements import LinkHistory, LinkMeter, TcpInfo
 
-HANDOVER_SECONDS = 10.0  # from a circuit to a direct link: enough for the largest message at a relay's rate
+HANDOVER_SECONDS = 10.0  # timeout of a handover from a circuit to a direct link: the largest message at a relay's rate
 STRANGERS_SHARE = 1 / 8
 LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second, assumed even of a slower link
-LOOK_SECONDS = 0.1  # between checks whether a stranger still has to wait for members
+LOOK_SECONDS = 0.1  # interval of checks whether a stranger still has to wait for members
 
-CLOSING_SECONDS: Final = 1.0  # for the last message to arrive, before the connection ends anyway: a few round trips
+CLOSING_SECONDS: Final = 1.0  # time for the last message to arrive before the connection ends: a few round trips
 
 CLOSE_REASON_TEXTS: Final = {
-    "banned": "this peer's key is refused there for some minutes, after what it sent",
-    "gave-way": "it has as many links as it takes, and members go before strangers",
-    "half-open": "too many others were connecting to it",
-    "memory-full": "this peer did not take what was sent to it, and held too much memory there",
-    "too-busy": "this peer sent more than a stranger may",
-    "too-many-links": "it has as many links as it takes",
-    "vote-queue-full": "this peer took votes too slowly",
+    "banned": "it refuses this peer's key for some time, because this peer violated the protocol",
+    "gave-way": "it needed the link for another peer, and members take precedence over strangers",
+    "half-open": "too many other peers were connecting to it",
+    "memory-full": "messages to and from this peer filled too much of its memory",
+    "too-busy": "this peer sent more than a stranger may send",
+    "too-many-links": "all its links are in use",
+    "vote-queue-full": "this peer read votes too slowly",
 }
 _CODE = re.compile(r"[a-z0-9-]+")
 
@@ -52,8 +52,8 @@ class LinkClosedByPeer(RemoteProtocolError):
     """The other peer has ended the link with a reason. This is no misbehaviour."""
 
     def __init__(self, reason: str) -> None:
-        code = reason if _CODE.fullmatch(reason) else "for a reason that is no word"  # other text of a stranger is never shown
-        super().__init__("closed", f"it closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
+        code = reason if _CODE.fullmatch(reason) else "it gave no valid reason"  # Other text of a stranger is never shown.
+        super().__init__("closed", f"the peer closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
 
 
 def raise_if_closed(message: Message) -> None:
@@ -62,7 +62,7 @@ def raise_if_closed(message: Message) -> None:
         try:
             closing: LinkClosing = decode_message(message.data, (LinkClosing,))
         except RemoteProtocolError:
-            return  # another message, which is handled later
+            return  # Another message is handled later.
         raise LinkClosedByPeer(closing.reason)
 
 
@@ -72,7 +72,7 @@ class UploadShaper:
     | bytes wait for a member, guest or voter | a frame for a stranger |
     |---|---|
     | no | is sent at once |
-    | yes | is sent when the one before would be through at STRANGERS_SHARE of the slowest rate of these links |
+    | yes | is sent after the time that the previous one takes at STRANGERS_SHARE of the slowest rate of these links |
 
     So other peers have at least seven eighths of the uplink, and strangers are never starved. A link without a measurement
     counts with LEAST_RATE.
@@ -104,7 +104,7 @@ class PeerLink:
 
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
-        self.host = host_subnet(parse_address(address)[0])  # for budgets of hosts
+        self.host = host_subnet(parse_address(address)[0])  # host for budgets by host
         self.outbox, self.inbox = outbox, inbox
         # The network replaces these when it attaches the link.
         self.peer_class, self.memory_account, self.cpu_account = (
@@ -116,12 +116,12 @@ class PeerLink:
         self.read_wait_seconds = 0.0  # seconds that reading waited while this peer filled each read
         self.scope = trio.CancelScope()  # around all tasks of this link
         self.since = trio.current_time()
-        self.meter = LinkMeter(LinkHistory())  # gets the peer's history when it is attached
+        self.meter = LinkMeter(LinkHistory())  # receives the peer's history when the link is attached
         self.closed = False
         self.local_host: str | None = None  # this machine's address of a direct link
         self.remote: str | None = None  # "host:port" of its other end, with an IP address
         self.records_told_at = self.dialed_back_at = -math.inf
-        self.keepalive = KeepaliveConfig()  # that of the network when it is attached, as is `failure_detector`
+        self.keepalive = KeepaliveConfig()  # replaced by the network's value when the link is attached, like `failure_detector`
         self.failure_detector = LinkFailureDetector(self.keepalive, self.since)
         self.liveness_report: LivenessReport | None = None  # the last one from the peer
         self.liveness_report_sent: LivenessReport | None = None  # the last one to the peer
@@ -130,7 +130,7 @@ class PeerLink:
         self._ping_time: float | None = None
         self.successor: PeerLink | None = None  # the direct link that has taken over from this circuit
         self.predecessor: PeerLink | None = None  # the circuit that this link has taken over from
-        self.all_read = trio.Event()  # set if nothing more comes: the peer uses the new link, or this one has ended
+        self.all_read = trio.Event()  # set when no more messages come: the peer uses the new link, or this one has ended
         self._moved_lanes = 0  # lanes that the peer has moved to the new link
         self._all_read_there = False
 
@@ -160,7 +160,7 @@ class PeerLink:
         self.meter.on_busy(self.tcp_info(), trio.current_time())
 
     def tcp_info(self) -> TcpInfo:
-        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # as if all bytes were sent, so that the rate never falls
+        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # All bytes count as sent, so that the rate never falls.
 
     def switch_account(self, account: MemoryAccount) -> None:
         """Charge the memory of this link to another account from now on."""

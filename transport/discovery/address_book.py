@@ -10,8 +10,8 @@ It has no socket and reads no clock. `transport/dialer.py` dials its entries, an
 | a peer of the local network | LOCAL_BOOK_MAX for all | FAILURES_MAX failures in a row |
 | a stranger | STRANGERS_BOOK_MAX for all | the first failure |
 
-An address is forgotten at once if this peer itself answers there, or if it was heard and another peer answers. The address of a
-stranger is forgotten if one end refuses the other.
+An address is forgotten at once if this peer itself answers there, or if another peer answers than the announced one. The
+address of a stranger is forgotten if one end refuses the other.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from protocol.limits import ADVERTISED_MAX
 from transport.connections.peer_link import PeerLink
 
 BOOK_MAX: Final = 2048  # addresses, each with a waiting task: 200 voters with ten each
-SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # per member: its records, and the previous ones
+SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # addresses per member: its records, and the previous ones
 STRANGERS_BOOK_MAX: Final = 128
-LOCAL_BOOK_MAX: Final = 64  # for the local network, where any machine may claim anything
-OWN_BOOK_MAX: Final = 64  # claimed for our key and found to be this process; each costs a dial
+LOCAL_BOOK_MAX: Final = 64  # addresses from the local network, where any machine may announce any address
+OWN_BOOK_MAX: Final = 64  # addresses announced for our key at which this process answered; each costs a dial
 SOURCE_DIALS_MAX: Final = 4  # concurrent dials per source, so that a source of dead addresses delays only itself
 
 BACKOFF_SECONDS: Final = 0.2  # the largest pause before a dial, doubled by each failure; the pause is random
 BACKOFF_SECONDS_MAX: Final = 20.0
 DIRECT_SECONDS_MAX: Final = 60.0  # largest pause if the peer is linked over a relay
-STABLE_SECONDS: Final = 10.0  # after which a connection counts as a success, and resets the backoff
+STABLE_SECONDS: Final = 10.0  # duration after which a connection counts as a success, and resets the backoff
 FAILURES_MAX: Final = 12
 
 
@@ -49,9 +49,9 @@ class AddressSource:
     """A source of addresses: one member, all strangers together, or the local network."""
 
     book_max: int
-    address_count: int = 0  # in the book now
+    address_count: int = 0  # number of its addresses in the book
     dials: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))
-    lookups: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))  # threads
+    lookups: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))  # for threads
 
 
 @dataclass(slots=True)
@@ -61,17 +61,17 @@ class AddressEntry:
     address: str
     peer: bytes | None  # None: any peer
     is_persistent: bool = False  # named by the operator or remembered
-    pinned: bool = False  # only `peer` may answer
-    remembered: bool = False  # `peer` answered there in an earlier run
-    failures: int = 0  # in a row
-    reason: str = ""  # of the last attempt's failure; empty: it succeeded
-    linked: bool = False  # the last attempt has led to a link
+    pinned: bool = False  # Only `peer` may answer.
+    remembered: bool = False  # `peer` answered at this address in an earlier run.
+    failures: int = 0  # consecutive failures
+    reason: str = ""  # reason of the last failure; empty: the last attempt succeeded
+    linked: bool = False  # The last attempt has led to a link.
     reported_reason: str = ""  # the last reason reported to a person
     next_at: float = 0.0  # time of the next dial
     retry_now: trio.Event = field(default_factory=trio.Event)  # set to dial at once
     attempt_ended_event: trio.Event = field(default_factory=trio.Event)  # set when an attempt has linked or failed
     source: AddressSource | None = None  # None: the operator, or an earlier run of this peer
-    link_wait_scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # of the wait while its peer is linked
+    link_wait_scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # scope of the wait while its peer is linked
 
     def end_attempt(self, reason: str) -> None:
         self.reason = reason
@@ -81,7 +81,7 @@ class AddressEntry:
     def describe_failure(self, now: float) -> str:
         tries = "1 try" if self.failures == 1 else f"{self.failures} tries"
         expected, pause = f"{short_id(self.peer)}, " if self.peer else "", math.ceil(max(0.0, self.next_at - now))
-        return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next in {pause} s"
+        return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next try in {pause} s"
 
 
 def parse_bootstrap(text: str, *, remembered: bool = False) -> AddressEntry:
@@ -117,7 +117,7 @@ class AddressBook:
             self._entries.setdefault(entry.address, entry)
         self._members: dict[bytes, AddressSource] = {}
         self._strangers, self._neighbours = AddressSource(STRANGERS_BOOK_MAX), AddressSource(LOCAL_BOOK_MAX)
-        self._mine: dict[str, None] = {}  # claimed for our key, and found to be this process
+        self._mine: dict[str, None] = {}  # addresses announced for our key at which this process answered
 
     def entries(self) -> tuple[AddressEntry, ...]:
         return tuple(self._entries.values())
@@ -135,9 +135,9 @@ class AddressBook:
         wanted = parse_bootstrap(text)
         entry = self._entries.get(wanted.address)
         if entry is None and len(self._entries) >= BOOK_MAX:
-            raise UserError(f"{text}: this peer knows {BOOK_MAX} addresses already, which is the most")
+            raise UserError(f"cannot add {text}: the address book is full ({BOOK_MAX} addresses); try again later")
         if entry is None or not self._is_linked_at(entry, wanted):
-            # The earlier peer of this address may have moved. The operator's latest word replaces the entry.
+            # The earlier peer of this address may have moved. The operator's latest address replaces the entry.
             self.remove_address(wanted.address)
             entry = self._entries[wanted.address] = wanted
             self._added(entry)
@@ -152,7 +152,7 @@ class AddressBook:
     def add_signed(self, address: str, peer: bytes) -> None:
         """Add an address from a signed record of `peer`.
 
-        Several peers may claim one address. A claim is replaced if its peer is linked elsewhere.
+        Several peers may announce one address. An entry is replaced if its peer is linked over another address.
         """
         # An address of our own key leads to this process, to nobody, or to a machine with a copy of the key.
         if peer == self._me and (self._is_own(address) or address in self._mine):
@@ -188,7 +188,7 @@ class AddressBook:
     def _learn(self, address: str, peer: bytes | None, source: AddressSource) -> None:
         entry = self._entries.get(address)
         if entry is not None:
-            if entry.source is self._strangers and source is not self._strangers:  # a member is more credible
+            if entry.source is self._strangers and source is not self._strangers:  # A member is more credible than a stranger.
                 self._strangers.address_count, source.address_count, entry.source = (
                     self._strangers.address_count - 1,
                     source.address_count + 1,
@@ -236,7 +236,7 @@ class AddressBook:
             entry.end_attempt("" if (entry.linked and was_linked) or has_another else reason)
 
     def record_refusal(self, address: str) -> None:
-        """Forget a stranger's address after a refusal. A member is tried again, since there may be room later."""
+        """Forget a stranger's address after a refusal. A member is dialed again, since it may have a free link later."""
         entry = self._entries.get(address)
         if entry is not None and not entry.is_persistent and entry.peer is not None and self._is_stranger(entry.peer):
             self.remove_address(address)
@@ -250,7 +250,7 @@ class AddressBook:
         if entry is None:
             return None
         if reason == "wrong-peer" and entry.remembered:
-            entry.peer, entry.pinned = None, False  # the peer may have a new key
+            entry.peer, entry.pinned = None, False  # The peer may have a new key.
         elif reason == "self" or (reason == "wrong-peer" and not entry.is_persistent):
             self.remove_address(address)
             return entry if reason == "wrong-peer" else None

@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 SERVICE: Final = "_folkmoot._tcp.local."
 PROPERTY: Final = b"chain"
 NAMES_MAX: Final = 64  # known services; further ones are ignored until some of these disappear
-ADDRESSES_MAX: Final = 4  # per service: two interfaces, with both versions of IP
-LOOK_SECONDS: Final = 60.0  # between queries of all services and of this machine's addresses, which may change
-PAUSE_SECONDS: Final = 0.25  # at least between two queries, which take milliseconds of the thread that votes
+ADDRESSES_MAX: Final = 4  # addresses per service: two interfaces, with both versions of IP
+LOOK_SECONDS: Final = 60.0  # interval of queries of all services and of this machine's addresses, which may change
+PAUSE_SECONDS: Final = 0.25  # least pause between two queries, which take milliseconds of the thread that votes
 ASKED_MAX: Final = 4  # services in one query whose addresses are not in the cache
-ANSWER_SECONDS: Final = 0.5  # for each of these; a local network answers in milliseconds
-CLOSE_SECONDS: Final = 3.0  # to unregister the service
+ANSWER_SECONDS: Final = 0.5  # timeout of each of these services; a local network answers in milliseconds
+CLOSE_SECONDS: Final = 3.0  # timeout of the end of the registration
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -56,8 +56,8 @@ class Mdns(OptionalService):
         super().__init__("mdns", tell)
         self._tag, self._found = chain_tag(chain_id).hex().encode(), found
         self._listening, self._hosts = listening, hosts
-        self._instance = secrets.token_hex(8)  # new at each start, so that it identifies no peer
-        self._names: dict[str, None] = {}  # of services; written by zeroconf's thread in atomic operations
+        self._instance = secrets.token_hex(8)  # name of the service, new at each start, so that it identifies no peer
+        self._names: dict[str, None] = {}  # names of services, written by zeroconf's thread in atomic operations
         self._news = trio.Event()
 
     async def run(self) -> None:
@@ -69,9 +69,9 @@ class Mdns(OptionalService):
         while True:
             try:
                 await self._serve(*self._place())
-            except Exception as error:  # of the library, perhaps caused by another machine
+            except Exception as error:  # The library raises errors of any class, also because of packets of other machines.
                 log.debug("mDNS", exc_info=True)
-                self.set_status(False, f"multicast DNS cannot be used: {error}; another try in {LOOK_SECONDS:g} s")
+                self.set_status(False, f"multicast DNS failed: {error}; next try in {LOOK_SECONDS:g} s")
                 await trio.sleep(LOOK_SECONDS)
 
     def _place(self) -> tuple[tuple[str, ...], int | None]:
@@ -80,7 +80,7 @@ class Mdns(OptionalService):
         if not listening:
             return tuple(sorted(self._hosts())), None
         own = [parse_address(address) for address in expand_wildcards(listening, self._hosts())]
-        port = own[0][1] if own else None  # a service has one port
+        port = own[0][1] if own else None  # A service has one port.
         return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
 
     async def _serve(self, hosts: tuple[str, ...], port: int | None) -> None:
@@ -93,7 +93,7 @@ class Mdns(OptionalService):
         opened = await trio.to_thread.run_sync(self._open, hosts, port, token)
         try:
             where = ", ".join(hosts) if port is None else ", ".join(format_address(host, port) for host in hosts)
-            self.set_status(True, f"looks for others at {where}" if port is None else f"shows {where} on the local network")
+            self.set_status(True, f"looks for peers from {where}" if port is None else f"announces {where} on the local network")
             while self._place() == (hosts, port):
                 self._news = trio.Event()
                 await self._look(opened, networks)
@@ -115,7 +115,7 @@ class Mdns(OptionalService):
                 self._names.pop(name, None)
             elif name != own and len(self._names) < NAMES_MAX:
                 self._names[name] = None
-            with contextlib.suppress(trio.RunFinishedError):  # zeroconf's thread may outlive the peer
+            with contextlib.suppress(trio.RunFinishedError):  # The thread of zeroconf may outlive the peer.
                 token.run_sync_soon(self._wake, idempotent=True)
 
         opened = Zeroconf(interfaces=[host for host in hosts if ":" not in host] or list(hosts))

@@ -10,7 +10,7 @@ class OptionalService:
 
     def __init__(self, name: str, tell: Callable[[str], None]) -> None:
         self.name, self._tell = name, tell
-        self.works, self.text = False, "it has only started"
+        self.works, self.text = False, "starting"
 
     def set_status(self, works: bool, text: str) -> None:
         if (works, text) != (self.works, self.text):
@@ -18,7 +18,7 @@ class OptionalService:
             self._tell(f"{self.name}: {text}")
 
     def report_missing_package(self, error: ModuleNotFoundError) -> None:
-        self.set_status(False, f"the package {error.name} is not installed; the extra `{self.name}` has it")
+        self.set_status(False, f"the package {error.name} is not installed: install the extra `{self.name}`")
 
     async def run(self) -> None:
         """Run the service. Return only if there is nothing to do."""

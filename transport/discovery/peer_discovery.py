@@ -20,12 +20,12 @@ from transport.discovery.reachability import DIAL_BACK_SECONDS, OwnAddresses, Re
 from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
-FANOUT: Final = 8  # links to which a new record is passed on: after three steps hundreds of peers have it
-TICK_SECONDS: Final = 60.0  # between requests for all records, which find missed ones
-ANSWER_SECONDS: Final = 10.0  # between answers with all records on one link: at most 200 kB each
-DIAL_AGAIN_TICKS: Final = 10  # until forgotten addresses of unlinked peers are dialed again
-DIAL_BACKS_MAX: Final = 4  # in DIAL_BACK_SECONDS, for all links together
-OWN_CHANGES_BURST: Final = 4  # changes of the own record, then one in CHANGE_SECONDS; others accept twice as many
+FANOUT: Final = 8  # links to which a new record is forwarded: after three steps hundreds of peers have it
+TICK_SECONDS: Final = 60.0  # interval of requests for all records, which find missed ones
+ANSWER_SECONDS: Final = 10.0  # interval of answers with all records on one link: at most 200 kB each
+DIAL_AGAIN_TICKS: Final = 10  # ticks until forgotten addresses of unlinked peers are dialed again
+DIAL_BACKS_MAX: Final = 4  # dial-backs in DIAL_BACK_SECONDS, for all links together
+OWN_CHANGES_BURST: Final = 4  # immediate changes of the own record, then one in CHANGE_SECONDS; other peers accept twice as many
 
 
 class PeerDiscovery:
@@ -76,7 +76,7 @@ class PeerDiscovery:
         if link.remote is not None:
             link.queue_message(ObservedAddress(link.remote), Priority.CONTROL)
         self._send(link, self.book.records_for_scope(link.address_scope, trio.current_time(), [self.book.me]))
-        if not self.book.has_records_of(link.peer):  # a peer that is new to us may know other new ones
+        if not self.book.has_records_of(link.peer):  # A peer that is new to us may know other new ones.
             link.queue_message(GetPeerRecords(), Priority.CONTROL)
 
     def on_message(self, link: PeerLink, message: Any) -> None:
@@ -105,14 +105,14 @@ class PeerDiscovery:
             signer = aged.record.signer
             told = self.book.accept_record(aged, link.address_scope, now)
             if told is RecordOutcome.NEW:
-                if not self._is_stranger(signer):  # strangers' records are sent on request only, as new keys cost nothing
+                if not self._is_stranger(signer):  # Records of strangers are sent on request only, since new keys cost nothing.
                     new[signer] = None
                 self.dial_peer(signer)
             elif told is RecordOutcome.OWN:
                 record = decode_message(aged.record.body, (PeerRecord,))
                 self._above = max(self._above, record.sequence)
                 self._changed.set()
-                for address in addresses_in_scope(record):  # another machine may have a copy of our key
+                for address in addresses_in_scope(record):  # Another machine may have a copy of our key.
                     self._learn(address, signer)
             elif told is RecordOutcome.STALE and signer == link.peer:
                 is_stale = True
@@ -155,7 +155,7 @@ class PeerDiscovery:
             self._announce(trio.current_time())
 
     def _on_observed(self, link: PeerLink, observed: ObservedAddress) -> None:
-        if link.remote is None:  # over a relay the peers do not see each other's hosts
+        if link.remote is None:  # Over a relay the peers do not see each other's hosts.
             return
         before = self.observed_host
         try:

@@ -20,21 +20,21 @@ from protocol.limits import ADVERTISED_MAX, PEER_RECORD_AGE_SECONDS_MAX, PEER_RE
 from protocol.messages import AgedPeerRecord, PeerRecord
 
 SIGNERS_MAX: Final = 1024  # peers with stored records
-STRANGERS_MAX: Final = 128  # of these, peers that are not known as members; a new peer knows no members yet
+STRANGERS_MAX: Final = 128  # stored records of peers that are not known as members; a new peer knows no members yet
 FORGOTTEN_MAX: Final = 2048  # remembered sequences that are not accepted again; the oldest are dropped
 RENEW_SECONDS: Final = 86_400.0  # a seventh of the age at which records expire: a peer may be away for six days
-CHANGE_SECONDS: Final = 15.0  # on average between records of one signer, so that none floods the network
-CHANGES_BURST: Final = 8  # at a start, addresses and relays become known one after another
+CHANGE_SECONDS: Final = 15.0  # average interval of records of one signer, so that none floods the network
+CHANGES_BURST: Final = 8  # immediate changes: at a start, addresses and relays become known one after another
 SEQUENCE_MAX: Final = 2**53 - 1
 
 _Name = tuple[bytes, AddressScope]
 
 
 class RecordOutcome(enum.Enum):
-    NEW = enum.auto()  # accepted
-    KNOWN = enum.auto()  # nothing new, or not acceptable here
-    STALE = enum.auto()  # we have a newer one
-    OWN = enum.auto()  # signed with our key by an earlier run or another machine
+    NEW = enum.auto()  # The record is accepted.
+    KNOWN = enum.auto()  # The record is not new, or not acceptable here.
+    STALE = enum.auto()  # This peer has a newer record.
+    OWN = enum.auto()  # An earlier run or another machine signed the record with our key.
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _HeldRecord:
     record: PeerRecord
     first_at: float  # time of its arrival
     born_at: float  # time of its creation, by the lowest reported age
-    paid_until: float  # end of CHANGE_SECONDS for each change so far
+    paid_until: float  # end of CHANGE_SECONDS of all changes so far, one after another
 
     @property
     def ends_at(self) -> float:
@@ -64,7 +64,7 @@ class PeerRecordBook:
         self.me, self.is_member = identity.public, is_member
         self._identity, self._chain_id, self._verifier = identity, chain_id, verifier or Ed25519Verifier()
         self._held: dict[_Name, _HeldRecord] = {}
-        self._forgotten: dict[_Name, int] = {}  # highest expired sequences, not accepted again
+        self._forgotten: dict[_Name, int] = {}  # highest expired sequences, which are not accepted again
 
     # Records of others ------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class PeerRecordBook:
         """Accept or reject a record from a link of this scope. Raises `RemoteProtocolError` for one that no honest peer sends."""
         signed = aged.record
         if len(signed.body) > PEER_RECORD_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a peer record of {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
+            raise RemoteProtocolError("oversized", f"a peer record has {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
         record = decode_message(signed.body, (PeerRecord,))
         name = signed.signer, record.scope
         held = self._held.get(name)

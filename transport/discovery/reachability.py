@@ -33,8 +33,8 @@ from protocol.errors import UserError
 class OwnAddresses:
     def __init__(self, listen: str, advertise: Sequence[str], hosts: Callable[[], Iterable[str]]) -> None:
         """`listen`, `advertise` and `hosts` are those of `Swarm`. Raises `UserError` for an invalid address."""
-        self.listening = parse_listen_addresses(listen)  # with real ports once they are open
-        self.external_address: str | None = None  # forwarded to this peer by a router
+        self.listening = parse_listen_addresses(listen)  # addresses, with real ports once they are open
+        self.external_address: str | None = None  # address that a router forwards to this peer
         self._advertised, self._hosts = tuple(advertise), hosts
 
     def __contains__(self, address: str) -> bool:
@@ -58,10 +58,10 @@ class OwnAddresses:
         return None
 
 
-OBSERVERS_MIN: Final = 2  # members that must agree on a host or a failure, since one may lie
-ASK_AGAIN_SECONDS: Final = 600.0  # between requests to one member: the router may have new settings
-DIAL_BACK_SECONDS: Final = 60.0  # between dial-backs for one link
-ANSWER_SECONDS: Final = 25.0  # for a dial and a handshake of ten seconds each
+OBSERVERS_MIN: Final = 2  # members that must agree on a host or a failure, since one may be faulty
+ASK_AGAIN_SECONDS: Final = 600.0  # interval of requests to one member, since the router may have new settings
+DIAL_BACK_SECONDS: Final = 60.0  # interval of dial-backs for one link
+ANSWER_SECONDS: Final = 25.0  # timeout: a dial and a handshake of ten seconds each
 
 
 class ReachabilityState(enum.StrEnum):
@@ -91,7 +91,7 @@ class Reachability:
     def __init__(self, listens: bool, members: Callable[[bytes], bool]) -> None:
         self._listens, self._members = listens, members
         self._seen: dict[bytes, str] = {}  # linked peer -> the host that it sees
-        self._reached: set[bytes] = set()  # those that dialed this one
+        self._reached: set[bytes] = set()  # peers that dialed this peer
         self._missed: set[bytes] = set()  # peers whose dial-back failed
         self._asked: dict[bytes, float] = {}  # peer -> time of the request
 
@@ -99,7 +99,7 @@ class Reachability:
         """Record the address that `peer` sees. `dialed_us`: it dialed this link. Raises `UserError` for an invalid address."""
         host = parse_address(address)[0]
         if not is_ip(host):
-            raise UserError(f"{host!r} is a name: whoever sees a connection sees an IP address")
+            raise UserError(f"the observed host {host!r} is a name, expected an IP address")
         if self._seen.get(peer) != host:
             self.forget_peer(peer)
         self._seen[peer] = host

@@ -26,17 +26,17 @@ from transport.discovery.optional_service import OptionalService
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS: Final = 1_800  # after which the router drops the mapping of a crashed peer
-RENEW_SECONDS: Final = 600.0  # two renewals may fail; a restarted router forwards again after this time
-ANSWER_SECONDS: Final = 30.0  # for a whole renewal; the library waits seconds for each answer
-CLOSE_SECONDS: Final = 3.0  # to delete the mapping
-DISCOVER_MS: Final = 2_000  # in which routers spread their answers (MX of the UPnP Device Architecture)
+LEASE_SECONDS: Final = 1_800  # time after which the router drops the mapping of a crashed peer
+RENEW_SECONDS: Final = 600.0  # interval of renewals, of which two may fail; a restarted router forwards again after it
+ANSWER_SECONDS: Final = 30.0  # timeout of a whole renewal; the library waits seconds for each answer
+CLOSE_SECONDS: Final = 3.0  # timeout of the deletion of the mapping
+DISCOVER_MS: Final = 2_000  # time in which routers spread their answers (MX of the UPnP Device Architecture)
 OTHER_PORTS: Final = range(49_152, 65_536)  # dynamic ports (RFC 6335)
-OTHERS_TRIED: Final = 3  # further attempts; a router with a full table refuses any port
+OTHERS_TRIED: Final = 3  # ports tried after the first; a router with a full table refuses any port
 TAKEN, NO_LEASES = "ConflictInMappingEntry", "OnlyPermanentLeasesSupported"  # the library's names of errors 718 and 725
 
 
-RunInThread = Callable[..., Awaitable[Any]]  # like `trio.to_thread.run_sync`
+RunInThread = Callable[..., Awaitable[Any]]  # signature of `trio.to_thread.run_sync`
 
 
 class RouterError(Exception):
@@ -63,8 +63,8 @@ class Gateway:
             if self._description is None:
                 self._found.discover()
             self._found.selectigd(*([] if self._description is None else [self._description]))
-        except Exception:  # the library raises bare exceptions, even with the text "Success"
-            raise RouterError("no router answers; many have UPnP switched off") from None
+        except Exception:  # The library raises bare exceptions, even with the text "Success".
+            raise RouterError("no router answers: enable UPnP on the router") from None
         return str(self._found.lanaddr)
 
     def external_address(self) -> str:
@@ -90,20 +90,20 @@ class PortMapping:
         self._router, self._random = router, random
         self._lock = threading.Lock()
         self._closed = False
-        self.port: int | None = None  # outside port while the router forwards it
+        self.port: int | None = None  # outside port; None: the router does not forward one
         self.lease_seconds = LEASE_SECONDS
 
     def renew(self, listening: Sequence[str]) -> str:
         """Request or renew the mapping, and return its outside address. Raises `RouterError` if there is none."""
         with self._lock:
             if self._closed:
-                raise RouterError("this peer ends")
+                raise RouterError("this peer is stopping")
             host = self._router.discover_router()
             own_port = _port_at(host, listening)
             outside = self._router.external_address()
             if not _is_public(outside):
                 self._stop()
-                raise RouterError(f"the router's own address, {outside!r}, is not public: another router is in front of it")
+                raise RouterError(f"the router's address {outside!r} is not public: another router is in front of it")
             self._forward(host, own_port)
             assert self.port is not None
             return format_address(outside, self.port)
@@ -126,7 +126,7 @@ class PortMapping:
             else:
                 self.port = port
                 return
-        raise RouterError(f"the router says that the ports {', '.join(map(str, wanted))} are taken")
+        raise RouterError(f"the router reports that the ports {', '.join(map(str, wanted))} are in use")
 
     def _ask(self, port: int, host: str, own_port: int) -> None:
         try:
@@ -143,7 +143,7 @@ class PortMapping:
             try:
                 self._router.delete_mapping(port)
             except RouterError as error:
-                log.info("the router did not take back port %d: %s", port, error)
+                log.info("the router did not remove the forwarding of port %d: %s", port, error)
 
 
 class Upnp(OptionalService):
@@ -187,19 +187,21 @@ class Upnp(OptionalService):
             with trio.fail_after(ANSWER_SECONDS):
                 address = await self._run_blocking(forwarding.renew, self._listening(), abandon_on_cancel=True)
         except trio.TooSlowError:
-            self._failed(forwarding, f"the router has not answered for {ANSWER_SECONDS:g} s")
+            self._failed(forwarding, f"no answer from the router within {ANSWER_SECONDS:g} s")
         except RouterError as error:
             self._failed(forwarding, str(error))
         else:
             self._until = trio.current_time() + LEASE_SECONDS
-            lasts = "" if forwarding.lease_seconds else ", without a lease: look there if this peer ever crashes"
+            lasts = (
+                "" if forwarding.lease_seconds else ", without expiry: delete the forwarding on the router if this peer crashes"
+            )
             self._outside(address)
             self.set_status(True, f"the router forwards {address} to this peer{lasts}")
 
     def _failed(self, forwarding: PortMapping, why: str) -> None:
         if forwarding.port is None or trio.current_time() >= self._until:
             self._outside(None)
-        self.set_status(False, f"{why}; asked again every {RENEW_SECONDS / 60:g} minutes")
+        self.set_status(False, f"{why}; this peer tries again every {RENEW_SECONDS / 60:g} minutes")
 
 
 def _port_at(host: str, listening: Sequence[str]) -> int:
@@ -207,7 +209,7 @@ def _port_at(host: str, listening: Sequence[str]) -> int:
         own, port = parse_address(address)
         if own in (host, WILDCARDS[0]):
             return port
-    raise RouterError(f"the router sees this machine at {host}, and this peer listens at {', '.join(listening)} alone")
+    raise RouterError(f"the router can forward only to {host}, but this peer listens at {', '.join(listening)}")
 
 
 def _is_public(host: str) -> bool:

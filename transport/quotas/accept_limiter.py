@@ -44,17 +44,17 @@ log = logging.getLogger(__name__)
 HALF_OPEN_MAX = 64  # connections that are not links yet
 HALF_OPEN_PER_HOST_MAX = 16
 
-CONNECTION_SECONDS = 0.0006  # of processor time except the handshake: to open and close sockets and a task
-CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # for all hosts without members
-RESERVED_SECONDS = 0.05  # in addition, for hosts below FEW_SECONDS
+CONNECTION_SECONDS = 0.0006  # processor time of a connection without its handshake: opening and closing of sockets and a task
+CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # budget of all hosts without members
+RESERVED_SECONDS = 0.05  # additional budget of hosts below FEW_SECONDS
 FEW_SECONDS = 8 * CONNECTION_SECONDS
-HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)  # a dozen hosts at this limit do not use up CONNECTIONS_SHARE
+HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)  # budget of one host; a dozen such hosts do not use up CONNECTIONS_SHARE
 MEMBER_HOST_CONNECTIONS_SHARE = CpuShare(0.005, 0.15)
-ACCEPT_SHARE = CpuShare(0.01, 0.05)  # to accept connections from the kernel, even if they are closed
+ACCEPT_SHARE = CpuShare(0.01, 0.05)  # budget to accept connections from the kernel, even if they are closed at once
 BACKLOG = 128  # connections waiting in the kernel
-ACCEPT_BATCH_MAX = 32  # between turns of other tasks: two milliseconds
-PAUSE_SECONDS = 0.05  # after a batch with closed connections
-FAULT_SECONDS = 0.1  # between attempts if no socket is free
+ACCEPT_BATCH_MAX = 32  # connections between turns of other tasks: two milliseconds
+PAUSE_SECONDS = 0.05  # pause after a batch with closed connections
+FAULT_SECONDS = 0.1  # pause between attempts if no socket is free
 
 # Decisions take 1.5 times as long if a peer loses a third of its time. Four peers on two processors have half a processor each,
 # and attackers on the same machine use as much time as they cost the peers.
@@ -104,7 +104,7 @@ class AcceptLimiter:
         nursery: trio.Nursery,
     ) -> None:
         """Accept connections for ever. `serve` gets each admitted connection, and closes it."""
-        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's `accept` costs as much as closing a connection
+        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's `accept` is as expensive as a close.
             listening.setblocking(False)
             while True:
                 await trio.lowlevel.wait_readable(listening)
@@ -120,12 +120,12 @@ class AcceptLimiter:
                             refuse()
                             turned_away = True
                 except BlockingIOError:
-                    pass  # no further connection waits
+                    pass  # No further connection waits.
                 except OSError as error:
-                    log.error("cannot take a connection: %s", error)
+                    log.error("cannot accept a connection: %s", error)
                     await trio.sleep(FAULT_SECONDS)
                 self._taking.spend(self._processor() - started, trio.current_time())
-                await trio.sleep(PAUSE_SECONDS * turned_away)  # batches halve the cost
+                await trio.sleep(PAUSE_SECONDS * turned_away)  # Batches halve the cost.
 
 
 class HalfOpenSlot:
@@ -140,7 +140,7 @@ class HalfOpenSlot:
 class HalfOpenTable:
     def __init__(self, half_open_max: int = HALF_OPEN_MAX) -> None:
         self._half_open_max = half_open_max
-        self._places: dict[HalfOpenSlot, None] = {}  # oldest first
+        self._places: dict[HalfOpenSlot, None] = {}  # slots, the oldest first
 
     @contextlib.contextmanager
     def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
@@ -159,7 +159,7 @@ class HalfOpenTable:
         finally:
             self.release_slot(place)
         if place.evicted:
-            raise RemoteProtocolError("half-open", "gave way to a newer connection")
+            raise RemoteProtocolError("half-open", "evicted by a newer connection")
 
     def release_slot(self, place: HalfOpenSlot) -> None:
         """Free the slot of a connection that is a link now, or has ended."""

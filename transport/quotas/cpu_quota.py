@@ -29,14 +29,14 @@ from transport.peer_policy import PeerClass
 
 # The longest wait of a stranger that fills each read. A stranger with mere requests sends less than it receives.
 STRANGER_WAIT_SECONDS_MAX = 5.0
-STEP_SECONDS = 0.0005  # per handshake step or stranger's read, beside the measured time: socket, tasks, event loop
-HOSTS_MAX = 1_024  # remembered; the least recent one is forgotten
-STRANGERS_LEAD_SECONDS = 0.2  # messages of strangers are handled this long before more are read, or reads would take all time
-WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.001, 1.0  # between checks of a budget
+STEP_SECONDS = 0.0005  # time per handshake step or stranger's read, in addition to the measured time: socket, tasks, event loop
+HOSTS_MAX = 1_024  # remembered hosts; the least recent one is forgotten
+STRANGERS_LEAD_SECONDS = 0.2  # time to handle strangers' messages before more are read, or reads would take all time
+WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.001, 1.0  # shortest and longest pause between checks of a budget
 
 
 class CpuShare(NamedTuple):
-    cpu_fraction: float  # of one processor
+    cpu_fraction: float  # share of one processor
     burst_seconds: float  # seconds
 
 
@@ -48,13 +48,13 @@ LINK_SHARES = {
     PeerClass.MEMBER: CpuShare(0.75, 10.0),
     PeerClass.VOTER: CpuShare(0.75, 10.0),
 }
-STRANGERS_SHARE = CpuShare(0.005, 0.02)  # its burst of 20 ms may delay a vote
-# For hosts without members: two links of strangers per second, a newcomer's among the first. The burst allows 400 links, or 30 on
+STRANGERS_SHARE = CpuShare(0.005, 0.02)  # budget of all strangers; its burst of 20 ms may delay a vote
+# This budget of hosts without members allows two links of strangers per second. The burst allows 400 links, or 30 on
 # a slow computer, since a restarted peer does not know the hosts of members yet. Votes are handled between two steps.
 HANDSHAKES_SHARE = CpuShare(0.006, 1.0)
-# Its rate is the decay of a host's debt. Debts of hosts are only compared with each other.
+# The rate is the decay of a host's debt. Debts of hosts are only compared with each other.
 HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.0)
-MEMBER_HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.5)  # the burst serves a whole network that reconnects from one address
+MEMBER_HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.5)  # The burst serves a whole network that reconnects from one address.
 
 
 class CpuBucket:
@@ -102,7 +102,7 @@ class HandshakeQueue:
 
     def __init__(self, budget: CpuBucket) -> None:
         self.budget = budget
-        self._waiting: dict[trio.Event, tuple[HostCpuAccount, float]] = {}  # the event is set at its turn
+        self._waiting: dict[trio.Event, tuple[HostCpuAccount, float]] = {}  # The event is set at the turn.
 
     async def wait_for_turn(self, host: HostCpuAccount, came: float) -> None:
         called = trio.Event()
@@ -133,8 +133,8 @@ class HostCpuAccount(CpuAccount):
 class CpuQuota:
     def __init__(self) -> None:
         self.strangers = CpuBucket(STRANGERS_SHARE)
-        self._line = trio.Lock()  # of strangers, first in, first out
-        self._handshakes = HandshakeQueue(CpuBucket(HANDSHAKES_SHARE))  # for hosts without members
+        self._line = trio.Lock()  # queue of strangers, first in, first out
+        self._handshakes = HandshakeQueue(CpuBucket(HANDSHAKES_SHARE))  # queue of hosts without members
         self._hosts: OrderedDict[tuple[str, bool], HostCpuAccount] = OrderedDict()
 
     def link_account(self, standing: PeerClass) -> CpuAccount:
@@ -173,5 +173,5 @@ class CpuQuota:
 
 
 async def wait_until_paid(bucket: CpuBucket) -> None:
-    while (wait := bucket.wait_seconds(trio.current_time())) > 0:  # noqa: ASYNC110 - the debt may grow meanwhile
+    while (wait := bucket.wait_seconds(trio.current_time())) > 0:  # noqa: ASYNC110 - The debt may grow meanwhile.
         await trio.sleep(min(wait + WAIT_SECONDS_MIN, WAIT_SECONDS_MAX))

@@ -18,7 +18,7 @@ from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, Incoming
 from transport.quotas.memory_quota import MemoryAccount
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
 
-ROUNDING = 1e-6  # rounding error of a bucket's level after the computed wait
+ROUNDING = 1e-6  # largest rounding error of a bucket's level after the computed wait
 
 
 class TokenBucket:
@@ -42,23 +42,23 @@ class TokenBucket:
 WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with it
 RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # valid records are longer than their tag
 CREDIT_SHARE = 4  # credit is given in quarters of a window, so that several records share a message
-CIRCUITS_MAX = 128  # forwarded at once; their windows hold 48 MiB, which is charged to the senders
-CIRCUITS_PER_PEER_MAX = 32  # a quarter of all circuits at most
-CIRCUIT_BYTES_PER_SECOND = 2 << 20  # per circuit, both directions: a million parameters in two seconds
-RELAY_BYTES_PER_SECOND = 8 << 20  # of all circuits: affordable for the uplink of a home fibre
-RECORD_COST_BYTES = 1 << 10  # charged at least, since short records are as much work: 8,000 per second at most
+CIRCUITS_MAX = 128  # circuits at the same time; their windows hold 48 MiB, which is charged to the senders
+CIRCUITS_PER_PEER_MAX = 32  # at most a quarter of all circuits
+CIRCUIT_BYTES_PER_SECOND = 2 << 20  # rate of a circuit in both directions: a million parameters in two seconds
+RELAY_BYTES_PER_SECOND = 8 << 20  # rate of all circuits: affordable for the uplink of a home fibre
+RECORD_COST_BYTES = 1 << 10  # least charge of a record, since short ones are as much work: at most 8,000 per second
 # By lane, the share of the relay's rate that precedes the other lanes. Records beyond it come after them. So a peer that marks
 # all records as votes leaves bulk a quarter. Agreement needs far less than half.
 PRIORITY_SHARES = (0.5, 0.25, 1.0)
-BURST_SECONDS = 0.1  # of these rates, saved while nothing is sent
-CIRCUITS_PER_PAIR_MAX = 3  # both ends may open one while an old one ends; one peer cannot use up the circuits of another
-OPENINGS_PER_SECOND = 1.0  # per peer, after CIRCUITS_PER_PEER_MAX: each costs the other end a handshake
-RESERVE_REQUESTS_PER_SECOND = 0.1  # per peer, after RESERVE_REQUESTS_BURST: each is announced to all links
-RESERVE_REQUESTS_BURST = 8  # a relay that was silent is asked again, every few seconds at most
-MEMBERS_MAX = 1024  # with remembered rates: a new link does not reset them
+BURST_SECONDS = 0.1  # seconds of these rates that are saved while nothing is sent
+CIRCUITS_PER_PAIR_MAX = 3  # Both ends may open one while an old one ends. One peer cannot use up the circuits of another.
+OPENINGS_PER_SECOND = 1.0  # rate per peer, after CIRCUITS_PER_PEER_MAX: each opening costs the other end a handshake
+RESERVE_REQUESTS_PER_SECOND = 0.1  # rate per peer, after RESERVE_REQUESTS_BURST: each reservation is announced to all links
+RESERVE_REQUESTS_BURST = 8  # immediate requests: a relay that was silent is asked again, every few seconds at most
+MEMBERS_MAX = 1024  # members with remembered rates, which a new link does not reset
 FORWARDED_AT_ONCE_MAX = 64  # records between turns of other tasks
 
-PostMessage = Callable[[bytes, Any, Priority], bool]  # to a direct link; False: there is none, or its queue is full
+PostMessage = Callable[[bytes, Any, Priority], bool]  # posts to a direct link; False: none exists, or its queue is full
 
 
 def _take_token(budget: TokenBucket, now: float) -> bool:
@@ -81,7 +81,7 @@ class CircuitQueue:
     source: bytes
     target: bytes
     priority: Priority
-    account: MemoryAccount  # the source's, which is charged for the queue
+    account: MemoryAccount  # account of the source, which is charged for the queue
     credit: int  # bytes that the target accepts now
     queue: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in `queue`
@@ -140,7 +140,7 @@ class StartTimeFairQueue:
             for lane in self._ready[member]:
                 wait = lane.circuit.budget.wait_seconds(now)
                 if wait == 0:
-                    for other in members[:position]:  # members with waiting circuits save no turns
+                    for other in members[:position]:  # Members with waiting circuits save no turns.
                         self._at[other] = self._at[member]
                     return lane, now
                 wake = min(wake, now + wait)
@@ -261,7 +261,7 @@ class CircuitRelay:
     def on_message(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
         circuit = self._circuits.get(message.circuit)
         if circuit is None or peer not in circuit.ends:
-            return  # the circuit was closed meanwhile, or is not this peer's
+            return  # The circuit was closed meanwhile, or is not this peer's.
         other = circuit.ends[peer == circuit.ends[0]]
         match message:
             case CircuitData(priority=priority, data=data):
@@ -319,7 +319,7 @@ class CircuitRelay:
         self._budget.spend(size)
         turns = self._turns[lane.priority]
         turns.charge_member(lane.source, size)
-        turns.remove(lane)  # if it has more records, it goes behind the others
+        turns.remove(lane)  # If the lane has more records, it goes behind the others.
         self._mark_ready(lane)
         if not self._post(lane.target, CircuitData(lane.circuit.circuit_id, lane.priority, record), lane.priority):
             self._close(lane.circuit, "relay-full")
@@ -346,4 +346,4 @@ class CircuitRelay:
                 lane.account.add_bytes(-lane.waiting - MESSAGE_OVERHEAD_BYTES * len(lane.queue))
 
 
-assert min(WINDOW_BYTES) >= 2 * CIRCUIT_RECORD_BYTES_MAX, "with a quarter of the credit still to come, a record fits"
+assert min(WINDOW_BYTES) >= 2 * CIRCUIT_RECORD_BYTES_MAX, "a record fits while a quarter of the credit is due"

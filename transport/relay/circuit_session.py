@@ -23,7 +23,7 @@ from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
 from transport.wire.framing import TAG_BYTES, ByPriority, Message, Priority
 from transport.wire.noise_session import CipherState, KeyPair, NoiseSession, PeerAuthenticated
 
-CREDIT_BYTES_MIN: Final = 1 << 10  # with less credit nothing is sent, since small records are inefficient
+CREDIT_BYTES_MIN: Final = 1 << 10  # With less credit nothing is sent, since small records are inefficient.
 
 
 class CircuitSession(NoiseSession):
@@ -53,7 +53,7 @@ class CircuitSession(NoiseSession):
         self._credit = credit
         self._sealing: Sequence[CipherState] = ()
         self._opening: Sequence[CipherState] = ()
-        self._lane = Priority.VOTE  # of the record being read
+        self._lane = Priority.VOTE  # lane of the record being read
 
     def receive(self, data: bytes) -> list[PeerAuthenticated | Message]:
         self._lane = Priority(data[0])
@@ -66,7 +66,7 @@ class CircuitSession(NoiseSession):
     def data_to_send(self, frame_bytes: int = CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES) -> bytes:
         data, self._ready = self._ready, b""
         if data:
-            return bytes([Priority.VOTE]) + data  # no other lane overtakes it
+            return bytes([Priority.VOTE]) + data  # No other lane overtakes it.
         lane = None if self._dead or not self._sealing else self.next_priority()
         if lane is None:
             return b""
@@ -84,20 +84,20 @@ class CircuitSession(NoiseSession):
             return None
         record = self._take(len(self._buffer))
         if len(record) <= TAG_BYTES:
-            raise RemoteProtocolError("bad-frame", f"a record of {len(record)} bytes holds nothing")
+            raise RemoteProtocolError("bad-frame", f"a record of {len(record)} bytes has no content")
         return list(self.inbox.receive_frame(self._opening[self._lane].decrypt(record)))
 
 
-SILENT_SECONDS: Final = 2.0  # of a relay or circuit in use: two pings. Then another relay is reserved, or another circuit opened.
-WITHHELD_SECONDS: Final = 8.0  # an uplink of 2 Mbit/s carries one record of each of 64 circuits in four seconds
+SILENT_SECONDS: Final = 2.0  # silence of two pings, after which another relay is reserved or another circuit opened
+WITHHELD_SECONDS: Final = 8.0  # An uplink of 2 Mbit/s carries one record of each of 64 circuits in four seconds.
 
 
 class RelayWatchdog:
     """A detector of lanes that a relay withholds, in one direction of a circuit, at its sender."""
 
     def __init__(self, now: float) -> None:
-        self._arrived = [0, 0, 0]  # bytes
-        self._since = [now, now, now]  # last report of new bytes, or last time with nothing under way
+        self._arrived = [0, 0, 0]  # bytes by lane
+        self._since = [now, now, now]  # by lane, time of the last report of new bytes, or the last time with nothing under way
 
     def on_arrived(self, arrived: ByPriority, now: float) -> None:
         for lane in Priority:

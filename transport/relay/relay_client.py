@@ -43,20 +43,20 @@ from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 log = logging.getLogger(__name__)
 
-RESERVATIONS = 2  # per peer, since one relay may disappear
-CHECK_SECONDS = 0.25  # between checks of reservations, circuits and announcements
-RESERVE_SECONDS = 2.0  # for the relay's answer, before another one is asked
-REFUSED_SECONDS = 5.0  # until a relay that refused is asked again, since it may not know yet that this peer is a member
-PING_SECONDS = 1.0  # of silence, after which a relay in use is pinged, earlier than other links
-# Announcements of reservations to all links, after ANNOUNCEMENTS_BURST: many peers may reserve and cancel.
+RESERVATIONS = 2  # reservations of a peer, since one relay may disappear
+CHECK_SECONDS = 0.25  # interval of checks of reservations, circuits and announcements
+RESERVE_SECONDS = 2.0  # timeout of the relay's answer, before another relay is asked
+REFUSED_SECONDS = 5.0  # pause before a relay that refused is asked again, since it may not know yet that this peer is a member
+PING_SECONDS = 1.0  # silence after which a relay in use is pinged, earlier than other links
+# Rate of announcements of reservations to all links, after ANNOUNCEMENTS_BURST, since many peers may reserve and cancel.
 ANNOUNCEMENTS_PER_SECOND = 1.0
-ANNOUNCEMENTS_BURST = 8  # a new relay is asked by all peers that have lost one
-GRACE_SECONDS = 0.5  # for a direct link to appear by itself; three times as long for the larger key of two
+ANNOUNCEMENTS_BURST = 8  # immediate announcements: all peers that have lost a relay ask the new one
+GRACE_SECONDS = 0.5  # time for a direct link to appear; three times as long for the larger key of two
 RETRY_SECONDS = 0.25  # the largest pause before a retry, doubled by each failure; the pause is random
 RETRY_SECONDS_MAX = 10.0
-STABLE_SECONDS = 30.0  # after which a circuit counts as a success, and clears the failures of its relay with this peer
-BLAMES_MIN = 2  # so that one liar about deliveries does not discredit a relay for others
-OPENING_MAX = 16  # circuits in a handshake: opened by this peer, and by others over each relay
+STABLE_SECONDS = 30.0  # duration after which a circuit counts as a success, and clears the failures of its relay with this peer
+BLAMES_MIN = 2  # members with failures, so that one false report of deliveries does not discredit a relay for others
+OPENING_MAX = 16  # circuits in a handshake that this peer opens, and that others open over each relay
 ENDS_MAX = 256  # circuits with an end here
 
 ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # (stream, peer); returns at the end of the circuit
@@ -68,14 +68,14 @@ class CircuitStream:
     def __init__(self, name: bytes, carrier: PeerLink, opens: bool) -> None:
         self.circuit_id, self.carrier, self.is_opener = name, carrier, opens
         self.link: PeerLink | None = None  # set when the handshake is complete and both ends use the link
-        self.failed = False  # bytes were withheld, so that another relay should take over
-        self.account, self._held = carrier.memory_account, 0  # charged for records: the relay's, later that of the link
+        self.failed = False  # Bytes were withheld, so another relay should take over.
+        self.account, self._held = carrier.memory_account, 0  # account for records: the relay's, later that of the link
         self.ended = False
         self.credited: Callable[[], None] = lambda: None
         self.credit = list(WINDOW_BYTES)
         self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
         self._unread = [0, 0, 0]  # received bytes without credit to the relay yet
-        self._read = [0, 0, 0]  # those of them that were read
+        self._read = [0, 0, 0]  # bytes of `_unread` that were read
         self._last = (Priority.VOTE, 0)  # lane and size of the record in progress
         self._news = trio.Event()
 
@@ -145,7 +145,7 @@ class CircuitStream:
         lane, record = Priority(data[0]), bytes(data[1:])
         self.credit[lane] -= len(record)
         if self.ended or not self.carrier.queue_message(CircuitData(self.circuit_id, lane, record), lane):
-            raise trio.BrokenResourceError("the relay's link does not take it")
+            raise trio.BrokenResourceError("the link to the relay has ended, or its queue is full")
 
     async def send_eof(self) -> None:
         """Do nothing, since the last message (`LinkClosing`) marks the end."""
@@ -159,7 +159,7 @@ class _CircuitDemand:
     since: float
     tries: int = 0
     next_at: float = 0.0
-    opened: bool = False  # by this peer, and not ended
+    opened: bool = False  # This peer has opened a circuit that has not ended.
 
 
 class RelayClient:
@@ -188,7 +188,7 @@ class RelayClient:
         self._refuse, self._random, self._changed = refuse, random, changed
         self.relay = CircuitRelay(self._post, serves, self._accepts_reservations, refuse, lambda peer: links[peer].memory_account)
         self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> peers with a reservation there
-        self._asked: dict[bytes, float] = {}  # relay -> time of our request for a reservation
+        self._asked: dict[bytes, float] = {}  # relay -> time of this peer's request for a reservation
         self._refused: dict[bytes, float] = {}  # relay -> time of the next request
         self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> failures by peer
         self._missing: dict[tuple[bytes, bytes | None], _CircuitDemand] = {}  # by peer and its silent relay
@@ -248,7 +248,7 @@ class RelayClient:
         if isinstance(message, CircuitCredit):
             stream.on_credit(message)
         elif isinstance(message, CloseCircuit):
-            log.debug("a circuit by %s is closed: %s", short_id(stream.carrier.peer), message.reason)
+            log.debug("circuit over relay %s closed: %s", short_id(stream.carrier.peer), message.reason)
             stream.end_stream()
         elif not stream.on_data(message):
             self._refuse("circuit-overrun")
@@ -283,7 +283,7 @@ class RelayClient:
         for relay in sorted(usable, key=self._rank)[: max(0, RESERVATIONS - len(heard))]:
             if self._post(relay, ReserveRelay(True), Priority.CONTROL):
                 self._asked[relay] = now
-        for relay in heard[RESERVATIONS:]:  # a silent relay is back, so one is superfluous
+        for relay in heard[RESERVATIONS:]:  # A silent relay is back, so one is superfluous.
             self._post(relay, ReserveRelay(False), Priority.CONTROL)
             del self._asked[relay]
 
@@ -333,7 +333,7 @@ class RelayClient:
 
     async def _dial(self, peer: bytes, relay: bytes, missing: _CircuitDemand) -> None:
         carrier = self._links.get(relay)
-        if carrier is None or carrier.relay is not None:  # lost since the decision
+        if carrier is None or carrier.relay is not None:  # The link was lost since the decision.
             missing.opened = False
             return
         start = trio.current_time()
@@ -343,7 +343,7 @@ class RelayClient:
         await self._serve_end(stream, peer)
         now = trio.current_time()
         missing.tries = 0 if stream.link else missing.tries + 1
-        if not stream.failed:  # else `_failing_circuits` has counted it
+        if not stream.failed:  # Otherwise `_failing_circuits` has counted it.
             failed = self._failures[relay].pop(peer, 0) + 1
             if stream.link is None or now - start < STABLE_SECONDS:
                 self._failures[relay][peer] = failed
@@ -362,7 +362,7 @@ class RelayClient:
     def _refusal_reason(self, relay: PeerLink, message: IncomingCircuit) -> str | None:
         if relay.peer not in self._asked or message.circuit in self._ends:
             return "circuit-unasked"
-        if not self._serves(message.peer):  # a relay may name any key
+        if not self._serves(message.peer):  # A relay may name any key.
             return "relay-not-member"
         crowded = self._half_open(relay) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
         return "too-many-links" if crowded else None

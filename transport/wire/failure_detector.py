@@ -13,16 +13,16 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-PING_SECONDS = 5.0  # default of the setting `ping_seconds`; the next one of `suspect_seconds`
-SUSPECT_SECONDS = 15.0  # three pings
+PING_SECONDS = 5.0  # default of the setting `ping_seconds`
+SUSPECT_SECONDS = 15.0  # default of the setting `suspect_seconds`: three pings
 # With three pings only, a network of seven peers that loses a fifth of its pings would have a dozen suspicions per hour.
-PROBE_SECONDS = 1.0  # between pings after an unanswered one
-DEVIATIONS = 5.61  # of a normal distribution, exceeded with probability 1e-8: φ = 8, as in Hayashibara's paper and its later uses
-SILENCES_KEPT = 200  # a quarter of an hour of pings
-SILENCES_MIN = 30  # two minutes of them; fewer give no useful deviation
-SILENCE_SECONDS_MIN = 1.0  # shorter ones are not recorded, or the gaps between frames of bulk would replace all others
-SUSPECT_FACTOR_MAX = 2.0  # times the fixed silence, even for a peer that is often silent
-IDLE_FACTOR = 2.5  # times the fixed silence, after which the link ends
+PROBE_SECONDS = 1.0  # interval of pings after an unanswered one
+DEVIATIONS = 5.61  # standard deviations, exceeded with probability 1e-8 by a normal distribution: φ = 8, as in the paper
+SILENCES_KEPT = 200  # silences in the history: a quarter of an hour of pings
+SILENCES_MIN = 30  # silences of two minutes; fewer give no useful deviation
+SILENCE_SECONDS_MIN = 1.0  # Shorter silences are not recorded. Otherwise gaps between frames of bulk would replace all others.
+SUSPECT_FACTOR_MAX = 2.0  # multiple of the fixed silence, even for a peer that is often silent
+IDLE_FACTOR = 2.5  # multiple of the fixed silence, after which the link ends
 
 assert SUSPECT_FACTOR_MAX < IDLE_FACTOR, "a peer is suspected before its link ends"
 

@@ -18,20 +18,20 @@ from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from transport.quotas.memory_quota import MemoryAccount
 
 TAG_BYTES = 16  # Poly1305
-FRAME_PLAINTEXT_MAX = min(FRAME_BYTES_MAX, 65535) - TAG_BYTES  # a Noise message is at most 65535 bytes
-MESSAGE_OVERHEAD_BYTES = 64  # counted for each queued message, which bounds empty ones too
+FRAME_PLAINTEXT_MAX = min(FRAME_BYTES_MAX, 65535) - TAG_BYTES  # A Noise message has at most 65535 bytes.
+MESSAGE_OVERHEAD_BYTES = 64  # bytes charged for each queued message, which bounds empty ones too
 
 ByPriority = tuple[int, int, int]  # indexed by Priority
 
 _RECORD = struct.Struct(">BH")
 _MORE = 0b1000
-_FRAGMENT_BYTES_MIN = 512  # least room in a frame to begin a message, since small fragments are inefficient
+_FRAGMENT_BYTES_MIN = 512  # least free bytes of a frame to begin a message, since small fragments are inefficient
 
 
 class Priority(enum.IntEnum):
     """Priorities of messages. A frame is filled with votes first, then control, then bulk."""
 
-    VOTE = 0  # needed for decisions, so never dropped silently: a peer that is too slow loses the connection
+    VOTE = 0  # messages for decisions, which are never dropped: a peer that is too slow loses the connection
     CONTROL = 1
     BULK = 2
 
@@ -64,7 +64,7 @@ class Outbox:
         self._offsets = [0, 0, 0]  # sent bytes of each queue's first message
         self._waiting = [0, 0, 0]
         self._sent = [0, 0, 0]
-        self.account = MemoryAccount()  # charged for queued bytes
+        self.account = MemoryAccount()  # account that is charged for queued bytes
         self._is_over = False
 
     def __bool__(self) -> bool:
@@ -83,7 +83,7 @@ class Outbox:
         return self._sent[0], self._sent[1], self._sent[2]
 
     def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
-        assert len(data) <= MESSAGE_BYTES_MAX, f"a message of {len(data)} bytes: nobody would accept it"
+        assert len(data) <= MESSAGE_BYTES_MAX, f"a message of {len(data)} bytes is larger than any peer accepts"
         size = len(data) + MESSAGE_OVERHEAD_BYTES
         if self._is_over or self._waiting[priority] + size > QUEUE_BYTES_MAX[priority]:
             return False
@@ -162,7 +162,7 @@ class Inbox:
         self._partial: list[bytearray | None] = [None, None, None]
         self._channels = [Channel.APPLICATION] * 3
         self._received = [0, 0, 0]
-        self.account = MemoryAccount()  # charged for incomplete messages
+        self.account = MemoryAccount()  # account that is charged for incomplete messages
 
     @property
     def held(self) -> int:
@@ -190,7 +190,7 @@ class Inbox:
 
     def _take_record(self, flags: int, data: bytes, messages: list[Message]) -> None:
         if flags > 0b1111 or flags & 0b11 > Priority.BULK:
-            raise RemoteProtocolError("bad-record", f"flags {flags:#x}")
+            raise RemoteProtocolError("bad-record", f"invalid flags {flags:#x}")
         priority, channel = Priority(flags & 0b11), Channel(flags >> 2 & 1)
         self._received[priority] += len(data)
         partial = self._partial[priority]
@@ -201,14 +201,14 @@ class Inbox:
 
     def _join(self, priority: Priority, channel: Channel, partial: bytearray | None, data: bytes, more: bool) -> list[Message]:
         if not data:
-            raise RemoteProtocolError("bad-record", "an empty fragment")
+            raise RemoteProtocolError("bad-record", "a fragment is empty")
         if partial is None:
             self._channels[priority] = channel
             partial = bytearray()
         if channel != self._channels[priority]:
             raise RemoteProtocolError("bad-record", "a message changes its channel")
         if len(partial) + len(data) > MESSAGE_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a message of more than {MESSAGE_BYTES_MAX} bytes")
+            raise RemoteProtocolError("oversized", f"a message has more than {MESSAGE_BYTES_MAX} bytes")
         partial += data
         self._partial[priority] = partial if more else None
         self.account.add_bytes(len(data) if more else len(data) - len(partial))

@@ -14,13 +14,13 @@ from typing import Final
 
 from transport.wire.framing import FRAME_PLAINTEXT_MAX
 
-VOTE_WAIT_SECONDS: Final = 0.025  # that a vote waits for the current frame, and again for unsent bytes in the kernel
+VOTE_WAIT_SECONDS: Final = 0.025  # longest wait of a vote for the current frame, and again for unsent bytes in the kernel.
 # Smaller frames or limits of unsent bytes cost more headers, calls and wake-ups than they save.
 PIECE_BYTES_MIN: Final = 4 << 10
-PIECE_BYTES_START: Final = 16 << 10  # before the first measurement: 130 ms in all at 2 Mbit/s
-UNSENT_BYTES_MAX: Final = 128 << 10  # two frames of the largest size: a fast link is never idle while the next one is sealed
-WINDOW_SECONDS: Final = 0.1  # of one sample: on most links longer than an answer of the peer's kernel
-BURST_SECONDS_MIN: Final = 0.005  # shorter or smaller bursts only fill buffers, and do not measure the link
+PIECE_BYTES_START: Final = 16 << 10  # bytes before the first measurement: 130 ms in all at 2 Mbit/s
+UNSENT_BYTES_MAX: Final = 128 << 10  # two frames of the largest size, so that a fast link is never idle between frames
+WINDOW_SECONDS: Final = 0.1  # duration of one sample: on most links longer than an answer of the peer's kernel
+BURST_SECONDS_MIN: Final = 0.005  # Shorter or smaller bursts only fill buffers, and do not measure the link.
 BURST_BYTES_MIN: Final = 64 << 10
 TRIPS_KEPT: Final = 5  # pings, whose median ignores two that waited behind other bytes
 MINUTE_SECONDS: Final = 60.0
@@ -37,8 +37,8 @@ TCP_INFO_BYTES: Final = _TCP_INFO.size
 class TcpInfo:
     """The kernel's counters of a connection since its start, in bytes unless another unit is named."""
 
-    delivered: int  # acknowledged by the peer's kernel
-    unsent: int  # passed to the kernel and not sent yet
+    delivered: int  # bytes that the peer's kernel acknowledged
+    unsent: int  # bytes that the kernel has not sent yet
     sent: int  # segments with data, including retransmissions; 0: unknown
     retransmitted: int  # segments, except those reported as duplicates
 
@@ -55,10 +55,10 @@ class TcpInfo:
 class MinuteStats:
     number: int  # minute of the clock
     trips: int = 0
-    trip_least: float = 0.0  # seconds, like the next two
+    trip_least: float = 0.0  # seconds, like the next two fields
     trip_sum: float = 0.0
     trip_most: float = 0.0
-    carried: int = 0  # bytes, in samples with waiting bytes throughout
+    carried: int = 0  # bytes of samples in which bytes always waited
     carrying: float = 0.0  # seconds of these samples
     burst: float = 0.0  # bytes per second of the fastest burst, a lower bound of the throughput
     sent: int = 0  # segments, including retransmissions
@@ -89,7 +89,7 @@ class LinkHistory:
         return tuple(minute for minute in self._minutes if minute.number > now // MINUTE_SECONDS - MINUTES_KEPT)
 
     def bytes_per_second(self, now: float) -> float | None:
-        """Return the throughput of the last minute with waiting bytes throughout a sample, or else that of the fastest burst."""
+        """Return the throughput of the last minute in which bytes always waited during a sample, or else of the fastest burst."""
         minutes = self.minutes(now)
         full = [minute.carried / minute.carrying for minute in minutes if minute.carrying]
         return full[-1] if full else max((minute.burst for minute in minutes), default=0.0) or None
@@ -98,7 +98,7 @@ class LinkHistory:
         """Return the share of retransmitted segments. None: none were counted."""
         minutes = self.minutes(now)
         sent, again = sum(minute.sent for minute in minutes), sum(minute.retransmitted for minute in minutes)
-        return max(0, again) / sent if sent else None  # a duplicate is reported a round trip later, perhaps in the next minute
+        return max(0, again) / sent if sent else None  # A duplicate is reported a round trip later, perhaps in the next minute.
 
 
 class LinkMeter:
@@ -109,18 +109,18 @@ class LinkMeter:
     | bytes always waited, here and in the kernel    | the geometric mean of the old and the sample's rate |
     | the kernel's queue was empty once              | the sample's rate if that is higher               |
 
-    An empty queue means that this peer was slow, and not the link. Without the second rule, a busy peer would take its own pauses
+    An empty queue means that this peer was slow, and not the link. Without the second rule, a busy peer would mistake its pauses
     for a slow link, send smaller frames, and become slower.
     """
 
     def __init__(self, history: LinkHistory) -> None:
         self.history = history
-        self.bytes_per_second: float | None = None  # current estimate
+        self.bytes_per_second: float | None = None  # estimated rate; None: not measured
         self._trips: deque[float] = deque(maxlen=TRIPS_KEPT)
         self._since: float | None = None  # start of the sample; None: no bytes wait
-        self._delivered = 0  # at the start of the sample
+        self._delivered = 0  # delivered bytes at the start of the sample
         self._was_dry = True
-        self._sent = self._retransmitted = 0  # segments that the history has already
+        self._sent = self._retransmitted = 0  # segments that are in the history already
 
     @property
     def round_trip_seconds(self) -> float | None:
@@ -150,7 +150,7 @@ class LinkMeter:
     def on_busy(self, kernel: TcpInfo, now: float) -> None:
         """Measure before each frame, while bytes wait to be sent."""
         if self._since is None:
-            self._open(kernel, now, was_dry=True)  # the first delivered bytes were under way before
+            self._open(kernel, now, was_dry=True)  # The first delivered bytes were under way before the sample.
             return
         self._was_dry = self._was_dry or kernel.unsent == 0
         if now - self._since >= WINDOW_SECONDS:

@@ -37,12 +37,12 @@ from transport.wire.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Messag
 
 PROTOCOL_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 DH_BYTES: Final = 32
-NONCE_MAX: Final = 2**64 - 1  # reserved by the document, and never used for a message
+NONCE_MAX: Final = 2**64 - 1  # nonce that the specification reserves, never used for a message
 
-_MESSAGES: Final = (  # section 7.5
-    ("e",),  # -> sent by the initiator
-    ("e", "ee", "s", "es"),  # <-
-    ("s", "se"),  # ->
+_MESSAGES: Final = (  # messages of the pattern XX, section 7.5
+    ("e",),  # sent by the initiator
+    ("e", "ee", "s", "es"),  # sent by the responder
+    ("s", "se"),  # sent by the initiator
 )
 
 MAGIC: Final = b"folkmoot"
@@ -55,7 +55,7 @@ HANDSHAKE_BYTES: Final = (  # lengths of the three messages
     DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
 )
 LENGTH_BYTES: Final = 2
-_DOMAIN: Final = "noise-identity"  # no message has this tag
+_DOMAIN: Final = "noise-identity"  # domain of signatures: no message has this tag
 _ROLES: Final = {True: b"initiator", False: b"responder"}
 
 
@@ -86,7 +86,7 @@ class CipherState:
         try:
             return bindings.crypto_aead_chacha20poly1305_ietf_decrypt(ciphertext, ad, self._next_nonce(), self._key)
         except CryptoError:
-            raise RemoteProtocolError("bad-tag", "a ciphertext is not what the peer encrypted next") from None
+            raise RemoteProtocolError("bad-tag", "a ciphertext failed authentication") from None
 
     def _next_nonce(self) -> bytes:
         if self._nonce == NONCE_MAX:
@@ -143,7 +143,7 @@ class HandshakeState:
     def write_message(self, payload: Callable[[bytes], bytes]) -> bytes:
         """Return the next message. `payload` gets the handshake hash over all before it, with the keys of this message."""
         if self.complete or self._initiator_writes() != self._initiator:
-            raise LocalProtocolError("not our turn in the handshake")
+            raise LocalProtocolError("it is not our turn in the handshake")
         message = b"".join([self._write_token(token) for token in _MESSAGES[self._step]])
         message += self._symmetric.encrypt_and_hash(payload(self._symmetric.hash))
         self._step += 1
@@ -152,7 +152,7 @@ class HandshakeState:
     def read_message(self, message: bytes) -> tuple[bytes, bytes]:
         """Return the payload, and the handshake hash over all before it. Raises `RemoteProtocolError`."""
         if self.complete or self._initiator_writes() == self._initiator:
-            raise LocalProtocolError("not the peer's turn in the handshake")
+            raise LocalProtocolError("it is not the peer's turn in the handshake")
         for token in _MESSAGES[self._step]:
             message = message[self._read_token(token, message) :]
         hash_before = self._symmetric.hash
@@ -205,7 +205,7 @@ class HandshakeState:
         public = self._re if theirs == "e" else self.remote_static
         try:
             self._symmetric.mix_key(bindings.crypto_scalarmult(key_pair.private, public))
-        except SodiumError:  # libsodium rejects an all-zero secret, which the other side would have chosen
+        except SodiumError:  # libsodium rejects an all-zero secret, which only the other side can cause.
             raise RemoteProtocolError("low-order-key", "a public key of small order") from None
 
 
@@ -253,10 +253,10 @@ class NoiseSession:
         self._initiator, self._expected, self._context = initiator, expected, context
         self._verifier = verifier or Ed25519Verifier()
         self._static, self._ephemeral = static, ephemeral
-        self._ciphers: tuple[CipherState, CipherState] | None = None  # to send, to receive
+        self._ciphers: tuple[CipherState, CipherState] | None = None  # ciphers to send and to receive
         self._buffer = bytearray()
         self._next: Callable[[], list[PeerAuthenticated | Message] | None] = self._read_preamble
-        self._step = 0  # of the handshake
+        self._step = 0  # step of the handshake
         self._dead = False
         self._ready = b""
         if initiator:
@@ -311,14 +311,16 @@ class NoiseSession:
         theirs = bytes(self._buffer[:PREAMBLE_BYTES])
         # The first wrong byte is refused, since another program may never send a whole preamble.
         if theirs[: len(MAGIC)] != MAGIC[: len(theirs)]:
-            raise RemoteProtocolError("not-folkmoot", "something else speaks on this connection")
+            raise RemoteProtocolError("not-folkmoot", "the program at the other end is no Folkmoot peer")
         if len(theirs) < PREAMBLE_BYTES:
             return None
         version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
         if not self._initiator:
-            self._open()  # even a refused peer gets the preamble, which shows the reason
+            self._open()  # Even a refused peer gets the preamble, which shows the reason.
         if version != WIRE_VERSION:
-            raise RemoteProtocolError("wrong-version", f"the peer speaks wire version {version}, this one {WIRE_VERSION}")
+            raise RemoteProtocolError(
+                "wrong-version", f"the peer speaks wire version {version}, this peer {WIRE_VERSION}: update the older one"
+            )
         if theirs != self._preamble():
             raise RemoteProtocolError("wrong-chain", "the peer belongs to another network")
         self._take(PREAMBLE_BYTES)
@@ -348,9 +350,9 @@ class NoiseSession:
         key, signature = payload[:32], payload[32:]
         signed = signing_preimage(_DOMAIN, self._chain_id, _ROLES[not self._initiator] + signed_hash)
         if not self._verifier.verify(key, signed, signature):
-            raise RemoteProtocolError("bad-signature", f"the identity of {short_id(key)} is not proven")
+            raise RemoteProtocolError("bad-signature", f"the signature of {short_id(key)} is invalid")
         if self._expected is not None and key != self._expected:
-            raise RemoteProtocolError("wrong-peer", f"{short_id(key)} instead of {short_id(self._expected)}")
+            raise RemoteProtocolError("wrong-peer", f"peer {short_id(key)} answers there, expected {short_id(self._expected)}")
         self.peer = key
 
     def _write_handshake(self) -> None:
@@ -374,7 +376,7 @@ class NoiseSession:
             return None
         length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
         if length <= TAG_BYTES:
-            raise RemoteProtocolError("bad-frame", f"a frame of {length} bytes holds nothing")
+            raise RemoteProtocolError("bad-frame", f"a frame of {length} bytes has no content")
         if len(self._buffer) < LENGTH_BYTES + length:
             return None
         assert self._ciphers is not None

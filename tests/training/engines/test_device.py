@@ -73,7 +73,7 @@ def test_the_score_of_a_reward_model_is_where_it_is() -> None:
 def test_auto_is_the_processor_where_no_gpu_is_and_another_device_is_refused_with_what_there_is() -> None:
     assert device.select_device("auto") == device.select_device("cpu") == device.CPU
     for name in ("cuda", "cuda:1"):
-        with pytest.raises(UserError, match=rf"device '{name}' is not here: there is cpu"):
+        with pytest.raises(UserError, match=rf"this machine has no device '{name}', only cpu"):
             device.select_device(name)
 
 
@@ -93,17 +93,17 @@ def test_what_the_daemon_says_of_resources_is_what_the_worker_reads() -> None:
 def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> None:
     command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda:1"]
     ended = run_process(command, stdin=subprocess.DEVNULL, capture_output=True, env=os.environ, idle=300.0)
-    assert ended.returncode == 0 and re.search(rb"failed.*device 'cuda:1' is not here: there is cpu", ended.stdout)
+    assert ended.returncode == 0 and re.search(rb"failed.*this machine has no device 'cuda:1', only cpu", ended.stdout)
 
 
 @pytest.mark.parametrize(
     "said, why",
     [
-        ({"gpus": 2}, "gpus 2 with parallel off: say parallel ddp or fsdp"),
+        ({"gpus": 2}, "gpus 2 needs parallel ddp or fsdp, not off"),
         ({"gpus": 65}, "gpus 65 is outside 0..64"),
-        ({"parallel": ParallelMode.DDP}, "parallel ddp with gpus 0: it needs 2 at least"),
-        ({"parallel": ParallelMode.FSDP, "gpus": 2, "device": "cuda:1"}, "it takes the first 2 GPUs; say cuda"),
-        ({"parallel": ParallelMode.FSDP, "gpus": 2, "compile": True}, "compile with parallel fsdp: one of them at a time"),
+        ({"parallel": ParallelMode.DDP}, "parallel ddp needs gpus 2 or more, not 0"),
+        ({"parallel": ParallelMode.FSDP, "gpus": 2, "device": "cuda:1"}, "uses the first 2 GPUs, not cuda:1: use device cuda"),
+        ({"parallel": ParallelMode.FSDP, "gpus": 2, "compile": True}, "compile with parallel fsdp is not supported"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_by_name(said: dict[str, Any], why: str) -> None:
@@ -132,4 +132,4 @@ def test_where_torch_has_no_algorithm_for_equal_bits_it_takes_another_and_says_s
     finally:
         torch.use_deterministic_algorithms(False)
     assert modes.index(False) == 1 and not any(modes[1:]), "strict until it cannot be"
-    assert "may differ from one time to the next: sum_cuda" in caplog.text
+    assert "may differ between executions: sum_cuda" in caplog.text

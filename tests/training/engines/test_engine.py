@@ -281,7 +281,9 @@ def test_where_a_compiler_fails_the_loss_is_computed_as_it_is_and_that_is_said_o
     monkeypatch.setattr(torch, "compile", fails)
     with caplog.at_level(logging.WARNING, "peer"):
         assert np.array_equal(delta_of(engine_with(text, SPEC, compile=True)), delta_of(engine_of(text)))
-    assert [record.getMessage() for record in caplog.records] == ["job 't': its loss is not compiled: no compiler was found"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "job 't': cannot compile the loss, which is computed without compilation: no compiler was found"
+    ]
 
 
 def test_what_runs_out_of_memory_is_no_failure_of_the_compiler(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +354,7 @@ def test_a_bound_on_memory_makes_micro_batches_smaller_says_so_once_and_changes_
     wide = replace(SPEC, batch=40, micro_batch=40)
     with caplog.at_level(logging.WARNING, "peer"):
         bound = engine_with(text, wide, memory_mb_max=int(room / MB) + 1)
-    assert bound.micro_batch < 40 and "in the place of 40" in caplog.text and len(caplog.records) == 1
+    assert bound.micro_batch < 40 and "instead of 40" in caplog.text and len(caplog.records) == 1
     assert difference(delta_of(bound), delta_of(engine_with(text, wide))) < 1e-5
 
 
@@ -403,12 +405,12 @@ def test_it_is_the_figure_of_a_job(tmp_path: Path) -> None:
 
 def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("short")
-    with pytest.raises(UserError, match="has 6 tokens, and the model's context is 32"):
+    with pytest.raises(UserError, match="has 6 tokens, but the model's context is 32"):
         evaluate_model(written(tmp_path / "model", tensors()), tmp_path / "text.txt", 100)
 
 
 def test_a_model_whose_loss_is_no_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     huge = {name: np.full_like(tensor, 3e38) if "norm" in name else tensor for name, tensor in tensors().items()}
-    with pytest.raises(UserError, match="it foretells nothing"):
+    with pytest.raises(UserError, match="it predicts nothing"):
         evaluate_model(written(tmp_path / "model", huge), tmp_path / "text.txt", 100)

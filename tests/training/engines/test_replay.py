@@ -338,7 +338,7 @@ def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> Non
         data.tokens_digest(open_tokens(SPEC, text, ByteTokenizer())),
     )
     assert jobs.handle_request(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, named))
-    with pytest.raises(UserError, match="other tokens"):
+    with pytest.raises(UserError, match="does not make the job's tokens"):
         jobs.handle_request(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
 
 

@@ -149,7 +149,7 @@ def test_the_residual_before_must_be_the_one_that_was_committed_to(world: World)
     payload = Path(world.path("payload", 0)).read_bytes()
     world.commit(world.m(0) * np.float32(1.1), 0)
     Path(world.path("payload", 0)).write_bytes(payload)
-    with pytest.raises(LocalProtocolError, match="not those of the record"):
+    with pytest.raises(LocalProtocolError, match="does not match the record"):
         world.audit()
 
 

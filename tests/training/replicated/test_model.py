@@ -259,9 +259,9 @@ def test_what_cannot_have_been_decided_is_our_own_mistake(first: ReplicatedModel
     items = round_of(first, 2)
     with pytest.raises(LocalProtocolError, match="both"):
         first.apply_round(items, {trainer(0): Verdict.NORM})
-    with pytest.raises(LocalProtocolError, match="one per trainer"):
+    with pytest.raises(LocalProtocolError, match="a trainer has more than one"):
         first.apply_round([*items, items[0]], {})
-    with pytest.raises(LocalProtocolError, match="not the one"):
+    with pytest.raises(LocalProtocolError, match="differs from the accepted one"):
         first.apply_round([replace(items[0], payload=items[1].payload)], {})
     with pytest.raises(RemoteProtocolError, match="malformed"):
         first.apply_round([with_payload(items[0], items[1].payload)], {})

@@ -198,7 +198,7 @@ def test_no_more_estimates_are_held_than_the_bound_allows(first: ReplicatedModel
     held, new = (next(of for of in range(5) if (trainer(of) in after.records) is known) for known in (True, False))
     assert verdict(after, proposed(after, trainer(held), buffer(first.layout, "m"))) is Verdict.ACCEPT
     assert verdict(after, proposed(after, trainer(new), buffer(first.layout, "m"))) is Verdict.COMMITMENT
-    with pytest.raises(UserError, match=r"byzantine_max 2 needs 5 trainers, and 3 estimates of .* bytes are within"):
+    with pytest.raises(UserError, match=r"byzantine_max 2 needs 5 trainers, but only 3 estimates of .* bytes fit into"):
         replace(SPEC, tokenizer=bytes(32), byzantine_max=2).validated()
 
 
@@ -209,7 +209,7 @@ def test_estimates_are_part_of_a_snapshot(third: ReplicatedModel, tmp_path: Path
     for index in reversed(range(incoming.parts)):
         part = source.read_part(JOB, 2, index)
         if index == incoming.parts - 1:
-            with pytest.raises(RemoteProtocolError, match=r"the estimate of .* is not what the model root says"):
+            with pytest.raises(RemoteProtocolError, match=r"the estimate of .* does not match the model root"):
                 incoming.add_part(index, part[:-1] + bytes([part[-1] ^ 1]))
         incoming.add_part(index, part)
     incoming.install()

@@ -77,7 +77,7 @@ def test_a_block_that_a_thread_writes_at_anothers_place_is_found(tmp_path: Path,
     monkeypatch.setattr(model_directory.ModelDirectoryWriter, "write_bytes_at", misplaced)
     after = first.apply_round_into(tmp_path / "1", round_of(first, 4), {}, each=side_by_side(2))
     for each in WAYS.values():
-        with pytest.raises(StorageError, match="does not hash"):
+        with pytest.raises(StorageError, match="does not match the model root"):
             after.verify(each)
 
 

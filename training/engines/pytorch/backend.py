@@ -75,7 +75,7 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._device, self._resources = device.CPU, EngineResources()
-        self._crew: Any = None  # with several processes; its module imports all of torch's distributed part
+        self._crew: Any = None  # `RankProcesses`, or None for one process; the module imports all of torch's distributed part
 
     def start_backend(self, resources: EngineResources, command: Sequence[str] = ()) -> None:
         start_torch_threads(resources.threads or None)

@@ -1,4 +1,4 @@
-"""The devices that torch finds here, and transfers of numpy arrays to and from them."""
+"""The devices that torch finds on this machine, and transfers of numpy arrays to and from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from training.engine_resources import AUTO
 from training.worker_protocol import DeviceInfo
 
 CPU = torch.device("cpu")
-# cuBLAS gives the same bits each time if it has a buffer of its own; it reads this when it starts.
+# With a separate buffer, cuBLAS gives the same bits each time. It reads this variable when it starts.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-PIECE_ELEMENTS = 1 << 24  # of a vector in transfer: 64 MiB, long enough for a bus and short beside any large model
+PIECE_ELEMENTS = 1 << 24  # elements of a vector in transfer: 64 MiB, long enough for a bus and short for a large model
 COPIERS_MAX = 8  # threads that fill or read a piece: more do not increase the memory's throughput
 
 
@@ -32,7 +32,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def select_device(name: str) -> torch.device:
-    """Return the device that a setting names. Raises `UserError` for one that is not here."""
+    """Return the device that a setting names. Raises `UserError` for one that this machine lacks."""
     here = cuda_devices()
     if name == "cpu" or (name == AUTO and not here):
         return CPU
@@ -41,7 +41,7 @@ def select_device(name: str) -> torch.device:
             return device
     there_are = ", ".join(["cpu", *(f"{device} ({torch.cuda.get_device_name(device)})" for device in here)])
     why = "" if torch.version.cuda else f"; torch {torch.__version__} is built without CUDA"
-    raise UserError(f"device {name!r} is not here: there is {there_are}{why}")
+    raise UserError(f"this machine has no device {name!r}, only {there_are}{why}")
 
 
 def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:
@@ -62,10 +62,10 @@ def configure_device(device: torch.device) -> None:
     if device.type != "cuda":
         return
     os.environ.setdefault(*WORKSPACE)
-    torch.set_float32_matmul_precision("highest")  # no TF32: with its 10 bits, replays differ by more than audits tolerate
+    torch.set_float32_matmul_precision("highest")  # TF32 is off: with its 10 bits, replays differ by more than audits tolerate.
     torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # unwritten memory is never read
+    torch.utils.deterministic.fill_uninitialized_memory = False  # Unwritten memory is never read.
     torch.cuda.set_device(device)
 
 

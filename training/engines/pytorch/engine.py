@@ -38,12 +38,12 @@ from training.transformer import ModelSpec
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
-PARALLEL_ELEMENTS = 1 << 20  # enough for torch to use all threads
+PARALLEL_ELEMENTS = 1 << 20  # elements with which torch uses all threads
 FLOAT_BYTES = 4
 MB = 1_000_000
-# float32 numbers for each parameter: its value, its gradient, its weight decay mask, and two moments
+# Float32 numbers for each parameter: its value, its gradient, its weight decay mask, and two moments.
 KEPT = 5
-OF_VOCABULARY = 3  # logits, their logarithms, and their gradient
+OF_VOCABULARY = 3  # float32 numbers for each logit: its value, its logarithm, and its gradient
 
 
 @contextmanager
@@ -87,15 +87,15 @@ class TorchEngine:
         self.tokenizer = tokenizer
         self.micro_batch, most = min(spec.micro_batch, spec.batch), sequences_that_fit(spec, resources)
         if most is not None and most < self.micro_batch:
-            what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
+            what = "job %r: micro-batches of %d sequences instead of %d, because of memory_mb_max %d"
             log.warning(what, spec.name, most, self.micro_batch, resources.memory_mb_max)
-            self.micro_batch = most  # it is halved when memory runs out
+            self.micro_batch = most  # The number is halved when memory runs out.
         self.first_parameters = first
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
         self.device = device
         self._resources = resources
-        self._is_strict = True  # until an operation of the job has no deterministic algorithm
+        self._is_strict = True  # True until an operation of the job has no deterministic algorithm.
         functions = objective_functions(NAME, spec.objective)
         self._loss = compile_loss(functions.loss, spec.name) if resources.compile else functions.loss
         self._measure, self._refer = functions.metrics, functions.reference
@@ -110,7 +110,7 @@ class TorchEngine:
     def load_parameters(self, parameters: Float32Array) -> None:
         assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
         self.model.load_parameters(parameters)
-        self._loaded = None  # the caller may change them
+        self._loaded = None  # The caller may change them.
 
     def read_parameters(self) -> Float32Array:
         """Return the current parameters; on the CPU a view."""
@@ -183,8 +183,8 @@ class TorchEngine:
                 with deterministic_algorithms(self.device) if self._is_strict else nullcontext():
                     return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
-                if self._is_strict and "deterministic" in str(error):  # torch's message if it has no such algorithm
-                    log.warning("job %r: results of this device may differ from one time to the next: %s", self.spec.name, error)
+                if self._is_strict and "deterministic" in str(error):  # The message of torch without such an algorithm.
+                    log.warning("job %r: results of this device may differ between executions: %s", self.spec.name, error)
                     self._is_strict = False
                     continue
                 if not is_out_of_memory(error) or self.micro_batch == 1:
@@ -192,13 +192,13 @@ class TorchEngine:
             self.micro_batch //= 2
             log.warning("job %r: out of memory; micro-batches of %d sequences from now on", self.spec.name, self.micro_batch)
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # the free memory is fragmented into pieces of other sizes
+                torch.cuda.empty_cache()  # The free memory is fragmented into pieces of other sizes.
 
     def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: OnProgress, declaration: Declaration | None) -> float:
         if self._refer:
             self._refer(self, drawn, on_step)
         self.model.gradients.zero_()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)  # read once, to wait for an accelerator once
+        total = torch.zeros((), dtype=torch.float64, device=self.device)  # It is read once, to wait for an accelerator once.
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
             examples = self.spec.resolved_objective.batch_arrays(self.spec, part, self.tokens, declaration)
@@ -229,13 +229,15 @@ class TorchEngine:
         stop: int | None = None,
     ) -> Iterator[bytes]:
         if not self.spec.has_text:
-            raise UserError(f"the model of {self.spec.name!r} has {self.spec.model.vocabulary} tokens that are no text")
+            raise UserError(
+                f"the model of {self.spec.name!r} cannot generate text: its {self.spec.model.vocabulary} tokens have no text"
+            )
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
         last = {token for token in (stop, self.tokenizer.end_of_text) if token is not None}
 
         def before_pass() -> None:
             on_step()
-            if self._loaded is not parameters:  # another computation has replaced them since the last token
+            if self._loaded is not parameters:  # Another computation has replaced them since the last token.
                 self.load_parameters(parameters)
                 self._loaded = parameters
 
@@ -287,7 +289,11 @@ def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]
         except Exception as error:
             if known[-1] is loss or is_out_of_memory(error):
                 raise
-            log.warning("job %r: its loss is not compiled: %s", job, str(error).strip().partition("\n")[0])
+            log.warning(
+                "job %r: cannot compile the loss, which is computed without compilation: %s",
+                job,
+                str(error).strip().partition("\n")[0],
+            )
             known.append(loss)
             return loss(*arguments)
 

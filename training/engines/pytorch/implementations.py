@@ -22,13 +22,13 @@ from training.engines.pytorch.layers import TorchAttention, TorchSwiGlu
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
-EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: its largest tensor, the logits, then has 4 MB for bytes
+EVALUATION_TOKENS_MAX = 16_384  # tokens of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
+EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass, whose largest tensor, the logits, then has 4 MB for bytes
 
 
 def next_token_loss(model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy of the next token, in nats."""
-    return model.loss(x_BT, y_BT)  # a model of another class has a loss of its own
+    return model.loss(x_BT, y_BT)  # A model of another class has another loss.
 
 
 def held_out_bits(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:

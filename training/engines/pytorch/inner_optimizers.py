@@ -25,7 +25,7 @@ from training.replay.inner_state import (
 )
 from training.replicated.tensor_layout import Float32Array, layout_of
 
-ADAMW_RMS = 0.2  # of an AdamW step at rate 1, as measured by Liu et al.
+ADAMW_RMS = 0.2  # root mean square of an AdamW step at rate 1, as measured by Liu et al.
 
 
 def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
@@ -198,7 +198,7 @@ class Muon:
         for tensor in self._matrices:
             weights, gradients, momentum = (vector[tensor.elements].view(tensor.shape) for vector in vectors)
             momentum.lerp_(gradients, 1 - beta)
-            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts a second time
+            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov momentum counts this gradient a second time.
             weights.mul_(1 - rate * decay)
             weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
         return norm
@@ -207,7 +207,7 @@ class Muon:
 def orthogonalize(matrix: Tensor) -> Tensor:
     """Return the matrix with singular values moved near 1, by an odd polynomial applied five times, in float32."""
     a, b, c = NEWTON_SCHULZ
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # so that the products have the smaller side
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # The products then have the smaller side.
     x = wide / (wide.norm() + MUON_EPSILON)
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.T

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from training.engines.pytorch.device import CPU
 from training.transformer import ModelSpec
 
-ROWS = 4  # of a matrix: with fewer rows a library adds in another order, with more in the same
-KEYS = 64  # in a block: over whole blocks attention adds in the same order
+ROWS = 4  # rows of a matrix; with fewer rows, libraries add in another order
+KEYS = 64  # keys of a block; over whole blocks, attention adds in the same order
 
 # The implementation of a kind of linear layer: (…, inputs) and weights (outputs, inputs) → (…, outputs). The weights may be those
 # of several matrices side by side, so each row is computed separately.
@@ -35,9 +35,9 @@ class ForwardPass:
     """The place of a block in a pass over the model."""
 
     layer: int = 0
-    start: int = 0  # tokens before the first one of the pass
+    start: int = 0  # number of tokens before the first one of the pass
     cache: KVCache | None = None
-    last: int | None = None  # how many positions at the end are used after this layer; None: all
+    last: int | None = None  # number of positions at the end that are used after this layer; None: all
 
 
 class TorchBlock(ABC):
@@ -97,7 +97,7 @@ class TorchAttention(TorchBlock):
         v_BGTD = packed_BTND[:, :, heads + kv_heads :].transpose(1, 2)
         if at.cache:
             k_BGTD, v_BGTD = at.cache.extend(at.layer, k_BGTD, v_BGTD)
-        if q_BHTD.is_cuda:  # in float32, kernels that share keys and values need memory for all attention weights
+        if q_BHTD.is_cuda:  # In float32, kernels that share keys and values need memory for all attention weights.
             k_BGTD, v_BGTD = (repeat_kv_heads(tensor, heads) for tensor in (k_BGTD, v_BGTD))
         # A single new token attends to all tokens before it; several tokens need a causal mask.
         is_shared, mask_TT = k_BGTD.shape[1] != heads, None
@@ -142,7 +142,7 @@ class KVCache:
     def __init__(self, spec: ModelSpec, sequences: int = 1, device: torch.device = CPU, is_steady: bool = False) -> None:
         tokens = -(-(spec.context + ROWS - 1) // KEYS) * KEYS if is_steady else spec.context
         shape = (spec.layers, sequences, spec.kv_heads, tokens, spec.width // spec.heads)
-        made = torch.zeros if is_steady else torch.empty  # data beyond `length` are masked, or never read
+        made = torch.zeros if is_steady else torch.empty  # Data beyond `length` are masked, or never read.
         self.keys, self.values = made(shape, device=device), made(shape, device=device)
         self.is_steady, self.length, self.beyond = is_steady, 0, 0
 

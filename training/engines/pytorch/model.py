@@ -25,8 +25,8 @@ from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import EMBEDDING, FINAL_NORM, FIRST_TOKEN_VECTOR, HEAD, OUTPUT_MATRIX, layer_parameters
 
-NAME = "pytorch"  # of the engine
-KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing here is random
+NAME = "pytorch"  # name of the engine
+KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # The model has no random operation.
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -45,7 +45,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         logp_NV, y_N = ctx.saved_tensors
-        p_NV, y_N1 = logp_NV.exp_(), y_N.unsqueeze(1)  # in place: nothing reads it afterwards
+        p_NV, y_N1 = logp_NV.exp_(), y_N.unsqueeze(1)  # The operation is in place, since nothing reads the input afterwards.
         p_NV.scatter_(1, y_N1, 0.0)
         p_NV.scatter_(1, y_N1, -p_NV.sum(dim=1, keepdim=True))
         return p_NV.mul_(gradients[0]), None
@@ -57,7 +57,7 @@ class GPT:
     def __init__(self, job: JobSpec, device: torch.device = CPU) -> None:
         layout, spec = layout_of(job), job.model
         self.job, self.spec, self.device = job, spec, device
-        self.recompute = False  # true if layers keep only their inputs for the gradient, and are computed again
+        self.recompute = False  # True if layers keep only their inputs, and are recomputed for the gradient.
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self._allocate(layout.size)
         learns = not job.resolved_objective.freezes_layers(job)
@@ -66,9 +66,9 @@ class GPT:
         self.final_norm_C = self._view(FINAL_NORM)
         linear: TorchLinear = layer_implementation(NAME, spec.linear)
         kinds: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (spec.attention, spec.feed_forward)]
-        self.blocks = [kind(spec, linear, device) for kind in kinds]  # of each layer
+        self.blocks = [kind(spec, linear, device) for kind in kinds]  # blocks of each layer
         self.layers = [self._layer(f"layers.{index}.", learns) for index in range(spec.layers)]
-        self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
+        self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # vectors of shape (C,), if any
         self.first_C = self.heads.get(FIRST_TOKEN_VECTOR)
 
     def _layer(self, prefix: str, learns: bool) -> Mapping[str, Tensor]:
@@ -126,7 +126,7 @@ class GPT:
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
-            wanted = last if index == len(self.layers) - 1 else None  # nothing reads the other positions any more
+            wanted = last if index == len(self.layers) - 1 else None  # Later code reads no other positions.
             at = ForwardPass(index, start, cache, wanted)
             if self.recompute and torch.is_grad_enabled():
                 x_BTC = checkpoint(self._through, layer, x_BTC, at, **KEEPING_INPUTS)

@@ -20,8 +20,8 @@ from training.engines.pytorch.model import GPT
 from training.formats.huggingface_model import open_huggingface_model
 from training.job_spec import JobSpec
 
-NATS_MAX: Final = 700.0  # per token; e to a higher power overflows
-TEXT_BYTES_MAX: Final = 64 << 20  # in memory, and again as tokens
+NATS_MAX: Final = 700.0  # nats per token; e to a higher power overflows
+TEXT_BYTES_MAX: Final = 64 << 20  # bytes of text in memory, and again as tokens
 
 
 def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
     tokenizer, context = load_tokenizer(own.tokenizer, own.model.vocabulary), own.model.context
     known = tokenizer.encode(_whole(text))
     if len(known) <= context:
-        raise UserError(f"{text} has {len(known)} tokens, and the model's context is {context}: take a longer text")
+        raise UserError(f"{text} has {len(known)} tokens, but the model's context is {context}: use a longer text")
     net = GPT(spec)
     parameters = io.BytesIO()
     own.write_parameters(spec, parameters)
@@ -44,13 +44,13 @@ def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
         nats, size = total_nats(net, known, starts, tokenizer.token_bytes)
     tokens = len(starts) * context
     if not nats / tokens < NATS_MAX:
-        raise UserError(f"{folder}: the model's loss on this text is {nats / tokens:g} nats a token, so it foretells nothing")
+        raise UserError(f"{folder}: the model's loss on this text is {nats / tokens:g} nats per token, so it predicts nothing")
     return {
         "bits_per_byte": nats / math.log(2) / size,
         "nats_per_token": nats / tokens,
         "perplexity": math.exp(nats / tokens),
         "tokens": tokens,
-        "of_tokens": len(known) - 1,  # the first token has no context
+        "of_tokens": len(known) - 1,  # The first token has no context.
     }
 
 
@@ -60,7 +60,7 @@ def _whole(path: Path) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > TEXT_BYTES_MAX:
-            raise UserError(f"{path} has more than {TEXT_BYTES_MAX >> 20} MiB: take a part of it")
+            raise UserError(f"{path} has more than {TEXT_BYTES_MAX >> 20} MiB: use a part of it")
     return b"".join(pieces)
 
 

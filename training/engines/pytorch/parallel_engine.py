@@ -1,8 +1,8 @@
 """An engine of several processes, one for each device. They are one trainer.
 
-This process leads, and the others obey (`rank_models.py`). They are started by its command line and end with it, since their
-standard input, which carries commands, is then closed. If one of them ends, or fails while the others wait for it, this process
-ends, too. Its supervisor starts all of them again.
+This process leads, and the others execute its commands (`rank_models.py`). They are started by its command line and end with it,
+since their standard input, which carries commands, is then closed. If one of them ends, or fails while the others wait for it,
+this process ends, too. Its supervisor starts all of them again.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
 
 log = logging.getLogger("peer")
-# for operations of all processes: for a layer's tensors, and at most for a model of 30 GB over a bus
+# Timeout of operations of all processes: on a layer's tensors, and at most on a model of 30 GB over a bus.
 EXCHANGE_SECONDS_MAX = 600.0
-END_SECONDS = 5.0  # until a process with broken connections has ended, too
+END_SECONDS = 5.0  # wait until a process with broken connections has ended, too
 LOOPBACK = "lo"
 
 
@@ -68,12 +68,12 @@ def rank_device(resources: EngineResources, rank: int) -> torch.device:
     if devices.select_device(resources.device) == devices.CPU:
         return devices.CPU
     if len(here) < resources.gpus:
-        raise UserError(f"gpus {resources.gpus} are more than are here: {', '.join(map(str, here))}")
+        raise UserError(f"gpus {resources.gpus}: this machine has only {', '.join(map(str, here))}")
     return here[rank]
 
 
 def _join(store: Path, rank: int, resources: EngineResources, device: torch.device) -> None:
-    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # nothing is sent outside this machine
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # No data leave this machine.
         os.environ.update(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=LOOPBACK)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -84,14 +84,14 @@ def _join(store: Path, rank: int, resources: EngineResources, device: torch.devi
     )
 
 
-# The processes that obey ---------------------------------------------------------------------------------------------------
+# The other processes ------------------------------------------------------------------------------------------------------
 
 
 def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> NoReturn:
-    """Obey until `orders` is closed, which happens when the leader ends."""
+    """Execute commands until `orders` is closed, which happens when the leader ends."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def read() -> None:  # in a thread, to see the end while the process waits for others
+    def read() -> None:  # A thread reads, to see the end while the process waits for others.
         try:
             while header := orders.read(worker_protocol.FRAME_HEADER_BYTES):
                 length, _ = worker_protocol.parse_header(header)
@@ -109,7 +109,7 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
         try:
             parts.execute_command(waiting.get())
         except RuntimeError as error:
-            if is_out_of_memory(error):  # the supervisor recognizes this signal and halves the micro-batches
+            if is_out_of_memory(error):  # The supervisor recognizes this signal and halves the micro-batches.
                 os.kill(os.getpid(), signal.SIGKILL)
             raise
 
@@ -137,7 +137,7 @@ class RankProcesses:
         """
         self.device = rank_device(resources, 0)
         self._fall, self.job_numbers, self._is_closed = fall, itertools.count(1), False
-        self._status, self._has_ended = 1, threading.Event()  # of the first process that ended
+        self._status, self._has_ended = 1, threading.Event()  # status of the first process that ended
         self._folder = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-"))
         store = self._folder / "store"
         self.processes = [
@@ -151,7 +151,7 @@ class RankProcesses:
         self.parts = RankModels(resources, self.device)
 
     def send_command(self, order: Any, given: Any = None) -> Any:
-        """Send a command to all processes and obey it. Return this process's result.
+        """Send a command to all processes and execute it. Return this process's result.
 
         `given` are data that only this process has.
         """
@@ -161,11 +161,11 @@ class RankProcesses:
                 process.stdin.write(worker_protocol.encode_frame(0, order))
                 process.stdin.flush()
             return self.parts.execute_command(order, given)
-        except Exception as error:  # the others may now wait for data that this process will never send
-            log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
+        except Exception as error:  # The others may now wait for data that this process will never send.
+            log.warning("a command failed in one process of this worker: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
                 self._end(-signal.SIGKILL)
-            self._has_ended.wait(END_SECONDS)  # probably another process ended, and its status has the reason
+            self._has_ended.wait(END_SECONDS)  # Probably another process ended, and its status has the reason.
             self._end(self._status)
             raise
 
@@ -190,7 +190,7 @@ class RankProcesses:
         for process in self.processes:
             process.wait()
         dist.destroy_process_group()
-        shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file again
+        shutil.rmtree(self._folder, ignore_errors=True)  # The process group may have written its file again.
 
 
 class _RankOptimizer:
@@ -227,16 +227,14 @@ class ParallelEngine(TorchEngine):
     ) -> None:
         mode, kind = resources.parallel.value, spec.resolved_objective
         if kind.freezes_layers(spec):
-            stay = f"parallel {mode!r} cannot train a job whose layers stay yet ({spec.objective!r})"
+            stay = f"parallel {mode!r} does not support the frozen layers of objective {spec.objective!r}"
             raise UserError(f"{stay}: start this peer with parallel off")
         functions = objective_functions(NAME, spec.objective)
         if functions.declarer is not None or functions.reference is not None:
-            raise UserError(
-                f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
-            )
+            raise UserError(f"parallel {mode!r} does not support objective {spec.objective!r}: start this peer with parallel off")
         if resources.parallel is ParallelMode.FSDP and spec.inner is InnerOptimizerKind.MUON:
             raise UserError(
-                "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off here, "
+                "parallel 'fsdp' does not support inner 'muon', which needs whole matrices: use parallel ddp or off here, "
                 "or inner adamw in the job"
             )
         self._crew, self._number = crew, next(crew.job_numbers)
@@ -268,7 +266,7 @@ class ParallelEngine(TorchEngine):
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
-        on_step()  # it may raise, so it must not be called while processes wait for each other
+        on_step()  # It may raise, so it must not be called while processes wait for each other.
         examples = list(self.spec.resolved_objective.batch_arrays(self.spec, drawn, self.tokens, declaration))
         order = ComputeGradient(
             self._number, tuple(ArraySpec(array.dtype.str, array.shape) for array in examples), self.micro_batch

@@ -1,7 +1,7 @@
 """One process's part of a model that several processes train: all of it (`ddp`) or a piece of every tensor (`fsdp`).
 
-The leader sends the same commands to all processes and obeys them itself. Between two commands no process waits for another. Each
-one computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
+The leader sends the same commands to all processes and executes them itself. Between two commands no process waits for another.
+Each process computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from training.job_spec import BATCH_MAX, JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import FIRST_TOKEN_VECTOR
 
-JOBS_MAX = 8  # with models in memory; all processes close the least recently used one
-DIMENSIONS_MAX = 8  # of an array
-ARRAYS_MAX = 16  # that an objective makes from a batch
+JOBS_MAX = 8  # jobs with models in memory; all processes close the least recently used one
+DIMENSIONS_MAX = 8  # dimensions of an array
+ARRAYS_MAX = 16  # arrays that an objective makes from a batch
 
 # Commands ------------------------------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ ARRAYS_MAX = 16  # that an objective makes from a batch
 class ArraySpec:
     """Type and shape of an array of examples."""
 
-    kind: Name  # numpy's name of the type
+    kind: Name  # name of the type in numpy
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
 
 
@@ -144,7 +144,7 @@ class _ModuleGPT(GPT):
             leaf = nn.Parameter(self.parameters[place].view(shape))
             leaf.grad = self.gradients[place].view(shape)
         else:
-            leaf = nn.Parameter(torch.empty(shape, device="meta"))  # no process ever has the whole tensor
+            leaf = nn.Parameter(torch.empty(shape, device="meta"))  # No process ever has the whole tensor.
         self.places[id(leaf)] = place
         return leaf
 
@@ -188,7 +188,7 @@ class _LossModule(nn.Module):
         self.blocks = nn.ModuleList(_LayerModule(gpt, layer, recompute) for layer in gpt.layers)
 
     def forward(self, *examples: Tensor) -> Tensor:
-        gpt = self.gpt  # it computes with the current tensors of the parameters
+        gpt = self.gpt  # The model computes with the current tensors of the parameters.
         gpt.embedding_VC, gpt.final_norm_C = self.embedding, self.final_norm
         gpt.output_VC = self.embedding if self.output is None else self.output
         gpt.heads = dict(zip(self.head_names, self.heads, strict=True))
@@ -234,7 +234,7 @@ class RankModel(ABC):
         for index, (rows, weight) in enumerate(share):
             with self._syncing(index == len(share) - 1):
                 with autocast_context(self.spec, self.device):
-                    loss = self._net(*(tensor[rows] for tensor in batch)) * (weight * self.processes)  # torch takes the mean
+                    loss = self._net(*(tensor[rows] for tensor in batch)) * (weight * self.processes)  # torch computes the mean.
                 loss.backward()
             total += loss.detach().double() / self.processes
         dist.all_reduce(total)
@@ -386,7 +386,7 @@ class FsdpRankModel(RankModel):
                     _write(out, slice(start + place.start, start + place.stop), moment)
             elif what == "parameters":
                 _write(out, place, parameter)
-            elif parameter.grad is not None:  # the same in all processes
+            elif parameter.grad is not None:  # The condition is the same in all processes.
                 _write(out, place, parameter.grad)
             elif out is not None:
                 out[place] = 0.0
@@ -399,7 +399,7 @@ def _gradient_of(parameter: Any) -> Tensor:
 
 
 def _write(out: LeaderVector, place: slice, tensor: Any) -> None:
-    whole = tensor.full_tensor()  # all processes take part
+    whole = tensor.full_tensor()  # All processes take part.
     if out is not None:
         out[place] = to_numpy(whole).ravel()
 

@@ -16,10 +16,10 @@ from protocol.sampling import SamplingOptions
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
 
-TEMPERATURE_MIN = 1e-6  # below it the likeliest token is nearly certain, and quotients overflow
-PASS_TOKENS = 64  # of a prompt, or of a context that slides, in one pass; a proposal may have to wait for one pass
+TEMPERATURE_MIN = 1e-6  # temperature below which the likeliest token is nearly certain, and quotients overflow
+PASS_TOKENS = 64  # tokens in one pass of a prompt, or of a context that slides; a proposal may have to wait for one pass
 
-BeforePass = Callable[[], None]  # called before every pass
+BeforePass = Callable[[], None]  # a function that is called before every pass
 
 
 class DecodingState:

@@ -15,9 +15,9 @@ from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import initial_parameters
 
-WARMUP = 0.05  # of all steps, linear
-FLOOR = 0.1  # fraction of the peak at the last step, linear decay
-BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps
+WARMUP = 0.05  # fraction of all steps, with a linear rise of the rate
+FLOOR = 0.1  # fraction of the peak rate at the last step, after a linear decay
+BETA1, BETA2 = 0.9, 0.95  # The state is never reset, so it averages over longer than a job's inner steps.
 
 
 def train_baseline(

@@ -22,11 +22,11 @@ from training.replicated.outer_optimizer import FLUSH_BELOW
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
-SUM_BITS: Final = 30  # of the sum of elements over a round's updates; after rounding up it still fits an int32
+SUM_BITS: Final = 30  # bits of the sum of elements over a round's updates; after rounding up it still fits an int32
 GRID_BITS_MIN: Final = 22  # least bits of a round's largest element with 32-bit sums of mixed updates; else sums have 64 bits
-GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `FLUSH_BELOW`, and no derived number is subnormal
-COLUMNS: Final = 1 << 14  # processed at once, at least: two dozen rows of 64 KiB stay in the caches
-COLUMNS_OF_ALL: Final = 1 << 18  # over all updates: with few updates, shorter calls would make threads wait for each other
+GRID_EXPONENT_MIN: Final = -84  # least exponent: aggregates are zero or at least `FLUSH_BELOW`, and derived numbers are normal
+COLUMNS: Final = 1 << 14  # least columns processed at once: two dozen rows of 64 KiB stay in the caches
+COLUMNS_OF_ALL: Final = 1 << 18  # columns of all updates: with few updates, threads would wait for each other in shorter calls
 
 # Rounding up a scale adds at most half the level to each element.
 assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
@@ -40,10 +40,10 @@ class AggregationPlan:
     """A plan that `iter_aggregate` executes block by block. Memory: 8-bit levels of all updates in a few blocks."""
 
     updates: tuple[QuantizedUpdate, ...]  # in ascending order of origin, so that the order of arrival does not matter
-    scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks, times its factor, in units of 2^exponent
+    scales: tuple[npt.NDArray[np.int32], ...]  # scales of each update's chunks, times its factor, in units of 2^exponent
     exponent: int
     outsiders: tuple[tuple[int, ...], ...]  # for each update, the updates that it is not mixed with; empty: no mixing
-    trimmed: int  # how many largest, and how many smallest, values of each coordinate are dropped
+    trimmed: int  # number of largest, and of smallest, values of each coordinate that are dropped
     divisor: int
     sums: type[np.signedinteger[Any]]  # type of the last sum: int32 where it fits
 
@@ -67,7 +67,7 @@ class AggregationPlan:
                 if self.trimmed:
                     columns = select_middle(columns, self.trimmed)
                 combined[at] = _total(columns, self.sums)
-        mean /= math.ldexp(self.divisor, -self.exponent)  # by an exact divisor; the conversion to float32 also rounds
+        mean /= math.ldexp(self.divisor, -self.exponent)  # The divisor is exact. The conversion to float32 also rounds.
         return mean
 
     def _mix(self, rows: list[Row]) -> list[Row]:
@@ -95,13 +95,13 @@ def plan_aggregation(
     """Plan the aggregation of `updates` (at least one, one per trainer), of which at most `liars` lie."""
     ordered = tuple(sorted(updates, key=lambda update: update.origin))
     if not ordered or len({update.origin for update in ordered}) < len(ordered):
-        raise LocalProtocolError(f"{len(ordered)} updates: need at least one, and one per trainer")
+        raise LocalProtocolError(f"{len(ordered)} updates: at least one is needed, and one per trainer")
     return plan_on_grid(ordered, combine_updates(ordered, rule, liars, each))
 
 
 def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombination) -> AggregationPlan:
     """Express all scales, times their factors, as integers in one unit, rounded half up."""
-    by_coordinate = combination.outsiders or combination.trimmed  # an update takes part even if its factor is zero
+    by_coordinate = combination.outsiders or combination.trimmed  # An update takes part even if its factor is zero.
     chosen = [i for i in range(len(updates)) if combination.factors[i] or by_coordinate] or [0]
     updates, factors = tuple(updates[i] for i in chosen), [combination.factors[i] for i in chosen]
     least = min(update.exponent for update in updates)
@@ -120,13 +120,13 @@ def _largest_sum(largest: list[int], combination: UpdateCombination) -> tuple[in
     summed = max(len(largest), combination.divisor)
     if summed <= 1 << SUM_BITS - GRID_BITS_MIN:
         return summed * max(largest), np.int32
-    return len(largest) * max(largest), np.int64  # of the mixed rows, which are still int32
+    return len(largest) * max(largest), np.int64  # sums of the mixed rows, which are still int32
 
 
 def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray[np.int32]:
     scaled = update.scales * factor
     shift = exponent + FACTOR_BITS - update.exponent
-    if shift > 62 or not scaled.any():  # below half a unit; wider shifts are undefined
+    if shift > 62 or not scaled.any():  # The scales are below half a unit, and wider shifts are undefined.
         return np.zeros(len(scaled), dtype=np.int32)
     if shift <= 0:
         return (scaled << -shift).astype(np.int32)
@@ -145,7 +145,7 @@ def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray
 class Comparator:
     low: int
     high: int
-    keeps_low: bool  # the minimum is used later
+    keeps_low: bool  # The minimum is used later.
     keeps_high: bool
 
 

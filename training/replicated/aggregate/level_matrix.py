@@ -22,14 +22,14 @@ from training.replicated.codec.quantization import TOP, Levels
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import BLOCK, THREAD_BLOCKS, ElementRun, TensorBlock
 
-EXPANDED: Final = 16 * BLOCK  # levels of all updates, expanded to 32 bits at once: 4 MiB for any number of updates
+EXPANDED: Final = 16 * BLOCK  # levels of all updates that are expanded to 32 bits at once: 4 MiB for any number of updates
 # Levels of all updates in the blocks that are processed together. A numpy call of some microseconds holds the interpreter for
 # most of them, so that other threads wait. A call on 64 KiB or more does not.
 LEVELS: Final = 1 << 18
 FLOAT32_MAX: Final = 1 << 24  # all integers up to this are exact
 # A product of two scales has 40 bits and is split into two halves. With either half, the sum over a stretch fits an int64.
 HALF: Final = SCALE_BITS
-FEW: Final = 8  # updates: up to this number single products are as fast, and matrix products lock out threads
+FEW: Final = 8  # updates up to which single products are as fast, since matrix products block other threads
 
 assert THREAD_BLOCKS * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
 assert LEVEL_MAX**2 <= FLOAT32_MAX
@@ -41,7 +41,7 @@ Row = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelMatrix:
-    rows: tuple[Levels, ...]  # of each update, shape (columns,)
+    rows: tuple[Levels, ...]  # levels of each update, shape (columns,)
     lengths: npt.NDArray[np.int64]  # columns of each of the run's chunks
 
     @classmethod

@@ -29,11 +29,11 @@ from training.replicated.aggregate.level_matrix import Integers, gram_matrix
 from training.replicated.codec import QuantizedUpdate
 from training.replicated.parallel_map import ParallelMap, serial_map
 
-FACTOR_BITS: Final = 30  # factors and weights are integers in units of 2^-30
+FACTOR_BITS: Final = 30  # Factors and weights are integers in units of 2^-30.
 ONE: Final = 1 << FACTOR_BITS
-CLIPPING_ITERATIONS: Final = 10  # each at least halves the influence of the start
-WEISZFELD_ITERATIONS: Final = 16  # converges linearly; a dozen are within a thousandth
-CLOSEST_BITS: Final = 20  # Weiszfeld: the least distance is 2^-20 of the largest, so that no weight dominates all others
+CLIPPING_ITERATIONS: Final = 10  # iterations, each of which at least halves the influence of the start
+WEISZFELD_ITERATIONS: Final = 16  # iterations with linear convergence; a dozen are within a thousandth
+CLOSEST_BITS: Final = 20  # Weiszfeld's least distance is 2^-20 of the largest, so that no weight dominates all others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class UpdateCombination:
     factors: tuple[int, ...]  # units of 2^-FACTOR_BITS, at most ONE
     divisor: int
     outsiders: tuple[tuple[int, ...], ...] = ()  # for each update, the updates that it is not mixed with; empty: no mixing
-    trimmed: int = 0  # how many largest, and how many smallest, values of each coordinate are dropped
+    trimmed: int = 0  # number of largest, and of smallest, values of each coordinate that are dropped
 
 
 def tolerated_faults(count: int, liars: int) -> int:
-    """Return f: how many of `count` accepted updates may lie."""
+    """Return f, the number of false updates among `count` accepted ones that the rule tolerates."""
     return min(liars, (count - 1) // 2)
 
 

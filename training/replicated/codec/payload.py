@@ -40,7 +40,7 @@ class PayloadHeader:
     job: bytes
     round: int
     trainer: bytes
-    base: bytes  # root of the model that it was computed on
+    base: bytes  # root of the model on which the update was computed
     local_steps: int
     batch: int
     bits: int  # of one level: 1, 2, 4 or 8
@@ -58,10 +58,10 @@ def pack_header(bits: int, origin: bytes, exponent: int) -> bytes:
 def unpack_header(payload: bytes | memoryview) -> tuple[int, bytes, int]:
     """Return bits of a level, origin and exponent of a payload. Raises `RemoteProtocolError` for a malformed header."""
     if len(payload) < HEADER_BYTES:
-        raise malformed_payload(f"{len(payload)} bytes are less than a header")
+        raise malformed_payload(f"{len(payload)} bytes are too few for a header")
     bits, origin, exponent = _STRUCT.unpack_from(payload)
     if bits not in BITS:
-        raise malformed_payload(f"levels of {bits} bits")
+        raise malformed_payload(f"levels have {bits} bits")
     return bits, origin, exponent
 
 
@@ -102,10 +102,10 @@ class QuantizedUpdate:
     """An update: element = level · scale of its chunk · 2^exponent, exactly."""
 
     bits: int  # of one level: 1, 2, 4 or 8
-    origin: bytes  # digest of its context; it differs between the trainers of a round
+    origin: bytes  # digest of the payload's context, which differs between the trainers of a round
     layout: TensorLayout
     exponent: int
-    codes: quantization.Codes  # of the scales, (chunks,)
+    codes: quantization.Codes  # codes of the scales, (chunks,)
     packed: quantization.Bytes  # the levels of all chunks, (sum of `chunk_level_bytes`,)
     encoded: quantization.Bytes | None = None  # the whole payload, where `codes` and `packed` are parts of one array
 
@@ -144,7 +144,7 @@ class QuantizedUpdate:
     def norm_squared(self) -> float:
         """Return ‖update‖²: an exact integer, rounded once to the nearest float64."""
         squares = self.layout.chunk_lengths if self.bits == 1 else self._squares_and_tops[0]
-        # exact: far below 2^53
+        # The sum is exact: far below 2^53.
         sums = np.bincount(self.codes, weights=squares, minlength=len(quantization.SCALES))
         total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, quantization.SCALES, strict=True))
         return math.ldexp(float(total), 2 * self.exponent)
@@ -172,8 +172,8 @@ class QuantizedUpdate:
             for rows in iter_chunk_rows(self.layout):
                 empty = self.codes[rows.chunks] == 0
                 if empty.any() and self._byte_rows(rows)[empty].any():
-                    raise malformed_payload("levels in a chunk of scale zero")
-        if self.bits > 1:  # otherwise other levels with another scale would give the same update
+                    raise malformed_payload("a chunk of scale zero has levels")
+        if self.bits > 1:  # Otherwise other levels with another scale would give the same update.
             top, (_, tops) = quantization.TOP[self.bits], self._squares_and_tops
             if np.any(tops > top) or np.any((tops < top) & (self.codes > 0)):
                 raise malformed_payload("a chunk does not use its scale's range")
@@ -184,7 +184,7 @@ class QuantizedUpdate:
         squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint8)
         for rows in iter_chunk_rows(self.layout):
             unpacked = quantization.unpack_levels(self._byte_rows(rows), self.bits)
-            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # −128 becomes 128
+            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # The absolute value −128 becomes 128.
             largest[rows.chunks] = magnitudes.max(axis=1)
             squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
         return squares, largest
@@ -221,7 +221,7 @@ def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> Quantized
     """Return the update in a payload of any context and any bits. Raises `RemoteProtocolError` unless it is canonical."""
     bits, origin, exponent = unpack_header(payload)
     if len(payload) != payload_bytes(layout, bits):
-        raise malformed_payload(f"{len(payload)} bytes where {payload_bytes(layout, bits)} are right")
+        raise malformed_payload(f"it has {len(payload)} bytes, expected {payload_bytes(layout, bits)}")
     codes, packed = np.split(np.frombuffer(payload, np.uint8, offset=HEADER_BYTES), [len(layout.chunk_lengths)])
     update = QuantizedUpdate(bits, origin, layout, exponent, codes, packed)
     update.require_canonical()

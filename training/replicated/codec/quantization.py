@@ -1,4 +1,4 @@
-"""Levels and scales: the element of an update is a small integer, its level, times its chunk's scale. And their form in bits.
+"""Levels and scales, and their form in bits. An element of an update is a small integer, its level, times its chunk's scale.
 
     bits  levels               form
     1     ±1                   1 = negative
@@ -102,16 +102,16 @@ def level_units(scales: Float32Array, bits: int) -> Float32Array:
 
 # Scales ------------------------------------------------------------------------------------------------------------
 
-GRID_BITS: Final = 40  # |m| is summed as integers below 2^40: 4096 of them stay below 2^53, where float64 adds exactly
-MANTISSA_BITS: Final = 5  # a scale is off by 3 % at most, while one bit per element is off by 60 %
-SHIFT_MAX: Final = 15  # chunks of one payload differ a thousandfold: norms, embedding, layers
+GRID_BITS: Final = 40  # bits of |m| as an integer: 4096 of these stay below 2^53, where float64 adds exactly
+MANTISSA_BITS: Final = 5  # bits of a mantissa: a scale is off by at most 3 %, while one bit per element is off by 60 %
+SHIFT_MAX: Final = 15  # largest shift: chunks of one payload differ a thousandfold (norms, embedding, layers)
 SCALE_BITS: Final = MANTISSA_BITS + SHIFT_MAX
-EXPONENT_MIN: Final = -84  # the least scale is above 2^-80, and derived numbers stay far from float32's subnormal ones
-UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS  # with a finer one all scales are zero; float32 has its inverse
-EXPONENT_MAX: Final = 12  # scales below 2^32: beyond any useful update
+EXPONENT_MIN: Final = -84  # least exponent: scales are above 2^-80, and derived numbers stay far from float32's subnormal ones
+UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS  # With a finer unit all scales are zero. Float32 has its inverse.
+EXPONENT_MAX: Final = 12  # largest exponent: scales below 2^32, beyond any useful update
 
-# Times the mean |m|. Larger elements are clipped and left to error feedback, since a few large ones would leave no levels for all
-# others (decision 27). Eight bits have levels for all.
+# Range in units of the mean |m|. Larger elements are clipped and left to error feedback, since a few large ones would leave
+# no levels for all others (decision 27). Eight bits have levels for all.
 RANGE: Final = {2: 2, 4: 4}
 
 Codes = npt.NDArray[np.uint8]
@@ -160,7 +160,7 @@ def quantize_scales(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
 
     Mantissas are rounded half up if `up`, else down.
     """
-    shift = _bit_lengths(values.max(keepdims=True))[0] - MANTISSA_BITS  # leaves five bits of the largest
+    shift = _bit_lengths(values.max(keepdims=True))[0] - MANTISSA_BITS  # The shift leaves five bits of the largest value.
     if up and int(values.max()) + (1 << shift - 1) >> shift >> MANTISSA_BITS:
         shift += 1
     exponent = unit + int(shift) - SHIFT_MAX
@@ -171,7 +171,7 @@ def quantize_scales(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
     least = exponent - unit
     shifts = np.maximum(_bit_lengths(values) - MANTISSA_BITS, least)
     mantissas = (values + (up << shifts >> 1)) >> shifts
-    codes = (shifts - least << 4) + mantissas - 16  # a mantissa that is rounded up to 32 is 16 with the next shift
+    codes = (shifts - least << 4) + mantissas - 16  # A mantissa that is rounded up to 32 is 16 with the next shift.
     return np.maximum(codes, 0).astype(np.uint8), exponent
 
 

@@ -55,9 +55,9 @@ def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
     With several bits they are multiplied by t.
     """
     step, codes, bits = math.ldexp(1.0, update.exponent), update.codes, update.bits
-    if bits == 1:  # the codec rounds to nearest
+    if bits == 1:  # The codec rounds to nearest.
         low, high, empty = (_BEFORE + _OWN) / 2 * step, (_OWN + _NEXT) / 2 * step, EMPTY * (1 - 1 / 64)
-    else:  # the codec rounds down
+    else:  # The codec rounds down.
         low, high, empty = TOP[bits] * step * _OWN, TOP[bits] * step * _NEXT, TOP[bits] * EMPTY
     if not codes.any():
         return np.zeros(len(codes)), np.full(len(codes), empty)
@@ -71,7 +71,7 @@ def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: 
     tops = np.repeat(high, lengths) if bits == 8 else np.inf
     of_levels = _outside_levels(values, update.levels_of(block).astype(np.float64), units, tops, bits)
     of_scales = _outside_scales(np.abs(values), lengths, low, high, bits) if bits < 8 else 0.0
-    return np.array([np.einsum("i,i", of_levels, of_levels), of_scales])  # in this thread: too short for a BLAS
+    return np.array([np.einsum("i,i", of_levels, of_levels), of_scales])  # The vectors are too short for a BLAS and its threads.
 
 
 def _outside_levels(values: Floats, levels: Floats, units: Floats, tops: Floats | float, bits: int) -> Floats:
