@@ -66,17 +66,17 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await types_into(page, "name", "moods")
         await types_into(page, "options", "glad\nsad")
         await types_into(page, "file", str(bad))
-        await press_button(page, "Look at the file")
+        await press_button(page, "Check file")
         problems = "[...document.querySelectorAll('[data-problems] li')].map((line) => line.textContent)"
         assert await page.until(f"document.querySelector('[data-problems]') && {problems}") == [
             "bad.csv:2: gold 'angry' is none of the options: glad, sad"
         ]
         await types_into(page, "file", str(good))
-        await press_button(page, "Look at the file")
+        await press_button(page, "Check file")
         await page.until("document.querySelector('[data-preview] .text')?.textContent === '<b>only</b> rain'")
         await page.until("document.querySelector('[data-notes] li')?.textContent.startsWith(\"1 label of 'label' left out\")")
-        await press_button(page, "Make the project")
-        await told(page, "Tasks of this project: 1")
+        await press_button(page, "Create project")
+        await told(page, "The project has 1 task.")
         project = await page.until("document.querySelector('#projects [data-row]')?.dataset.row")
         ann, bob = await enrolled(site, "ann", "bob")
         (task,) = await assigned(site, ann)
@@ -103,11 +103,11 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         assert links == [f"/api/v1/projects/{project}/export?format={form}" for form in ("jsonl", "csv", "label-studio")]
 
         await page.open(f"{address(site)}/admin#projects")
-        await press_button(page, "close")
+        await press_button(page, "Close")
         await page.until("document.querySelector('dialog[open]')")
-        await press_button(page, "No")
+        await press_button(page, "Go back")
         await page.until("!document.querySelector('dialog[open]')")
-        await press_button(page, "close", "Close it")
+        await press_button(page, "Close", "Close project")
         await page.until("document.querySelector('#projects [data-row] td:nth-child(3)').textContent === 'closed'")
         assert (await said(site.stats))["projects"] == []
         assert [error for error in await page.errors() if "401" not in error] == []
@@ -121,6 +121,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         assert (await said(Person("ann").enrol, site, "a")).status == 201
         await sign_in(page, site, await operator(daemon))
         await page.until("document.querySelector('#facts dd').textContent === 'working'")
+        assert not any("undefined" in fact for fact in await page.texts("#facts dd"))
         await page.until("!document.querySelector('#alerts + p').hidden")
         await press_button(page, "People")
         await press_button(page, "New invitation", times=2)
@@ -132,29 +133,29 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
             await types_into(page, "search", name)
             await page.press(Keys.ENTER)
             await page.until(f"String({names}) === arguments[0]", name)
-        await press_button(page, "refuse", "Refuse")
-        await told(page, "ann gets no more tasks here.")
-        await press_button(page, "allow")
-        await told(page, "ann gets tasks here.")
+        await press_button(page, "Refuse", "Refuse annotator")
+        await told(page, "ann gets no more tasks from this peer.")
+        await press_button(page, "Allow")
+        await told(page, "ann gets tasks from this peer.")
         await press_button(page, "Jobs", "New job")
         await types_into(page, "name", "proverbs")
         await types_into(page, "overrides", "model.width 64")
-        await press_button(page, "Start it")
+        await press_button(page, "Start job")
         await told(page, "overrides is an object")
         await types_into(page, "overrides", "byzantine_max=0\nnonsense = 1")
-        await press_button(page, "Start it")
+        await press_button(page, "Start job")
         await told(page, "'nonsense' is not a field of a job")
         await types_into(page, "overrides", "byzantine_max=0")
-        await press_button(page, "Start it")
+        await press_button(page, "Start job")
         await page.until("document.querySelector('#jobs [data-row]')?.textContent.includes('proverbs')")
-        await press_button(page, "cancel", "Cancel the job")
+        await press_button(page, "Cancel", "Cancel job")
         await told(page, "job 'proverbs' is ended")
         await press_button(page, "Log")
         actions = "[...document.querySelectorAll('#log td:nth-child(3)')].map((cell) => cell.textContent)"
         await page.until(f"String({actions}) === 'cancel,train,train,allow,refuse,invite,sign in'")
         await page.script("window.asks = fetch; window.fetch = () => Promise.reject(new TypeError())")
         await press_button(page, "Sign out")
-        await told(page, "this peer does not answer")
+        await told(page, "this peer is not responding")
         assert not await page.script("return document.querySelector('#work').hidden"), "nobody is signed out"
         await page.script("window.fetch = asks")
         await press_button(page, "Sign out")
@@ -264,7 +265,7 @@ async def test_axe_finds_nothing_on_the_pages_of_operators(tmp_path: Path) -> No
                 await page.open(f"{address(site)}/admin#{tab}")
                 await page.until(f"!document.querySelector('[data-tab={tab}]').hidden")
                 assert await axe.found(page) == [], tab
-            await press_button(page, "Projects", "New project", "close")
+            await press_button(page, "Projects", "New project", "Close")
             await page.until("document.querySelector('dialog[open]')")
             assert await axe.found(page) == []
         await page.until("document.querySelector('.away')")
