@@ -55,7 +55,7 @@ class HttpProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    description: str  # of valid values, in the sentence "NAME is …"
+    description: str  # of valid values, in the sentence "NAME must be …"
     schema: Json  # of valid values, in JSON Schema
     is_valid: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value  # applied to valid values
@@ -74,7 +74,7 @@ class RequestField:
             return self.default
         value = given.get(self.name)
         if not self.kind.is_valid(value):
-            raise HttpProblem("malformed", f"{self.name} is {self.kind.description}")
+            raise HttpProblem("malformed", f"{self.name} must be {self.kind.description}")
         return self.kind.convert(value)
 
 
@@ -123,7 +123,7 @@ def choice_type(*values: str) -> FieldType:
 
 
 LINE: Final = FieldType(
-    "a line of text, all of its characters printable",
+    "a line of printable characters",
     {"type": "string", "minLength": 1},
     lambda value: isinstance(value, str) and value != "" and value.isprintable(),
 )

@@ -1,6 +1,6 @@
 """Declarations of HTTP routes and pages, which features name in `Feature.routes` and `Feature.pages`.
 
-The application, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from them. This
+The application, the parsing of requests, the OpenAPI document and docs/reference/http-api.md follow from them. This
 module imports no HTTP library.
 """
 
@@ -27,24 +27,23 @@ class ClientClass:
 
     name: str  # of the security scheme in the OpenAPI document
     cookie_name: str  # of a browser's session; a browser may have sessions of several classes
-    letter: str  # in the table of the documents
     argument: str  # name of the handler's argument that gets the identity from the authorizer
 
 
-OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "O", "operator")
+OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "operator")
 
 
 @dataclass(frozen=True, slots=True)
 class RouteReply:
     field_names: str = ""  # fields of the JSON object, separated by spaces
-    about: str = ""
+    about: str = ""  # sentences, without the last period
     content_type: str = "application/json"
     short_text: str = ""  # text for people, which replaces the field names
 
     @property
     def text(self) -> str:
         names = self.short_text or ", ".join(f"`{name}`" for name in self.field_names.split())
-        return " ".join(part for part in (names, self.about) if part)
+        return ". ".join(part for part in (names, self.about) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Route:
     operation_id: str = ""  # in the OpenAPI document; needed if several routes share a handler
     method: str
     path: str  # with the names of fields in braces
-    about: str
+    about: str  # an imperative phrase: the summary in the OpenAPI document and the reference
     client: ClientClass | None = None  # class of clients that may call it; None: everybody
     body_bytes_max: int = BODY_BYTES_MAX  # of a JSON body; a file has FILE_BYTES_MAX
     path_fields: tuple[RequestField, ...] = ()  # in the path
@@ -191,13 +190,13 @@ def _response(reply: RouteReply) -> dict[str, Any]:
     schema: dict[str, Any] = (
         {"type": "object", "required": reply.field_names.split()} if reply.field_names else {"type": "string"}
     )
-    return {"description": reply.text or "the reply", "content": {reply.content_type: {"schema": schema}}}
+    return {"description": reply.text or "The reply", "content": {reply.content_type: {"schema": schema}}}
 
 
 def _problems(route: Route, problem_statuses: Mapping[str, int]) -> dict[str, Any]:
     """Return the responses for the route's own problems, by status, and `default` for all others."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    by_status: dict[str, list[str]] = {"default": ["a problem"]}
+    by_status: dict[str, list[str]] = {"default": ["Any other problem"]}
     for code, when in route.problem_codes.items():
-        by_status.setdefault(str(problem_statuses[code]), []).append(f"{code} {when}".strip())
+        by_status.setdefault(str(problem_statuses[code]), []).append(f"{code}: {when}" if when else code)
     return {status: {"description": "; ".join(said), "content": content} for status, said in by_status.items()}

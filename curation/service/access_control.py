@@ -22,7 +22,7 @@ from protocol.errors import UserError
 from web.calls import HttpProblem
 from web.routes import ClientClass
 
-ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "T", "session")
+ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "session")
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
 OPERATOR_TOKEN_MS: Final = 86_400_000  # lifetime of a token
