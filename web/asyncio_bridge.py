@@ -156,7 +156,7 @@ class AsyncioBridge:
         try:
             asyncio.run(self._listen(listeners, send))
         except Exception as error:  # our own bug ends the service
-            log.exception("the thread of the site ended")
+            log.exception("the web server's thread ended")
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(send.send_nowait, error)
         finally:
@@ -186,7 +186,7 @@ class AsyncioBridge:
         """Run a function in Trio's thread. Raises its `HttpProblem`, or another one if the peer is busy or stops."""
         assert self._loop is not None
         if self._running >= self._calls_max:
-            raise HttpProblem("too-many", "this peer answers others at the moment", 1)
+            raise HttpProblem("too-many", "this peer is busy: try again later", 1)
         self._running += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         try:
@@ -208,8 +208,8 @@ class AsyncioBridge:
         except HttpProblem as problem:
             error = problem
         except Exception:  # our own bug in one request: the peer goes on, and its log describes the bug
-            log.exception("a call of the site failed")
-            error = HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
+            log.exception("an HTTP call failed")
+            error = HttpProblem("internal", "internal error of this peer: its log has the details")
         finally:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(_resolve_future, answer, result, error)

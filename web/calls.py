@@ -143,7 +143,7 @@ TEXTS: Final = FieldType(
 
 
 CURSOR: Final = FieldType(
-    "`next` of another reply",
+    "the `next` of an earlier reply",
     {"type": "string", "pattern": "^[0-9]{1,7}:[0-9]{1,7}$"},
     lambda value: re.fullmatch("[0-9]{1,7}:[0-9]{1,7}", value) is not None,
     lambda value: tuple(map(int, value.split(":"))),

@@ -53,12 +53,16 @@ class BlockFeed:
     def metrics(self) -> tuple[PrometheusMetric, ...]:
         state: CurationState = self._desk.state.module_state(CurationState)
         counts = (
-            ("annotators", "enrolled in the network", state.annotators_count),
-            ("projects", "that are not closed", len(state.open)),
-            ("annotations_total", "answers that are committed", state.annotations),
-            ("settled_total", "tasks that have a label", state.settled),
-            ("passed_over_total", "statements that did not apply", state.passed_over),
-            ("statements_waiting", "of annotators, that wait here for a decision", self._gatherer.waiting_count),
+            ("annotators", "annotators enrolled in the network", state.annotators_count),
+            ("projects", "projects that are not closed", len(state.open)),
+            ("annotations_total", "committed answers", state.annotations),
+            ("settled_total", "tasks with a label", state.settled),
+            ("passed_over_total", "statements of annotators that were ignored, since they did not apply", state.passed_over),
+            (
+                "statements_waiting",
+                "statements of annotators that wait at this peer for a decision",
+                self._gatherer.waiting_count,
+            ),
         )
         return tuple(PrometheusMetric(name, about, {"": count}) for name, about, count in counts)
 

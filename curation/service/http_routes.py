@@ -255,7 +255,7 @@ _ROUTES: Final = (
         path_fields=key_path_field("project"),
         replies={200: RouteReply("project height alpha pairs", (
             "Fractions are texts such as `2/3`, or null. `pairs` has `first`, `second`, `common` and `kappa` of each two "
-            f"annotators with at least {KAPPA_COMMON_MIN} common answers; at most {KAPPA_PAIRS_MAX} pairs, most common answers first"
+            f"annotators with at least {KAPPA_COMMON_MIN} common answers; at most {KAPPA_PAIRS_MAX} pairs, best covered first"
         ))},
         problem_codes={"not-found": "", "too-many": "too many exports at once"},
     ),

@@ -105,7 +105,7 @@ class PublicApi:
         with trio.move_on_after(TURN_WAIT_SECONDS) as waiting:
             await self._turn.acquire()
         if waiting.cancelled_caught:
-            raise HttpProblem("too-many", "this peer writes files for others at the moment: try again later", RETRY_AFTER_SECONDS)
+            raise HttpProblem("too-many", "this peer is computing other exports: try again in 10 s", RETRY_AFTER_SECONDS)
         try:
             yield
         finally:
@@ -153,7 +153,7 @@ class PublicApi:
     def _file(self) -> BufferedRandom:
         if not self._files.acquire(blocking=False):
             raise HttpProblem(
-                "too-many", f"{OPEN_EXPORTS_MAX} files are being sent already: try again later", RETRY_AFTER_SECONDS
+                "too-many", f"this peer is already sending {OPEN_EXPORTS_MAX} exports: try again in 10 s", RETRY_AFTER_SECONDS
             )
         return _CountedFile(tempfile.TemporaryFile(dir=self._desk.folder, buffering=0), self._files)
 

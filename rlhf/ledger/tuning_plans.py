@@ -178,7 +178,7 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
     network.require_parameters_allowed(first.parameters)
     if first.objective == PPO.name:
         if said.policy or said.source or first.read is not None:
-            raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
+            raise Refused("a plan that begins with a job of the objective 'ppo' has only this job, with a rule as its reward")
     elif first.objective not in PAIR_OBJECTIVES or first.base is None:
         raise Refused(
             "a plan begins with a job of the objective 'reward', 'reward-mean' or 'dpo' that starts from another's model"
@@ -219,13 +219,13 @@ def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
     if own is None or own.reward != MODEL_REWARD or own.reward_model is not None:
-        raise RemoteProtocolError("bad-job", f"its policy says reward {MODEL_REWARD!r}, and leaves out which model")
+        raise RemoteProtocolError("bad-job", f"its policy has the reward {MODEL_REWARD!r}, and must not name the model")
     return replace(job, objective_settings=codec.encode(replace(own, reward_model=model))).encode()
 
 
 def pause_plan(plan: TuningPlan, height: int) -> TuningPlan:
     if plan.paused_at is not None:
-        raise Refused("the plan is paused already: `rlhf resume` lets it go on")
+        raise Refused("the plan is already paused: `rlhf resume` continues it")
     return replace(plan, paused_at=height)
 
 
@@ -255,11 +255,11 @@ def add_report(
     if plan is None or not awaits_reports(plan, jobs):
         raise Refused("no plan waits for reports on this reward model")
     if voter not in voters:
-        raise Refused("only a voter reports on a reward model")
+        raise Refused("only voters report on a reward model")
     if voter in plan.reports:
-        raise Refused("this voter has reported on the reward model")
+        raise Refused("this voter has already reported on the reward model")
     if accuracy.halves > 2 * accuracy.pairs:
-        raise Refused(f"{accuracy.halves} half pairs are more pairs than {accuracy.pairs}")
+        raise Refused(f"{accuracy.halves} half pairs are more than the {accuracy.pairs} pairs")
     kept = {key: other for key, other in plan.reports.items() if key in voters}
     return replace(plan, reports=kept | {voter: accuracy})
 

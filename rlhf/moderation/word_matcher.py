@@ -50,7 +50,7 @@ def parse_word_list(name: str, data: bytes) -> tuple[str, ...]:
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: this is no text in UTF-8: save it as that") from None
+        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: not UTF-8 text: save the file as UTF-8") from None
     entries = set[str]()
     for number, line in enumerate(lines, 1):
         entry = line.strip()
@@ -59,9 +59,9 @@ def parse_word_list(name: str, data: bytes) -> tuple[str, ...]:
                 raise UserError(f"{name}:{number}: {problem}")
             entries.add(entry)
     if not entries:
-        raise UserError(f"{name}: there is no word in it: write one a line, with * for any letters")
+        raise UserError(f"{name}: the file has no words: write one per line, with * for any letters")
     if len(entries) > ENTRIES_MAX:
-        raise UserError(f"{name}: {len(entries)} words are more than {ENTRIES_MAX}: take the most important ones")
+        raise UserError(f"{name}: {len(entries)} words are more than {ENTRIES_MAX}: keep the most important ones")
     return tuple(sorted(entries))
 
 
@@ -71,7 +71,7 @@ def entry_problem(entry: str) -> str | None:
     parts = entry.split("*")
     kinds = {unit.kind for part in parts for unit in _units(part)}
     if not any(parts) or not kinds <= {_CharacterKind.LETTER, _CharacterKind.DIGIT}:
-        return f"{entry!r} is no word: an entry has letters and digits, and * for any letters"
+        return f"{entry!r} is not a valid entry: use letters and digits, and * for any letters"
     return None
 
 
@@ -425,6 +425,6 @@ def filter_jsonl(entries: Sequence[str], name: str, stream: BinaryIO) -> Iterato
     for number, row in read_rows(name, stream, EXAMPLE, LINES_MAX):
         text = row.get("text")
         if not isinstance(text, str) or "id" not in row:
-            raise UserError(f"{name}:{number}: a line has an id, and a text that is a string, such as {EXAMPLE}")
+            raise UserError(f"{name}:{number}: a line needs an id and a text, such as {EXAMPLE}")
         found = words.find_entry(text)
         yield {"id": row["id"], "blocked": found is not None, "word": found}

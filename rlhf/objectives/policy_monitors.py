@@ -108,6 +108,6 @@ def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
         return ""
     return (
         f"job {JobSpec.decode(spec).name}: by round {display_round_number(course.warned)} the score rose while responses "
-        "became alike (distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
+        "became alike (distinct-2 fell by a fifth or more): `rlhf compare` shows the responses; "
         "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
     )

@@ -186,7 +186,7 @@ class PpoSettings:
         if (self.reward == MODEL_REWARD) != (self.reward_model is not None):
             return f"reward {self.reward!r} {'needs' if self.reward == MODEL_REWARD else 'reads no'} reward_model"
         if self.reward != MODEL_REWARD and self.reward_rule is None:
-            return f"reward {self.reward!r} is none of {', '.join(RULE_PREFIX + known for known in RULES)}"
+            return f"reward {self.reward!r} is not one of {', '.join(RULE_PREFIX + known for known in RULES)}"
         if self.prompts is PromptSourceKind.SET and self.reward_model is None:
             return f"prompts 'set' are those that a reward model's pairs have, and reward {self.reward!r} has none"
         for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "clip_ramp", "value_weight"):
@@ -197,8 +197,8 @@ class PpoSettings:
             if nats is not None and not NATS_MIN <= nats <= WEIGHT_MAX:
                 return f"{field} must lie in {NATS_MIN:g}..{WEIGHT_MAX:g}, is {nats}"
         if self.kl_target is not None and not self.beta:
-            return "beta 0 cannot be steered to kl_target: take a larger beta, or leave kl_target out"
-        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must lie in 0..1, is {self.gae_lambda}"
+            return "beta 0 cannot be adapted to kl_target: use a larger beta, or leave kl_target out"
+        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must be in 0..1, is {self.gae_lambda}"
 
     @property
     def reward_rule(self) -> RewardRule | None:
@@ -237,8 +237,8 @@ class RolloutBatches:
     returns: npt.NDArray[np.float32]
 
 
-ROLLOUT: Final = RejectionReason("rollout", "it trained on responses that the model has not given")
-FIGURES: Final = RejectionReason("figures", "its figures are not those of its responses")
+ROLLOUT: Final = RejectionReason("rollout", "it trained on responses that the model did not generate")
+FIGURES: Final = RejectionReason("figures", "its declared statistics do not match its responses")
 
 
 class PpoObjective(Objective):
@@ -262,32 +262,32 @@ class PpoObjective(Objective):
         if problem:
             return str(problem)
         if not job.is_reexecuted:
-            return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
+            return f"audit {job.audit.value!r} would let trainers invent responses: use 'full' or 'sampled'"
         if settings.blocklist is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
             return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave blocklist out"
         if settings.prompts is PromptSourceKind.SET and job.data is not None:
-            return "its prompts are of a set, so it reads no text: leave out data"
+            return "its prompts come from a preference set: leave data out"
         vocabulary, context = job.model.vocabulary, job.model.context
         wanted = settings.reward_rule.vocabulary if settings.reward_rule else None
         if wanted not in (None, vocabulary):
-            return f"reward {settings.reward!r} is for a vocabulary of {wanted} tokens, the model has {vocabulary}"
+            return f"reward {settings.reward!r} needs a vocabulary of {wanted} tokens, but the model has {vocabulary}"
         if job.tokenizer is None and vocabulary > BYTES_WITH_END:
-            return f"model.vocabulary {vocabulary} needs a tokenizer: name a base that has one"
+            return f"model.vocabulary {vocabulary} needs a tokenizer: use a base that has one"
         both = f"prompt_tokens {settings.prompt_tokens} and response_tokens {settings.response_tokens}"
         if settings.prompt_tokens + settings.response_tokens > context:
             return f"{both} are more than the model's context of {context} tokens: shorten one of them"
         if settings.stop_token is not None and settings.stop_token >= vocabulary:
-            return f"stop_token {settings.stop_token} is no token of a vocabulary of {vocabulary}"
+            return f"stop_token {settings.stop_token} is not in the vocabulary of {vocabulary} tokens"
         if job.local_steps % settings.epochs:
             return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
         responses = self.responses_per_round(job, settings)
         if settings.algorithm is PolicyAlgorithm.GRPO and responses % settings.group_size:
-            return f"{responses} responses a round are no groups of {settings.group_size}: take another group_size"
+            return f"{responses} responses per round are not divisible by group_size {settings.group_size}: change one of them"
         tokens = responses * (settings.prompt_tokens + settings.response_tokens)
         if tokens > ROLLOUT_TOKENS_MAX:
-            return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: take fewer or shorter ones"
+            return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: use fewer or shorter responses"
         if responses * settings.epochs > PLACES_MAX:
-            return f"{responses} responses in {settings.epochs} epochs are more than {PLACES_MAX}: take fewer of one of them"
+            return f"{responses} responses in {settings.epochs} epochs are more than {PLACES_MAX}: use fewer responses or epochs"
         if job.model.parameters + 2 * job.model.width > PARAMETERS_TUNED_MAX:
             return f"{job.model.parameters} parameters and two vectors beside them are more than {PARAMETERS_TUNED_MAX}"
         return None

@@ -57,9 +57,9 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.open(f"{address(site)}/admin")
         await page.until("document.activeElement.name === 'token'")
         await page.press("x" * 32, Keys.ENTER)
-        await told(page, "no operator has this token")
+        await told(page, "unknown token")
         await page.open(f"{address(site)}/admin#{token[:9]}")
-        await page.until("document.querySelector('.told').textContent.includes('not all of it') && !location.hash")
+        await page.until("document.querySelector('.told').textContent.includes('incomplete') && !location.hash")
         await sign_in(page, site, token)
         assert token not in await page.script("return location.href + JSON.stringify(localStorage) + document.cookie")
         await press_button(page, "Projects", "New project")
@@ -69,7 +69,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await press_button(page, "Check file")
         problems = "[...document.querySelectorAll('[data-problems] li')].map((line) => line.textContent)"
         assert await page.until(f"document.querySelector('[data-problems]') && {problems}") == [
-            "bad.csv:2: gold 'angry' is none of the options: glad, sad"
+            "bad.csv:2: gold 'angry' is not one of the options: glad, sad"
         ]
         await types_into(page, "file", str(good))
         await press_button(page, "Check file")
@@ -141,7 +141,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await types_into(page, "name", "proverbs")
         await types_into(page, "overrides", "model.width 64")
         await press_button(page, "Start job")
-        await told(page, "overrides is an object")
+        await told(page, "overrides must be an object")
         await types_into(page, "overrides", "byzantine_max=0\nnonsense = 1")
         await press_button(page, "Start job")
         await told(page, "'nonsense' is not a field of a job")

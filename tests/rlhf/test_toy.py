@@ -237,7 +237,7 @@ def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
         ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl: say --rlhf text with it"),
         ("demo --rlhf text --preferences nothing.jsonl", "nothing.jsonl: No such file or directory"),
         ("demo --rlhf text --set reward.batches=2", "'batches' is not a field of a job"),
-        ("demo --rlhf text --set reward.score=first", "a score is read at one of last, mean"),
+        ("demo --rlhf text --set reward.score=first", "reward.score=first: must be one of last, mean"),
         ("demo --rlhf text --baseline", "--baseline is about training on text: leave it out with --rlhf text"),
     ],
 )

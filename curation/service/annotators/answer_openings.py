@@ -176,7 +176,7 @@ class AnswerOpenings:
             self._gatherer.add_statement(AnswerOpening(assignment, secret.salt, tuple(secret.answer)))
         elif data is not None or self._keepers(assignment, row.peer)[place : place + 1] == (self._desk.me,):
             if row.peer not in self._false:
-                self._desk.log_event(f"{short_id(row.peer)} sealed answers for this peer that do not open what it carried")
+                self._desk.log_event(f"peer {short_id(row.peer)} sealed answers for this peer that do not match its commitments")
             self._false.add(row.peer)
 
 

@@ -57,7 +57,7 @@ class StatementBatcher:
     def require_room(self) -> None:
         """Raise `HttpProblem` if too many statements wait."""
         if self.is_full:
-            raise HttpProblem("no-quorum", "the network decides nothing at the moment: try again later", 10)
+            raise HttpProblem("no-quorum", "the network is not deciding anything at the moment: try again later", 10)
 
     @property
     def waiting_count(self) -> int:
@@ -84,7 +84,7 @@ class StatementBatcher:
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await done.wait()
             return
-        raise HttpProblem("no-quorum", "the network has not decided it yet: try again later", 10)
+        raise HttpProblem("no-quorum", "not decided yet: try again in 10 s", 10)
 
     def pending_release(self, assignment: bytes) -> trio.Event | None:
         """Return the event of a skip or release of this assignment, until it is decided."""
@@ -123,7 +123,7 @@ class StatementBatcher:
         try:
             await self._desk.submit_transaction("curation/statements", batch)
         except UserError as error:
-            self._desk.log_event(f"a batch of {batch.size} statements was not decided: {error}")
+            self._desk.log_event(f"a batch of {batch.size} annotators' statements was refused: {error}")
             false = await trio.to_thread.run_sync(self._false, taken)
             self._drop(false)
             if left := [entry for entry in taken if entry not in false]:

@@ -82,9 +82,9 @@ class ReviewApi:
         row = self._state.tasks.get_record(task)
         asked = require_project(self._state, project).spec
         if row is None or row.project != project:
-            raise HttpProblem("not-found", "nobody had such a task of this project")
+            raise HttpProblem("not-found", "unknown task, or it was never assigned")
         if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
-            raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+            raise HttpProblem("misfit", f"{list(answer)} is not a valid answer to this task: {problem}")
         async with self._operators.log_action(operator, "decide", f"task {row.number} of {asked.name!r}: {list(answer)}"):
             await wait_for_decision(self._desk.submit_transaction("curation/review-task", ReviewTask(task, answer)))
         return {"task": task.hex(), "label": list(answer)}
