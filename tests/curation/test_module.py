@@ -806,7 +806,7 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
         replace(first, answer=(0,), proof=second.proof),
     ):
         assert refused(false) == "this is not the gold that was committed for task 1"
-    assert "of task 3" in refused(first, replace(first, index=3)) and "of task 200" in refused(replace(first, index=200))
+    assert "for task 3" in refused(first, replace(first, index=3)) and "for task 200" in refused(replace(first, index=200))
     assert "[7] is not a valid answer: expected one of 0..1" in refused(misfit)
     assert "task 1 is already revealed" in refused(first, first)
     room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first, second)))

@@ -50,8 +50,8 @@ OF_SETS = {"local_steps": "2", "batch": "4"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' fits no finished jobs \(there are: [0-9a-f]+ 'base'\)",
-    ("base", "model"): "a plan trains it: leave --reward out",
-    ("base", "rule:consonants"): "reward 'rule:consonants' is none of rule:vowels, rule:bigram",
+    ("base", "model"): "a plan trains the reward model itself: leave --reward out",
+    ("base", "rule:consonants"): "reward 'rule:consonants' is not one of rule:vowels, rule:bigram",
     ("base", "rule:bigram"): "needs a vocabulary of 6 tokens, but the model has 257",
     (
         "base",
@@ -168,7 +168,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     file = pairs_file(folder / "examples.jsonl", responses[0], '{"prompt": "a"}')
     wrong = [
         (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits no finished jobs"),
-        (TrainRequest("", "", 1, 0, {}, "", file), "say --from JOB or FOLDER"),
+        (TrainRequest("", "", 1, 0, {}, "", file), "give --from JOB or --from FOLDER"),
         (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of job 'base'"),
         (TrainRequest("", "", 1, 0, {}, "base", file), r"examples.jsonl:2: response must be a text"),
         (TrainRequest("", "", 1, 0, {}, "base", str(folder / "none")), "none cannot be read"),
@@ -260,7 +260,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         all_of_them, words = (tmp_path / name for name in ("all.txt", "words.txt"))
         all_of_them.write_text("q*\n")
         words.write_text("".join(f"{letter}*\n" for letter in ascii_lowercase + digits if letter != "q"))
-        with pytest.raises(UserError, match="--blocklist blocks each of 49 prompts that were looked at"):
+        with pytest.raises(UserError, match="--blocklist blocks each of 49 prompts that were checked"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
         with pytest.raises(UserError, match=r"--set reward.score=first: must be one of last, mean"):
             await author.client.start_rlhf_training("base", "", 1, "", said | {"reward.score": "first"}, file)

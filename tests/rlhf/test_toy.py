@@ -74,7 +74,7 @@ def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> 
 
 
 def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> None:
-    with pytest.raises(UserError, match=r"'rule:vowels' needs --base JOB.*; without one there is rule:bigram"):
+    with pytest.raises(UserError, match=r"'rule:vowels' needs --base JOB.*; without a base, use rule:bigram"):
         build_toy_spec("rule:vowels", 2, "toy", {}, 0)
 
 
