@@ -26,7 +26,7 @@ from web.connection_limits import ConnectionSlots, LimitedRequestHandler
 from web.site import Site, SiteHandlers
 
 SHUTDOWN_SECONDS = 1.0
-HANDSHAKE_SECONDS = 10.0  # of the TLS handshake
+HANDSHAKE_SECONDS = 10.0  # limit of the TLS handshake
 SWEEP_SECONDS = 1.0  # between searches for overdue connections
 BACKLOG = 128  # connections that wait in the kernel
 ACCEPT_SECONDS = 0.002  # after each connection: at most 500 a second, so that a flood takes a tenth of one core
@@ -196,13 +196,13 @@ class AsyncioBridge:
             raise HttpProblem("stopping", "this peer is stopping") from None
         finally:
             self._running -= 1
-            del answer  # its exception refers to this frame, which would keep the request in memory
+            del answer  # The exception refers to this frame, which would keep the request in memory.
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         result: Any = None
-        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # for a cancelled call
+        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # result of a cancelled call
         try:
             result, error = await do(), None
         except HttpProblem as problem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple
 
 Json = dict[str, Any]
-REQUIRED: Final = object()  # as a default: the field must be present
+REQUIRED: Final = object()  # default of a field that must be present
 
 
 class TextReply(NamedTuple):
@@ -55,10 +55,10 @@ class HttpProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    description: str  # of valid values, in the sentence "NAME must be …"
-    schema: Json  # of valid values, in JSON Schema
+    description: str  # description of valid values, in the sentence "NAME must be …"
+    schema: Json  # JSON Schema of valid values
     is_valid: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value  # applied to valid values
+    convert: Callable[[Any], Any] = lambda value: value  # conversion of a valid value
 
 
 @dataclass(frozen=True, slots=True)

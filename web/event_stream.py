@@ -16,16 +16,16 @@ from aiohttp import web
 from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
-LISTENERS_MAX: Final = 100  # each holds a connection; then the host with most listeners loses its oldest one
+LISTENERS_MAX: Final = 100  # Each holds a connection. At the limit, the host with most listeners loses its oldest one.
 LISTENERS_OF_HOST_MAX: Final = 20  # browser tabs of all people behind one address
-LISTENER_QUEUE_MAX: Final = 32  # unread looks of one listener, which is then disconnected
+LISTENER_QUEUE_MAX: Final = 32  # unread observations of a listener, which is then disconnected
 REPLAY_EVENTS_MAX: Final = 512  # events that are kept for listeners that reconnect
 KEEPALIVE_SECONDS: Final = 15.0  # between comments, so that proxies on the way keep an idle connection open
 
 
 class _Event(NamedTuple):
     number: int
-    is_live: bool  # only for listeners that ask for live events
+    is_live: bool  # sent only to listeners of live events
     text: str  # encoded once for all listeners
 
     @classmethod

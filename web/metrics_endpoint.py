@@ -32,7 +32,7 @@ STATS_CACHE_SECONDS: Final = 1.0  # statistics read the store and /proc
 ADDRESS_FILE = "address"  # a file with the address, while metrics are served
 REQUEST_BYTES_MAX: Final = 8_192  # monitors send a few hundred
 REQUEST_SECONDS_MAX: Final = 5.0  # from the connection until the reply is sent; monitors run on this machine
-CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
+CONNECTIONS_MAX: Final = 16  # concurrent connections; a monitor has one
 log = logging.getLogger("metrics")
 
 

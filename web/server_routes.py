@@ -24,7 +24,7 @@ QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1 adds
 class ServerHandlers:
     openapi_text: str
     pages: Mapping[str, str]  # HTML by path, in the order of the navigation
-    static_files: Mapping[str, Path]  # by name, so that a request cannot name any other path
+    static_files: Mapping[str, Path]  # files by name, so that a request cannot name any other path
     vendor_files: Mapping[str, Path]
     statuses: Counter[int]  # number of replies by status
     streams: EventStreams

@@ -46,7 +46,7 @@ LABELS_PROOF: Final = "labels.proof"
 PAGES_PROOF: Final = "pages.proof"
 PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
-PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of a line: its task and the task's assignments
+PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # bytes of a line's proofs, of all its rows
 
 
 R = TypeVar("R")
@@ -70,7 +70,7 @@ class LineProof:
 class VerifiedExport:
     """Content of a folder, proven to readers who trust the genesis of its chain."""
 
-    row: VerifiedRow  # of the project
+    row: VerifiedRow  # row of the project
     project: Project
     lines: int
     without_text: int

@@ -16,9 +16,9 @@ from features.text_tables import pluralize
 from protocol.errors import UserError
 
 Fields = dict[str, Any]
-EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # of our CSV
+EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # columns of our CSV
 _EXPORTED_LINE: Final = frozenset(("task", "number", "label", "label_text", "height", "votes"))
-_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # of a task for Label Studio
+_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # data of a task in exports for Label Studio
 _EVEN: Final = 0.5  # the `p` of a tie, and of a pair whose votes were equal
 _REFUSED: Final = ("reject", "ignore")  # values of Prodigy's `answer` that reject the label
 # The most likely first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.

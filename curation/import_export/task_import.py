@@ -21,7 +21,7 @@ from protocol import codec
 from protocol.errors import UserError
 from storage.foreign_text import ENDINGS, decode_text, describe_columns, open_csv
 
-SPARE_BYTES: Final = 64  # of an entry, in addition to its task
+SPARE_BYTES: Final = 64  # bytes of an entry in addition to its task
 MISFITS_MAX: Final = 20  # invalid lines that an error names; reading ends there
 TASKS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX
 NAMES: Final = ("text", "items", "suggestion", "gold")  # fields of a task
@@ -122,7 +122,7 @@ def parse_tasks(
     question, names = AnswerSchema(kind, tuple(options), many), FieldNameMap.from_columns(columns, gold_from)
     labels = ForeignLabels(question, names.gold_from, names.columns.values())
     tasks: list[TaskWithGold] = []
-    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # for each task: place, field and answer of a label
+    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # label of each task: its place, field and answer
     problems: list[str] = []
     seen, without_text = set[str](), 0
     for where, row in rows:

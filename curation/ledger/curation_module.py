@@ -123,12 +123,12 @@ ANNOTATOR_ROLE: Final = "annotator"  # the ledger role of a serving peer
 DRAWS_FOR_COST: Final = 3  # draws that cost as much as a signature check
 LOOKS_FOR_COST: Final = 6  # begun tasks that a draw tries at the same cost
 ANSWERS_FOR_COST: Final = 4  # gold answers at the same cost, each with a proof of eight hashes
-OPENING_COST: Final = 4  # in signature checks: the last opening of a task computes its label and its annotators' skills
+OPENING_COST: Final = 4  # signature checks; the last opening of a task computes its label and its annotators' skills
 CHANGES_MAX: Final = 16  # cached changes of one height: each serving peer may have a pending batch
 
 
 COST_OF_STATEMENT_MAX: Final = max(1 + -(-LEASES_MAX // DRAWS_FOR_COST), OPENING_COST)
-COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # of a batch with leases; the cost of a draw includes LOOKS_FOR_DRAW
+COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # cost per batch with leases; a draw's cost includes LOOKS_FOR_DRAW
 assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX + COST_OF_LOOKS <= COST_PER_BLOCK_MAX, "any batch fits into a block"
 
 
@@ -249,7 +249,7 @@ class CurationModule(Module[CurationState]):
         rows: dict[bytes, PeerAnnotators | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
-                other = rows.get(new) or state.shares.get_record(new) or PeerAnnotators(0)  # of enrolments in the same block
+                other = rows.get(new) or state.shares.get_record(new) or PeerAnnotators(0)  # enrolments in the same block
                 rows |= {old: None, new: PeerAnnotators(other.annotators + share.annotators)}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
 
@@ -268,7 +268,7 @@ class CurationModule(Module[CurationState]):
             raise Refused(f"only members with the role {ANNOTATOR_ROLE!r} may submit statements of annotators")
         if batch.size > BATCH_MAX:
             raise Refused(f"the batch has {batch.size} statements, more than {BATCH_MAX}")
-        if work.state.expired_height != context.height:  # once for each block
+        if work.state.expired_height != context.height:  # runs once per block
             work.changed_fields |= {"expired_height": context.height, "serving_count": len(serving_peers(members))}
             _expire(work, context.time_ms, members)
             if work.closing:
@@ -392,7 +392,7 @@ def _unenrol(work: CurationChanges, annotator: bytes, members: MembersState) -> 
     work.annotators.delete_row(annotator)
     work.add_to_field("annotators_count", -1)
     peer = person.peer
-    while (share := work.shares.get_record(peer)) is None:  # at the end of the block, the row moves to the peer's new key
+    while (share := work.shares.get_record(peer)) is None:  # The row moves to the peer's new key at the end of the block.
         successor = members.members[peer].successor
         assert successor is not None, "the peer has a row with this place"
         peer = successor

@@ -26,14 +26,14 @@ ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "session")
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
 OPERATOR_TOKEN_MS: Final = 86_400_000  # lifetime of a token
-SESSIONS_MAX: Final = 32  # of one token; then the oldest ends
-OPERATOR_ID_DIGITS: Final = 8  # of the hash of a token: they name the operator, and give no access
+SESSIONS_MAX: Final = 32  # sessions per token; then the oldest ends
+OPERATOR_ID_DIGITS: Final = 8  # digits of a token's hash: they name the operator, and give no access
 NO_INVITATION_NEEDED: Final = (
     "this peer needs no invitations, since its setting sign_up is open: run it with `--sign-up invited` to require them"
 )
 T = TypeVar("T")
 DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
-ENTRIES_MAX: Final = 10_000  # of the log; then the oldest is deleted
+ENTRIES_MAX: Final = 10_000  # entries of the log; then the oldest is deleted
 STRANGER: Final = "nobody"  # the log's name for clients that sign in without a valid token
 ABOUT_CHARACTERS_MAX: Final = 200
 

@@ -30,7 +30,7 @@ from protocol.codec import Count, Digest, Length
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
-FETCH_SECONDS: Final = 30.0  # for a page that is to be redacted and is not here
+FETCH_SECONDS: Final = 30.0  # timeout for the page of a redaction, if this peer lacks it
 
 
 def digest_tasks(tasks: Iterable[TaskWithGold]) -> bytes:

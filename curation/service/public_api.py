@@ -27,7 +27,7 @@ from web.calls import FileReply, HttpProblem, Json
 
 LEADERS_MAX: Final = 1_000  # annotators that a call shows
 TURN_WAIT_SECONDS: Final = 20.0  # longest wait of a caller for others' exports and agreements
-RETRY_AFTER_SECONDS: Final = 10  # until a refused caller may try again
+RETRY_AFTER_SECONDS: Final = 10  # seconds until a refused caller may try again
 OPEN_EXPORTS_MAX: Final = 8  # exports that are being sent: a slow reader occupies disk space for one
 
 

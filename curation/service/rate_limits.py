@@ -112,7 +112,7 @@ class FairHostQueue:
         try:
             await waiter.called.wait()
         except trio.Cancelled:
-            if waiter.called.is_set() and not waiter.is_sent_away:  # its turn goes to another call
+            if waiter.called.is_set() and not waiter.is_sent_away:  # The turn goes to another call.
                 self._is_taken = False
                 self._call_next()
             self._forget(host, waiter)

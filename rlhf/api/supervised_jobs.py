@@ -41,7 +41,7 @@ from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES
 
 TokenizedSet = TokenizedPairs | TokenizedResponses
-EPOCHS_DEFAULT = 3  # if the number of rounds is not given
+EPOCHS_DEFAULT = 3  # used if the number of rounds is not given
 
 
 def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:

@@ -54,7 +54,7 @@ PROMPTS_CHECKED_MAX = 1_000  # prompts tried before a list that blocks them all 
 UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # placeholder for a reward model that is not trained yet
 
 
-BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # with the `PreferenceSetStatistics.odd` of its set
+BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # the plan, and `PreferenceSetStatistics.odd` of its set
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TuningPlanBuilder:
     base: str  # a finished job, by name or id; empty: a new model, for a rule with its own vocabulary
     name: str
     iterations: int  # rounds of the policy; 0: only a reward model
-    epochs: int  # of the job that learns from preferences
+    epochs: int  # epochs of the job that learns from preferences
     overrides: dict[str, str]  # values of `--set`; fields of the reward model begin with REWARD_PREFIX
     blocklist: bytes  # a packed list of words that block a response; empty: none
     skip_bad: bool = False  # leave out invalid lines of a file
@@ -119,7 +119,7 @@ class TuningPlanBuilder:
             counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         unread = b""
-        if policy:  # its reward model is not known yet
+        if policy:  # The reward model is not known yet.
             unread = replace(
                 policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None))
             ).encode()

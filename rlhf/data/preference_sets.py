@@ -22,9 +22,9 @@ from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
-HELD_OUT_PERMILLE: Final = 100  # of the prompts, for measurements only
+HELD_OUT_PERMILLE: Final = 100  # prompts of a thousand that are used only for measurements
 PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
-UTF8_BYTES_MAX: Final = 4  # per character
+UTF8_BYTES_MAX: Final = 4  # bytes per character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4

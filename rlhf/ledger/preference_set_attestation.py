@@ -94,7 +94,7 @@ class PreferenceSetClaim:
 class AttestedPreferenceSet:
     source: PreferenceSetSource
     decided_height: Count
-    redactions_seen: Count  # as in a claim
+    redactions_seen: Count  # see PreferenceSetClaim
     redacted: Count = 0  # tasks of the set that were redacted after the decision
 
 

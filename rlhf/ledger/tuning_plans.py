@@ -61,7 +61,7 @@ from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
 from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
-PLANS_RUNNING_MAX: Final = 4  # of all members: each plan keeps a base and a reward model on every peer's disk
+PLANS_RUNNING_MAX: Final = 4  # plans of all members: each keeps a base and a reward model on every peer's disk
 PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that it cannot occupy all places
 PLANS_KEPT_MAX: Final = 16  # ended plans, for `rlhf status`
 REFUSED_HEIGHTS_MAX: Final = 10_000  # blocks that may refuse the job of a stage: hours, with rounds of a few seconds
@@ -127,7 +127,7 @@ class PlanFailure:
 
     height: Count
     rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> number of updates, in the current stage
-    accuracy: PairAccuracy | None = None  # of the reward model, if that is the reason
+    accuracy: PairAccuracy | None = None  # accuracy of the reward model, if that is the reason
     rounds: Count = 0  # consecutive rounds without an accepted update, if that is the reason
 
 
@@ -138,7 +138,7 @@ class PlanStage:
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
     spec: Spec  # empty once the job has started, because the job holds the specification
     root: Digest | None = None  # root of a first stage's last model, once that stage is over
-    accuracy: PairAccuracy | None = None  # of that model, decided by the voters
+    accuracy: PairAccuracy | None = None  # accuracy of that model, decided by the voters
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,9 @@ class TuningPlan:
     paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
     paused_heights: Count = 0  # length of earlier pauses, in blocks
     stop_requests: TrainerKeys = ()  # voters that voted to end the plan
-    claim: PreferenceSetClaim | None = None  # for a set from a project
+    claim: PreferenceSetClaim | None = None  # present only for a set from a project
     ignores_accuracy: bool = False
-    # by voter, on the model of the current stage
+    # reports on the model of the current stage, by voter
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     failure: PlanFailure | None = None
 

@@ -19,10 +19,10 @@ from protocol.errors import UserError
 from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
-ENTRIES_MAX: Final = 10_000  # of a list: every word is compared with all entries that begin with a star
+ENTRIES_MAX: Final = 10_000  # entries per list: every word is compared with all entries that begin with a star
 ENTRY_CHARACTERS_MAX: Final = 64
-READINGS_MAX: Final = 64  # of one piece: otherwise a text of ambiguous letters would take minutes
-PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # of one split word
+READINGS_MAX: Final = 64  # readings per piece: otherwise a text of ambiguous letters would take minutes
+PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # pieces of one split word
 GAP_MAX: Final = 3  # characters between two pieces of a split word
 APART_MIN: Final = 3  # letters of a split word: shorter words would match everywhere
 MASKED_MIN: Final = 4  # letters of a word with masked letters
@@ -31,11 +31,11 @@ MASKS: Final = "*#"
 PICTURES: Final = 0x2190  # marks from this code point on are pictures, the others are punctuation
 WORD_MIN: Final = 5  # a piece of this many letters counts as an English word of its own
 SHORT_WORDS: Final = frozenset(confusables.SHORT_WORDS.split())
-SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # of English contractions; they are not a part of the next word
+SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # English contractions; they are no part of the next word
 APOSTROPHES: Final = "'’ʼ`´‘＇"
 INNER_SYMBOLS: Final = "@$€£¥¢§"  # between letters, these are not punctuation
 REPEATED_LETTERS: Final = re.compile(r"(.)\1\1+", re.DOTALL)
-LINES_MAX: Final = 10_000_000  # of a file, which is read line by line
+LINES_MAX: Final = 10_000_000  # lines per file, which is read line by line
 EXAMPLE: Final = '{"id": 1, "text": "…"}'
 
 

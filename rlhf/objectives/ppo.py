@@ -44,12 +44,12 @@ EPOCHS_MAX: Final = 64
 GAE_LAMBDA: Final = 0.95  # default λ of GAE
 CLIP_RANGE: Final = 0.2  # default clip range of the ratio, and of the value in its own units
 GROUP_MAX: Final = 1_024  # responses to one prompt: more would hardly improve their mean
-ROLLOUT_TOKENS_MAX: Final = 8 << 20  # of one trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
+ROLLOUT_TOKENS_MAX: Final = 8 << 20  # tokens per trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
 PLACES_MAX: Final = 4 << 20  # responses times epochs: a worker holds 20 bytes per place, and computes a loss for it
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
-WEIGHT_MAX: Final = 1e3  # of any weight or bound in the settings: far above useful values
-NATS_MIN: Final = 1e-3  # of a bound in nats per response: below it a policy equals its reference
+WEIGHT_MAX: Final = 1e3  # largest weight or bound in the settings, far above useful values
+NATS_MIN: Final = 1e-3  # smallest bound, in nats per response: below it a policy equals its reference
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
 Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
@@ -70,7 +70,7 @@ Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 BILLIONTHS: Final = 10**9  # β is in billionths, as score per nat
 # K. Ziegler et al. use 1/10 for thousands of iterations; a job here has tens. With 1 the distance oscillates by half the target.
 GAIN: Final = Fraction(1, 4)
-CHANGE_MAX: Final = Fraction(1, 5)  # of β per round: one round is a small sample of responses
+CHANGE_MAX: Final = Fraction(1, 5)  # largest change of β per round, which has a small sample of responses
 # The minimum is large enough that a change by a fifth survives rounding down. The maximum is `WEIGHT_MAX`.
 BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 
@@ -79,7 +79,7 @@ BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 class KlControllerState:
     """State of the controller of a job with `kl_target`, after its first round with an accepted proposal."""
 
-    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # in billionths
+    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # billionths
 
 
 def nats_per_response(k1: int, responses: int) -> Fraction:
@@ -123,7 +123,7 @@ class RolloutLimits:
     """Limits of a trainer's responses in a round."""
 
     responses: int
-    tokens_max: int  # of one response
+    tokens_max: int  # tokens per response
     vocabulary: int
     stop: int | None
 
@@ -158,7 +158,7 @@ class PpoSettings:
     # Length of a window of the job's text, or maximum length of a set's prompts, which lose their beginnings. Without text and
     # set, the prompt is this many tokens 0.
     prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16
-    response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # at most
+    response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # limit of a response
     stop_token: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response; 10: a newline
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
     beta: float = 0.05  # weight of the KL penalty, in score per nat
@@ -166,11 +166,11 @@ class PpoSettings:
     unfinished_penalty: float = 0.1
     score_clip: float = 10.0
     gae_lambda: float = GAE_LAMBDA  # λ of GAE
-    clip_range: float = CLIP_RANGE  # for the ratio, and for the value in its own units
+    clip_range: float = CLIP_RANGE  # range of the ratio, and of the value in its own units
     # Width beyond these edges in which gradients fall to zero. 0 is the original PPO. A narrow ramp amplifies rounding errors.
     clip_ramp: float = 0.4
     value_weight: float = 0.1
-    reward_model: ModelReference | None = None  # if `reward` is model
+    reward_model: ModelReference | None = None  # set only if `reward` is `model`
     algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO
     group_size: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
     group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: divisor of a group's advantages
@@ -211,7 +211,7 @@ class RolloutDeclaration:
     """The declaration of a `ppo` proposal: its responses and their figures."""
 
     blob: Digest  # the responses, encoded as in `rlhf.objectives.rollouts`
-    tokens: Count  # of all responses
+    tokens: Count  # tokens of all responses
     unfinished: Count  # responses without the stop token
     k1: Figure  # sum of log π − log π_ref over all tokens
     score: Figure  # sum of the rewards of all responses, without penalties
@@ -254,7 +254,7 @@ class PpoObjective(Objective):
     refers_to_first = True
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
-    required_objectives = ("reward", "reward-mean")  # of `rlhf.objectives.supervised_objectives`, which imports this module
+    required_objectives = ("reward", "reward-mean")  # from `rlhf.objectives.supervised_objectives`, which imports this module
     loss_unit = "(clipped surrogate)"  # plus the weighted value loss: it has no unit
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:

@@ -25,7 +25,7 @@ SCORE_HEAD: Final = f"{HEAD}reward"
 STEPS_MIN: Final = 2
 NATS: Final = "held_out_nats_per_response_token"
 BETA: Final = 0.1  # Rafailov et al. 2023, section 6
-NEWLINE: Final = 10  # as a byte
+NEWLINE: Final = 10  # byte of a newline
 
 Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 
@@ -180,7 +180,7 @@ class InstructTerms:
 class DpoTerms:
     """Settings of a `dpo` job."""
 
-    beta: float = BETA  # of the implicit reward, in score per nat: with a smaller one, the policy moves further
+    beta: float = BETA  # scale of the implicit reward, in score per nat: a smaller one lets the policy move further
     stop_token: Stop = NEWLINE
 
 
@@ -261,7 +261,7 @@ MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
 MEAN: Final = "mean"
-REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # by the tokens that give the score
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # objectives by the tokens that give the score
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.required_objectives == REWARD_NAMES
 PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of objectives that learn from a preference set

@@ -40,7 +40,7 @@ LEASE_WAIT_SECONDS: Final = 3.0  # longest wait of a call for a task
 ANSWERS_PER_MINUTE: Final = 60
 # Leases that an annotator can give back at once. Each is a row of the state for ten minutes, and its task may be drawn again.
 GIVE_BACK_BURST: Final = 32
-GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more in each interval
+GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # seconds until one more may be given back
 PAGES_OPEN_MAX: Final = 64  # decoded pages in memory; a decoded text may take four times its bytes
 PAGES_OPEN_BYTES_MAX: Final = 8 << 20
 EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
@@ -94,7 +94,7 @@ class AnnotatorApi:
     ) -> None:
         self._desk, self._doors, self._fetching, self._sessions, self._gatherer = desk, doors, fetching, sessions, gatherer
         self._openings = AnswerOpenings(desk, gatherer)
-        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # for each annotator
+        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # by annotator
         self._heartbeats = LeaseHeartbeats()
         self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # page and size in bytes, by digest
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # times of each annotator's answers in the last minute
@@ -204,7 +204,7 @@ class AnnotatorApi:
             project = state.projects[row.project]
             task = self._text(state, project, row)
             if task is None:
-                continue  # its page is not here; other leases are shown in the meantime
+                continue  # This peer lacks the page. Other leases are shown in the meantime.
             asked = project.spec
             body: Json = {
                 "assignment": assignment.hex(),

@@ -38,7 +38,7 @@ SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
 # One host can take 750 places in three days, after which keys without an answer lose theirs. That is a quarter of a peer's share
 # if three peers serve. Larger groups behind one address need invitations.
 ENROLMENT_BURST: Final = 30
-ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # then one more in each interval
+ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # seconds until one more may enrol
 TOKEN_BYTES: Final = 24
 PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
 MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB, once at a time, so that a peer can run on a small machine
@@ -107,7 +107,7 @@ class SessionApi:
         self._accounts, self._verifier = CustodialAccounts(desk.folder), Ed25519Verifier()
         self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # key and end, by nonce
         self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
-        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # if sign-up is open
+        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # used only if sign-up is open
         # Number of wrong passphrases in a row, and the time of the next attempt. Guesses from one host do not delay sign-ins from
         # others.
         self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()

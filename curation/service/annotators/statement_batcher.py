@@ -26,7 +26,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from web.calls import HttpProblem
 
 BATCH_LINGER_SECONDS = 0.05  # a statement waits for others; the batch then lingers, see `CurationModule.lingers`
-BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
+BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # bytes of a batch's statements
 DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
 WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
@@ -46,7 +46,7 @@ class StatementBatcher:
         self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
         self._events: dict[Statement, trio.Event] = {}  # event of each statement that is not decided
-        self._given_back: dict[bytes, trio.Event] = {}  # the same for skips and releases, by assignment
+        self._given_back: dict[bytes, trio.Event] = {}  # events of skips and releases, by assignment
         self._there_is_one = trio.Event()
 
     @property

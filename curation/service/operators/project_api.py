@@ -21,8 +21,8 @@ from protocol.errors import UserError
 from storage.foreign_text import ENDINGS
 from web.calls import HttpProblem, Json
 
-TASKS_MAX: Final = 100_000  # of one file, which is in memory until all of it is decided
-FILE_NAME_CHARACTERS_MAX: Final = 64  # of a file's name in replies and in the log
+TASKS_MAX: Final = 100_000  # tasks per file, which is in memory until all are decided
+FILE_NAME_CHARACTERS_MAX: Final = 64  # characters of a file's name in replies and in the log
 PREVIEW_TASKS_MAX: Final = 5  # tasks that a preview of a file shows
 ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
 
